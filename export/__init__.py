@@ -1,0 +1,1 @@
+"""Checkpoint to ONNX, and ONNX to tokens."""

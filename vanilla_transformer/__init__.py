@@ -1,0 +1,35 @@
+"""The Transformer of "Attention Is All You Need" as Hugging Face models.
+
+Importing the package registers its models with the Auto classes and its pipelines with `transformers.pipeline`.
+"""
+
+import transformers
+
+from . import configuration_vanilla_transformer as _configuration
+from . import modeling_vanilla_transformer as _modeling
+from .configuration_vanilla_transformer import *
+from .modeling_vanilla_transformer import *
+from .pipelines import TranslationPipeline, register_pipelines
+
+__version__ = "0.1.0"
+
+
+def _register_auto_classes():
+    """Each config's `default_auto_map` is the one list of what loads what."""
+    for name in ("VanillaEncoderConfig", "VanillaDecoderConfig", "VanillaSeq2SeqConfig"):
+        config_class = getattr(_configuration, name)
+        config_class.register_for_auto_class()
+        transformers.AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
+        for auto_name, reference in config_class.default_auto_map.items():
+            if auto_name == "AutoConfig":
+                continue
+            model_class = getattr(_modeling, reference.rpartition(".")[2])
+            # Saving a class that is registered for an Auto class copies its code beside the weights.
+            model_class.register_for_auto_class(auto_name)
+            getattr(transformers, auto_name).register(config_class, model_class, exist_ok=True)
+
+
+_register_auto_classes()
+register_pipelines()
+
+__all__ = [*_configuration.__all__, *_modeling.__all__, "TranslationPipeline"]

@@ -1,0 +1,38 @@
+"""Directories that appear whole or not at all."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def new_directory(path: str | os.PathLike, force: bool = False) -> Iterator[Path]:
+    """Yields an empty directory beside `path` that takes its name when the block ends without an error.
+
+    Raises:
+        FileExistsError: if `path` exists and `force` is not given; nothing is written then.
+    """
+    path = Path(path)
+    if path.exists() and not force:
+        raise FileExistsError(f"{path} exists already; expected a new directory, or --force to replace it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        partial.chmod(0o777 & ~current_umask())
+        yield partial
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.exists():
+            path.unlink()
+        partial.rename(path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def current_umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask

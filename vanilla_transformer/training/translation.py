@@ -1,0 +1,133 @@
+"""Trains a translation model on two parallel text files with `Seq2SeqTrainer`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import sacrebleu
+from transformers import (
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    GenerationConfig,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    set_seed,
+)
+from transformers.trainer_utils import get_last_checkpoint
+
+from ..configuration_vanilla_transformer import VanillaSeq2SeqConfig
+from ..files import new_directory
+from ..modeling_vanilla_transformer import VanillaSeq2SeqForConditionalGeneration
+from .data import encode_pairs, read_parallel
+from .tokenizer import train_tokenizer
+
+
+@dataclass
+class TranslationRun:
+    """What one run is made of. `train` and `validation` are (source file, target file); `overrides` are fields of
+    `VanillaSeq2SeqConfig` over the preset; `eval_epochs` is how often validation BLEU is computed, greedily."""
+
+    train: tuple[Path, Path]
+    validation: tuple[Path, Path]
+    output: Path
+    preset: str
+    overrides: dict
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    warmup_steps: int
+    eval_epochs: int
+    seed: int
+
+
+def train_translation(run: TranslationRun, force: bool = False) -> dict[str, float]:
+    """Writes a checkpoint to `run.output` and returns the last validation metrics.
+
+    The Adam settings and the label smoothing are the paper's (sections 5.3 and 5.4); the learning rate falls linearly
+    to 0 after warm-up, which suits a short run of known length. The state of a running training is kept in
+    `<output>-run`: the same command again goes on from its newest checkpoint.
+
+    Raises:
+        FileExistsError: if `run.output` exists and `force` is not given.
+        ValueError: for parallel files that do not fit each other, and for config fields that do not exist.
+    """
+    if run.output.exists() and not force:
+        raise FileExistsError(f"{run.output} exists already; expected a new directory, or --force to replace it")
+    set_seed(run.seed)
+    pairs, validation = read_parallel(*run.train), read_parallel(*run.validation)
+    state = run.output.with_name(run.output.name + "-run")
+    checkpoint = get_last_checkpoint(state) if state.is_dir() else None
+    config = VanillaSeq2SeqConfig.preset(run.preset, **run.overrides)
+    if checkpoint:
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    else:
+        tokenizer = train_tokenizer((line for pair in pairs for line in pair), config.vocab_size)
+    model = VanillaSeq2SeqForConditionalGeneration(config)
+    model.generation_config = generation_config(config)
+    trainer = Seq2SeqTrainer(
+        model=model,
+        args=training_arguments(run, state),
+        train_dataset=encode_pairs(pairs, tokenizer),
+        eval_dataset=encode_pairs(validation, tokenizer),
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model),
+        processing_class=tokenizer,
+        compute_metrics=lambda prediction: {"bleu": bleu_of_ids(*prediction, tokenizer)},
+    )
+    trainer.train(resume_from_checkpoint=checkpoint)
+    metrics = trainer.evaluate()
+    with new_directory(run.output, force) as directory:
+        model.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+    return metrics
+
+
+def generation_config(config: VanillaSeq2SeqConfig) -> GenerationConfig:
+    """Beam search as `generate` does it by default for the finished model; length penalty 1 is that of Wu et al. 2021."""
+    return GenerationConfig(
+        num_beams=5,
+        max_new_tokens=128,
+        early_stopping=True,
+        pad_token_id=config.pad_token_id,
+        bos_token_id=config.bos_token_id,
+        eos_token_id=config.eos_token_id,
+        decoder_start_token_id=config.decoder_start_token_id,
+    )
+
+
+def training_arguments(run: TranslationRun, state: Path) -> Seq2SeqTrainingArguments:
+    return Seq2SeqTrainingArguments(
+        output_dir=str(state),
+        num_train_epochs=run.epochs,
+        per_device_train_batch_size=run.batch_size,
+        per_device_eval_batch_size=128,
+        train_sampling_strategy="group_by_length",
+        learning_rate=run.learning_rate,
+        lr_scheduler_type="linear",
+        warmup_steps=run.warmup_steps,
+        adam_beta1=0.9,
+        adam_beta2=0.98,
+        adam_epsilon=1e-9,
+        label_smoothing_factor=0.1,
+        max_grad_norm=1.0,
+        eval_strategy="steps",
+        eval_steps=run.eval_epochs / run.epochs,  # a fraction of all steps
+        save_strategy="steps",
+        save_steps=run.eval_epochs / run.epochs,
+        save_total_limit=2,
+        logging_steps=100,
+        predict_with_generate=True,
+        generation_num_beams=1,
+        generation_max_length=128,
+        seed=run.seed,
+        data_seed=run.seed,
+        report_to="none",
+    )
+
+
+def bleu_of_ids(predictions: np.ndarray, labels: np.ndarray, tokenizer) -> float:
+    """sacreBLEU (13a, cased) of generated ids against label ids, both (B, T) padded with -100 or the pad token."""
+    texts = [
+        tokenizer.batch_decode(np.where(ids == -100, tokenizer.pad_token_id, ids), skip_special_tokens=True)
+        for ids in (predictions, labels)
+    ]
+    return sacrebleu.corpus_bleu(texts[0], [texts[1]]).score
