@@ -25,6 +25,33 @@ def train(args):
     print(json.dumps(train_translation(run, args.force)))
 
 
+def export(args):
+    from .build import export
+
+    manifest = export(args.checkpoint, args.out, args.force)
+    files = {name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")}
+    print(json.dumps({"out": str(args.out), "files": files, "parity": manifest["parity"]}))
+
+
+def verify(args):
+    from .build import load_checkpoint
+    from .verify import verify
+
+    report = verify(args.out, load_checkpoint(args.checkpoint), args.cases, args.seed)
+    print(report)
+    if report.failures:
+        sys.exit("\n".join(report.failures))
+
+
+def generate(args):
+    from .text import TextRuntime
+
+    names = ("max_new_tokens", "num_beams", "length_penalty")
+    options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    texts = args.text or sys.stdin.read().splitlines()
+    print(*TextRuntime(args.out, args.threads).generate(texts, **options), sep="\n")
+
+
 def key_value(text):
     """`name=value`, the value as JSON where it is that, else as a string."""
     name, separator, value = text.partition("=")
@@ -65,6 +92,28 @@ def build_parser():
     verb.add_argument("--eval-epochs", type=positive, default=2, help="epochs between two evaluations")
     verb.add_argument("--seed", type=int, default=0, help="of initialisation, order and dropout")
     verb.add_argument("--force", action="store_true", help="replace OUTPUT if it exists")
+
+    verb = verbs.add_parser("export", help="write a checkpoint as ONNX graphs", formatter_class=formatter)
+    verb.set_defaults(run=export)
+    verb.add_argument("checkpoint", help="checkpoint directory or Hub id")
+    verb.add_argument("out", type=Path, help="export directory to write")
+    verb.add_argument("--force", action="store_true", help="replace OUT if it exists")
+
+    verb = verbs.add_parser("verify", help="compare an export with its checkpoint", formatter_class=formatter)
+    verb.set_defaults(run=verify)
+    verb.add_argument("out", type=Path, help="export directory")
+    verb.add_argument("checkpoint", help="checkpoint directory or Hub id")
+    verb.add_argument("--cases", type=positive, default=60, help="random batches to compare")
+    verb.add_argument("--seed", type=int, default=0, help="of the batches")
+
+    verb = verbs.add_parser("generate", help="translate or continue text with an export", formatter_class=formatter)
+    verb.set_defaults(run=generate)
+    verb.add_argument("out", type=Path, help="export directory")
+    verb.add_argument("text", nargs="*", help="texts; without any, the lines of standard input")
+    verb.add_argument("--num-beams", type=positive, help="1 is greedy; the checkpoint's own setting if not given")
+    verb.add_argument("--max-new-tokens", type=positive, help="the checkpoint's own setting if not given")
+    verb.add_argument("--length-penalty", type=float, help="the checkpoint's own setting if not given")
+    verb.add_argument("--threads", type=positive, help="processor threads; all this process may use if not given")
     return parser
 
 
@@ -72,7 +121,7 @@ def main(argv=None):
     args = build_parser().parse_args(argv)
     try:
         args.run(args)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         sys.exit(f"vanilla-transformer: {error}")
 
 

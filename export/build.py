@@ -1,0 +1,212 @@
+"""Checkpoint -> graphs: the modeling code, traced. It stays the only definition of the model."""
+
+import json
+import os
+import shutil
+import warnings
+from importlib.metadata import version
+from pathlib import Path
+
+import onnx
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers import AutoConfig, DynamicCache, EncoderDecoderCache, PreTrainedModel
+
+import vanilla_transformer
+from vanilla_transformer.files import new_directory
+
+from . import optimize
+from .artifact import TOKENIZER_FILES, write_manifest
+from .graphs import GraphSpec, example_inputs, graph_specs
+from .verify import verify
+
+OPSET = 18
+EXPORTABLE = (
+    "VanillaEncoderModel",
+    "VanillaEncoderForMaskedLM",
+    "VanillaEncoderForSequenceClassification",
+    "VanillaDecoderForCausalLM",
+    "VanillaSeq2SeqForConditionalGeneration",
+)
+
+
+def export(checkpoint: str | os.PathLike, out: str | os.PathLike, force: bool = False, cases: int = 12) -> dict:
+    """Writes the portable graphs of `checkpoint` to the directory `out`, after comparing them with torch on `cases` random
+    inputs, and returns the manifest.
+
+    Raises:
+        FileExistsError: if `out` exists and `force` is not given.
+        FileNotFoundError, ValueError: as `load_checkpoint`; ValueError if the graphs do not give what torch gives.
+    """
+    if Path(out).exists() and not force:
+        raise FileExistsError(f"{out} exists already; expected a new directory, or --force to replace it")
+    model = load_checkpoint(checkpoint)
+    with new_directory(out, force) as directory:
+        config = write_configs(model, Path(checkpoint), directory)
+        specs = graph_specs(config, architecture_head(model))
+        for role, spec in specs.items():
+            (directory / spec.file).parent.mkdir(exist_ok=True)
+            onnx.save(trace(graph_module(model, role), spec, config["vocab_size"]), directory / spec.file)
+        facts = {
+            "model_type": config["model_type"],
+            "architecture": type(model).__name__,
+            "target": "portable",
+            "dtype": "fp32",
+            "opset": OPSET,
+            "graphs": {role: spec.file for role, spec in specs.items()},
+            "versions": {name: version(name) for name in ("vanilla-transformer", "torch", "transformers", "onnx")},
+        }
+        write_manifest(directory, **facts)
+        report = verify(directory, model, cases)
+        if report.failures:
+            raise ValueError(f"the export of {checkpoint} does not give what torch gives: {report.failures[0]}")
+        write_manifest(directory, **facts, parity=report.summary())
+    return json.loads((Path(out) / "manifest.json").read_text())
+
+
+def load_checkpoint(checkpoint: str | os.PathLike) -> PreTrainedModel:
+    """The model of a checkpoint directory or Hub id, of the class its config names, in float32 and evaluation mode.
+
+    Raises:
+        FileNotFoundError: for a directory without config.json or without safetensors weights.
+        ValueError: for weights that are truncated, missing or of other shapes, and for a config of another model.
+    """
+    path = Path(checkpoint)
+    if path.is_dir():
+        check_checkpoint_files(path)
+    elif len(path.parts) > 2 or path.is_absolute():
+        raise FileNotFoundError(f"{checkpoint} does not exist, expected a checkpoint directory or a Hub id")
+    config = AutoConfig.from_pretrained(checkpoint)
+    name = (config.architectures or ["none"])[0]
+    if name not in EXPORTABLE:
+        raise ValueError(
+            f"{checkpoint} is a {config.model_type} checkpoint of architecture {name}, expected one of {', '.join(EXPORTABLE)}"
+        )
+    model_class = getattr(vanilla_transformer, name)
+    model, info = model_class.from_pretrained(checkpoint, dtype=torch.float32, output_loading_info=True)
+    for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        if info[problem]:
+            raise ValueError(f"the weights of {checkpoint} do not fit {name}: {problem} {sorted(info[problem])[:5]}")
+    return model.eval()
+
+
+def check_checkpoint_files(path):
+    if not (path / "config.json").is_file():
+        raise FileNotFoundError(f"{path} has no config.json: expected a checkpoint directory")
+    weights = sorted(path.glob("model*.safetensors"))
+    if not weights:
+        raise FileNotFoundError(f"{path} has no weights: expected model.safetensors, found {sorted(os.listdir(path))}")
+    for file in weights:
+        try:
+            with safe_open(file, "pt"):
+                pass
+        except SafetensorError as error:
+            raise ValueError(f"{file} is not a whole safetensors file ({file.stat().st_size} bytes): {error}") from None
+
+
+def architecture_head(model: PreTrainedModel) -> str:
+    """`"ForCausalLM"` of VanillaDecoderForCausalLM, `"Model"` of VanillaEncoderModel."""
+    variant = model.config.model_type.removeprefix("vanilla-")
+    prefix = {"encoder": "VanillaEncoder", "decoder": "VanillaDecoder", "seq2seq": "VanillaSeq2Seq"}[variant]
+    return type(model).__name__.removeprefix(prefix)
+
+
+def write_configs(model, checkpoint, directory):
+    """config.json without the code it would load, generation_config.json and the tokenizer; returns the whole config."""
+    config = model.config.to_dict()
+    config.pop("auto_map")
+    (directory / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
+    if model.can_generate():
+        model.generation_config.save_pretrained(directory)
+    for name in TOKENIZER_FILES:
+        if (checkpoint / name).is_file():
+            shutil.copyfile(checkpoint / name, directory / name)
+    return config
+
+
+# ---------------------------------------------------------------------------------------------------------- the modules
+
+
+class EncoderGraph(nn.Module):
+    """Tokens and their mask in, the first output of `model` out."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, attention_mask):
+        return self.model(input_ids, attention_mask)[0]
+
+
+class DecoderGraph(nn.Module):
+    """Tokens, mask, positions and a flat list of past keys and values in; logits and the present ones out."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, attention_mask, position_ids, *past):
+        cache = DynamicCache(list(zip(past[::2], past[1::2], strict=True)))
+        outputs = self.model(input_ids, attention_mask, position_ids, past_key_values=cache, use_cache=True)
+        return outputs.logits, *(states for layer in cache.layers for states in (layer.keys, layer.values))
+
+
+class Seq2SeqDecoderGraph(nn.Module):
+    """As `DecoderGraph`, with the encoder's output; each layer's past is the decoder's pair, then the encoder's."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, encoder_attention_mask, encoder_hidden_states, *past):
+        own, cross = DynamicCache(list(zip(past[::4], past[1::4]))), DynamicCache(list(zip(past[2::4], past[3::4])))
+        cache = EncoderDecoderCache(own, cross)
+        # Not updated yet, so that attention appends what it projects; that is nothing once the past covers the source.
+        cache.is_updated = dict.fromkeys(range(len(own.layers)), False)
+        outputs = self.model.model.decoder(
+            input_ids,
+            past_key_values=cache,
+            encoder_hidden_states=encoder_hidden_states[:, past[2].shape[2] :],
+            encoder_attention_mask=encoder_attention_mask[:, None, None, :].bool(),
+            use_cache=True,
+        )
+        pairs = ((layer.keys, layer.values) for both in zip(own.layers, cross.layers) for layer in both)
+        return self.model.lm_head(outputs.last_hidden_state), *(states for pair in pairs for states in pair)
+
+
+def graph_module(model: PreTrainedModel, role: str) -> nn.Module:
+    if not model.config.is_encoder_decoder:
+        return EncoderGraph(model) if role == "encoder" else DecoderGraph(model)
+    return EncoderGraph(model.get_encoder()) if role == "encoder" else Seq2SeqDecoderGraph(model)
+
+
+def trace(module: nn.Module, spec: GraphSpec, vocab_size: int) -> onnx.ModelProto:
+    """`module` as an ONNX model with the names and axes of `spec`."""
+    inputs = {name: torch.from_numpy(array) for name, array in example_inputs(spec, vocab_size).items()}
+    # A name torch accepts for each axis; the sums get their real name afterwards.
+    dims = {
+        axis: torch.export.Dim(axis.replace(" + ", "_plus_")) for tensor in spec.inputs for axis in tensor.axes.values()
+    }
+    shapes = [{index: dims[axis] for index, axis in tensor.axes.items()} for tensor in spec.inputs]
+    fixed = sum(not tensor.name.startswith("past_key_values") for tensor in spec.inputs)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that an axis is named twice, which is what shared axes are
+        program = torch.onnx.export(
+            module,
+            tuple(inputs.values()),
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=[tensor.name for tensor in spec.inputs],
+            output_names=[tensor.name for tensor in spec.outputs],
+            dynamic_shapes=(*shapes[:fixed], tuple(shapes[fixed:])) if fixed < len(shapes) else tuple(shapes),
+            verbose=False,
+        )
+    model = program.model_proto
+    optimize.strip_metadata(model)
+    optimize.share_tied_weights(model)
+    for value, tensor in zip([*model.graph.input, *model.graph.output], [*spec.inputs, *spec.outputs], strict=True):
+        for index, axis in tensor.axes.items():
+            value.type.tensor_type.shape.dim[index].dim_param = axis
+    onnx.checker.check_model(model)
+    return model

@@ -1,0 +1,127 @@
+"""The contract: what each portable graph takes and returns, under the names optimum and Transformers.js know.
+
+| variant | file | takes | returns |
+|---|---|---|---|
+| encoder | onnx/model.onnx | tokens | `last_hidden_state`, or `logits` of the checkpoint's head |
+| decoder | onnx/model.onnx | the tokens that are not in the cache yet, and the cache | `logits`, the longer cache |
+| seq2seq | onnx/encoder_model.onnx | tokens | `last_hidden_state` |
+| | onnx/decoder_model_merged.onnx | as the decoder, and the encoder's output | as the decoder |
+
+One decoder graph serves the first step (a cache of length 0) and every later one. A cache is a key (B, H, past, d_k) and
+a value (B, H, past, d_v) per layer, `past_key_values.0.key` in and `present.0.key` out; a seq2seq decoder has the pairs
+`past_key_values.0.decoder.key` and `past_key_values.0.encoder.key`. The encoder's pair grows once: the positions of
+`encoder_hidden_states` behind `past_source_length` are projected and appended, so from the second step on none are.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+# Sizes of the example that is traced: all different, and above 1, because tracing takes 0, 1 and equal sizes for fixed.
+EXAMPLE_SIZES = {
+    "batch_size": 3,
+    "source_length": 7,
+    "target_length": 2,
+    "past_length": 5,
+    "past_source_length": 4,
+    "past_length + target_length": 7,
+}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output; a `str` in `shape` is an axis, shared by all tensors that name it."""
+
+    name: str
+    dtype: str
+    shape: tuple[str | int, ...]
+
+    @property
+    def axes(self) -> dict[int, str]:
+        return {index: size for index, size in enumerate(self.shape) if isinstance(size, str)}
+
+
+@dataclass(frozen=True)
+class GraphSpec:
+    """One ONNX file, relative to the export directory, with its inputs and outputs in order."""
+
+    file: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+def graph_specs(config: dict, head: str) -> dict[str, GraphSpec]:
+    """`config` is a checkpoint's config.json as a dict, `head` the suffix of its architecture (`"Model"`, `"ForCausalLM"` ...).
+
+    Returns the graphs by role: `{"encoder": ...}`, `{"decoder": ...}`, or both for seq2seq.
+    """
+    width, vocabulary = config["hidden_size"], config["vocab_size"]
+    variant = config["model_type"].removeprefix("vanilla-")
+    if variant == "encoder":
+        hidden = TensorSpec("last_hidden_state", "float32", ("batch_size", "source_length", width))
+        scores = {
+            "Model": hidden,
+            "ForMaskedLM": TensorSpec("logits", "float32", ("batch_size", "source_length", vocabulary)),
+            "ForSequenceClassification": TensorSpec("logits", "float32", ("batch_size", len(config["id2label"]))),
+        }
+        return {"encoder": encoder_spec("onnx/model.onnx", scores[head])}
+    if variant == "decoder":
+        inputs = (
+            TensorSpec("input_ids", "int64", ("batch_size", "target_length")),
+            TensorSpec("attention_mask", "int64", ("batch_size", "past_length + target_length")),
+            TensorSpec("position_ids", "int64", ("batch_size", "target_length")),
+        )
+        return {"decoder": decoder_spec("onnx/model.onnx", inputs, config, config["num_hidden_layers"])}
+    hidden = TensorSpec("last_hidden_state", "float32", ("batch_size", "source_length", width))
+    inputs = (
+        TensorSpec("input_ids", "int64", ("batch_size", "target_length")),
+        TensorSpec("encoder_attention_mask", "int64", ("batch_size", "source_length")),
+        TensorSpec("encoder_hidden_states", "float32", ("batch_size", "source_length", width)),
+    )
+    return {
+        "encoder": encoder_spec("onnx/encoder_model.onnx", hidden),
+        "decoder": decoder_spec("onnx/decoder_model_merged.onnx", inputs, config, config["decoder_layers"]),
+    }
+
+
+def encoder_spec(file, output):
+    inputs = tuple(
+        TensorSpec(name, "int64", ("batch_size", "source_length")) for name in ("input_ids", "attention_mask")
+    )
+    return GraphSpec(file, inputs, (output,))
+
+
+def decoder_spec(file, inputs, config, layers):
+    logits = TensorSpec("logits", "float32", ("batch_size", "target_length", config["vocab_size"]))
+    past, present = [], []
+    attentions = {"": ("past_length", "past_length + target_length")}
+    if config["model_type"] == "vanilla-seq2seq":
+        attentions = {"decoder.": attentions[""], "encoder.": ("past_source_length", "source_length")}
+    for layer in range(layers):
+        for attention, lengths in attentions.items():
+            for part, width in (("key", config["head_dim"]), ("value", config["value_head_dim"])):
+                for tensors, prefix, length in (
+                    (past, "past_key_values", lengths[0]),
+                    (present, "present", lengths[1]),
+                ):
+                    shape = ("batch_size", config["num_attention_heads"], length, width)
+                    tensors.append(TensorSpec(f"{prefix}.{layer}.{attention}{part}", "float32", shape))
+    return GraphSpec(file, (*inputs, *past), (logits, *present))
+
+
+def example_inputs(spec: GraphSpec, vocab_size: int) -> dict[str, np.ndarray]:
+    """Inputs to trace `spec` with. Their masks have one padded row: tracing drops a mask that is all ones."""
+    rng = np.random.default_rng(0)
+    example = {}
+    for tensor in spec.inputs:
+        shape = [EXAMPLE_SIZES.get(size, size) for size in tensor.shape]
+        if tensor.dtype == "float32":
+            example[tensor.name] = rng.standard_normal(shape).astype(np.float32)
+        elif "mask" in tensor.name:
+            example[tensor.name] = np.ones(shape, np.int64)
+            example[tensor.name][1, :2] = 0
+        elif tensor.name == "position_ids":
+            example[tensor.name] = np.tile(np.arange(shape[1]), (shape[0], 1))
+        else:
+            example[tensor.name] = rng.integers(0, vocab_size, shape)
+    return example

@@ -1,0 +1,228 @@
+"""Runs an export directory with onnxruntime and numpy; torch is never imported."""
+
+import os
+from dataclasses import fields, replace
+
+import numpy as np
+
+from .artifact import Artifact, read_artifact
+from .graphs import graph_specs
+from .search import Options, beam_search, greedy
+
+try:
+    import onnxruntime
+except ImportError:
+    raise ImportError(
+        "onnxruntime is not installed: pip install 'vanilla-transformer[cpu]', or [gpu] for onnxruntime-gpu"
+    ) from None
+
+# Fields of generation_config.json that change nothing here, or that `Runtime` reads itself.
+NO_EFFECT = {
+    "bos_token_id",
+    "decoder_start_token_id",
+    "eos_token_id",
+    "transformers_version",
+    "use_cache",
+    "max_length",
+}
+
+
+class Runtime:
+    """An export directory, loaded.
+
+    Args:
+        directory: what `vanilla-transformer export` wrote.
+        threads: processor threads of one operator; by default as many as this process may use.
+
+    Raises:
+        FileNotFoundError, ValueError: if the directory is incomplete or changed, see `read_artifact`.
+    """
+
+    def __init__(self, directory: str | os.PathLike, threads: int | None = None):
+        self.artifact: Artifact = read_artifact(directory)
+        self.config = self.artifact.config
+        self.specs = graph_specs(self.config, self._head())
+        self.sessions = {role: self._session(spec.file, threads) for role, spec in self.specs.items()}
+
+    def encode(self, input_ids: np.ndarray, attention_mask: np.ndarray | None = None) -> np.ndarray:
+        """The first output of the encoder graph: `last_hidden_state` (B, S, D), or the `logits` of the model's head.
+
+        `input_ids` (B, S) integers; `attention_mask` (B, S), 1 for real tokens, by default all.
+
+        Raises:
+            ValueError: for an empty batch, ids outside the vocabulary, a mask of another shape, a sequence beyond a
+                learned position table, or a model without an encoder.
+        """
+        if "encoder" not in self.sessions:
+            raise ValueError(f"{self.artifact.manifest['architecture']} has no encoder: use generate")
+        ids, mask = self._checked(input_ids, attention_mask)
+        self._check_positions(ids.shape[1])
+        return self.sessions["encoder"].run(None, {"input_ids": ids, "attention_mask": mask})[0]
+
+    def generate(self, input_ids: np.ndarray, attention_mask: np.ndarray | None = None, **options) -> np.ndarray:
+        """Token ids (B, T) as `transformers.generate` returns them: behind the start token for seq2seq, behind the prompt
+        for a decoder, padded at the end.
+
+        `input_ids` (B, S), rows padded on either side; `attention_mask` (B, S), by default 0 where `input_ids` have the
+        pad token. A decoder's prompts come back padded on the left. Options, over those of generation_config.json:
+        `max_new_tokens` (20), `num_beams` (1: greedy), `length_penalty` (1.0), `early_stopping` (False).
+
+        Raises:
+            ValueError: as `encode`; for a row without tokens, more tokens than a learned position table has rows, an
+                unknown option, or a field of generation_config.json that this runtime does not apply.
+        """
+        if "decoder" not in self.sessions:
+            raise ValueError(f"{self.artifact.manifest['architecture']} cannot generate: use encode")
+        settings = self._settings(options)
+        if attention_mask is None and self.config.get("pad_token_id") is not None:
+            attention_mask = np.asarray(input_ids) != self.config["pad_token_id"]
+        ids, mask = self._checked(input_ids, attention_mask)
+        if not mask.any(axis=1).all():
+            raise ValueError(f"row {int(mask.any(axis=1).argmin())} has no tokens, expected at least one in every row")
+        prompt, decoding = self._first(ids, mask, settings)
+        first = decoding.step(prompt, None)[:, -1]
+        if settings.num_beams == 1:
+            new = greedy(decoding.next, first, settings)
+        else:
+            decoding.repeat(settings.num_beams)
+            new = beam_search(decoding.next, np.repeat(first, settings.num_beams, axis=0), settings)
+        return np.concatenate([prompt, new], axis=1)
+
+    def _first(self, ids, mask, settings):
+        """The decoder's first tokens (B, T), and a `Decoding` that has seen nothing."""
+        feeds = {}
+        if "encoder" in self.sessions:
+            start = self.artifact.generation_config.get("decoder_start_token_id", self.config["decoder_start_token_id"])
+            if start is None:
+                raise ValueError("decoder_start_token_id is None, expected the token id generation starts from")
+            prompt = np.full((len(ids), 1), start)
+            self._check_positions(settings.max_new_tokens)
+            feeds = {"encoder_hidden_states": self.encode(ids, mask), "encoder_attention_mask": mask}
+        else:
+            self._check_positions(int(mask.sum(axis=1).max()) + settings.max_new_tokens - 1)
+            prompt, feeds["attention_mask"] = left_padded(ids, mask, settings.pad_token_id)
+        return prompt, Decoding(self.sessions["decoder"], self.specs["decoder"], feeds)
+
+    def _settings(self, options):
+        """generation_config.json with `options` over it."""
+        known = {field.name for field in fields(Options)} - {"eos_token_ids", "pad_token_id"}
+        if unknown := options.keys() - known:
+            raise ValueError(f"unknown generation options {sorted(unknown)}, expected some of {sorted(known)}")
+        saved = {name: value for name, value in self.artifact.generation_config.items() if not name.startswith("_")}
+        saved = {name: value for name, value in saved.items() if value not in (None, False)}
+        if refused := saved.keys() - known - NO_EFFECT - {"pad_token_id"}:
+            name = sorted(refused)[0]
+            raise ValueError(
+                f"generation_config.json sets {name} to {saved[name]!r}, which this runtime does not apply"
+            )
+        eos = saved.get("eos_token_id", self.config.get("eos_token_id"))
+        settings = Options(
+            eos_token_ids=() if eos is None else tuple(np.atleast_1d(eos).tolist()),
+            pad_token_id=saved.get("pad_token_id") or self.config.get("pad_token_id") or 0,
+        )
+        settings = replace(settings, **{name: value for name, value in {**saved, **options}.items() if name in known})
+        for name in ("max_new_tokens", "num_beams"):
+            if getattr(settings, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(settings, name)}")
+        return settings
+
+    def _checked(self, input_ids, attention_mask):
+        """int64 arrays, or an error: onnxruntime can end the process on an empty batch."""
+        ids = np.asarray(input_ids)
+        if ids.ndim != 2 or ids.size == 0 or ids.dtype.kind not in "iu":
+            raise ValueError(
+                f"input_ids must be integers of shape (batch, length), both at least 1, got {ids.dtype} {ids.shape}"
+            )
+        if ids.min() < 0 or ids.max() >= self.config["vocab_size"]:
+            raise ValueError(
+                f"token ids must be in [0, {self.config['vocab_size'] - 1}], the vocabulary, got {ids.min()} to {ids.max()}"
+            )
+        mask = np.ones_like(ids) if attention_mask is None else np.asarray(attention_mask)
+        if mask.shape != ids.shape or not np.isin(mask, (0, 1)).all():
+            raise ValueError(f"attention_mask must be 0s and 1s of shape {ids.shape}, got shape {mask.shape}")
+        return ids.astype(np.int64), mask.astype(np.int64)
+
+    def _check_positions(self, length):
+        rows = self.config["max_position_embeddings"]
+        if self.config["position_embedding_type"] == "learned" and length > rows:
+            raise ValueError(f"{length} tokens, prompt and new ones together, are beyond the {rows} learned positions")
+
+    def _head(self):
+        prefixes = ("VanillaEncoder", "VanillaDecoder", "VanillaSeq2Seq")
+        name = self.artifact.manifest["architecture"]
+        return next(name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix))
+
+    def _session(self, file, threads):
+        options = onnxruntime.SessionOptions()
+        # onnxruntime's own default is the host's cores, not the process's.
+        options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
+        path = str(self.artifact.directory / file)
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+class Decoding:
+    """One batch being decoded: a decoder graph, its caches, and what it is fed besides tokens.
+
+    `feeds` are `encoder_hidden_states` and `encoder_attention_mask` for seq2seq, `attention_mask` of the prompt otherwise.
+    """
+
+    def __init__(self, session, spec, feeds):
+        self.session = session
+        self.outputs = [tensor.name for tensor in spec.outputs]
+        self.feeds = feeds
+        rows = len(next(iter(feeds.values())))
+        # Every cache starts with length 0.
+        self.past = {
+            tensor.name: np.zeros(
+                (rows, *(0 if isinstance(size, str) else size for size in tensor.shape[1:])), np.float32
+            )
+            for tensor in spec.inputs
+            if tensor.name.startswith("past_key_values")
+        }
+
+    def step(self, tokens: np.ndarray, taken_from: np.ndarray | None) -> np.ndarray:
+        """`tokens` (rows, T), continuing the rows `taken_from` of the caches (all, in order) -> logits (rows, T, V)."""
+        if taken_from is not None:
+            self.reorder(taken_from)
+        feeds = {**self.feeds, **self.past, "input_ids": tokens}
+        if "attention_mask" in self.feeds:
+            feeds |= self.grow_mask(tokens.shape[1])
+        logits, *present = self.session.run(self.outputs, feeds)
+        for name, states in zip(self.outputs[1:], present, strict=True):
+            self.past[name.replace("present", "past_key_values")] = states
+        return logits
+
+    def next(self, tokens: np.ndarray, taken_from: np.ndarray | None) -> np.ndarray:
+        """One token (rows,) for each row -> the logits (rows, V) of the one after it."""
+        return self.step(tokens[:, None], taken_from)[:, -1]
+
+    def grow_mask(self, length):
+        """The first step has the mask of the prompt; each later one appends real tokens."""
+        mask = self.feeds["attention_mask"]
+        past = self.past["past_key_values.0.key"].shape[2]
+        if past:
+            mask = np.concatenate([mask, np.ones((len(mask), past + length - mask.shape[1]), np.int64)], axis=1)
+            self.feeds["attention_mask"] = mask
+        positions = np.maximum(mask.cumsum(axis=1) - 1, 0)[:, past:]
+        return {"attention_mask": mask, "position_ids": positions}
+
+    def repeat(self, count):
+        """Every row `count` times in a row."""
+        for arrays in (self.feeds, self.past):
+            for name, array in arrays.items():
+                arrays[name] = np.repeat(array, count, axis=0)
+
+    def reorder(self, rows):
+        """Beams of one input share the encoder's output, so only the decoder's own caches move."""
+        for name, states in self.past.items():
+            if ".encoder." not in name:
+                self.past[name] = states[rows]
+        if "attention_mask" in self.feeds:
+            self.feeds["attention_mask"] = self.feeds["attention_mask"][rows]
+
+
+def left_padded(ids, mask, pad_token_id):
+    """Moves the real tokens of each row to its right end: the new ids and mask."""
+    order = np.argsort(mask, axis=1, kind="stable")
+    ids, mask = np.take_along_axis(ids, order, axis=1), np.take_along_axis(mask, order, axis=1)
+    return np.where(mask == 1, ids, pad_token_id), mask
