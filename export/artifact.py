@@ -41,17 +41,13 @@ def read_artifact(directory: str | os.PathLike) -> Artifact:
     directory = Path(directory)
     path = directory / MANIFEST
     if not path.is_file():
-        raise FileNotFoundError(
-            f"{directory} has no {MANIFEST}: expected a directory `vanilla-transformer export` wrote"
-        )
+        raise FileNotFoundError(f"{directory} has no {MANIFEST}: expected a directory `vanilla-transformer export` wrote")
     try:
         manifest = json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if manifest.get("schema_version") != SCHEMA_VERSION:
-        raise ValueError(
-            f"{path} has schema version {manifest.get('schema_version')}, expected {SCHEMA_VERSION}: export again"
-        )
+        raise ValueError(f"{path} has schema version {manifest.get('schema_version')}, expected {SCHEMA_VERSION}: export again")
     for name, facts in manifest["files"].items():
         check_file(directory / name, facts)
     config, generation_config = (

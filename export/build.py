@@ -185,9 +185,7 @@ def trace(module: nn.Module, spec: GraphSpec, vocab_size: int) -> onnx.ModelProt
     """`module` as an ONNX model with the names and axes of `spec`."""
     inputs = {name: torch.from_numpy(array) for name, array in example_inputs(spec, vocab_size).items()}
     # A name torch accepts for each axis; the sums get their real name afterwards.
-    dims = {
-        axis: torch.export.Dim(axis.replace(" + ", "_plus_")) for tensor in spec.inputs for axis in tensor.axes.values()
-    }
+    dims = {axis: torch.export.Dim(axis.replace(" + ", "_plus_")) for tensor in spec.inputs for axis in tensor.axes.values()}
     shapes = [{index: dims[axis] for index, axis in tensor.axes.items()} for tensor in spec.inputs]
     fixed = sum(not tensor.name.startswith("past_key_values") for tensor in spec.inputs)
     with torch.no_grad(), warnings.catch_warnings():

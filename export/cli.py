@@ -80,9 +80,7 @@ def build_parser():
     verb.add_argument("--target", type=Path, required=True, help="its translations, line by line")
     verb.add_argument("--validation-source", type=Path, required=True, help="as --source, for BLEU while training")
     verb.add_argument("--validation-target", type=Path, required=True, help="as --target")
-    verb.add_argument(
-        "--output", type=Path, required=True, help="checkpoint directory to write; OUTPUT-run holds the state"
-    )
+    verb.add_argument("--output", type=Path, required=True, help="checkpoint directory to write; OUTPUT-run holds the state")
     verb.add_argument("--preset", default="tiny", help="base, big or tiny")
     verb.add_argument("--set", type=key_value, action="append", default=[], metavar="KEY=VALUE", help="a config field")
     verb.add_argument("--epochs", type=positive, default=20, help="passes over the training text")

@@ -85,9 +85,7 @@ def graph_specs(config: dict, head: str) -> dict[str, GraphSpec]:
 
 
 def encoder_spec(file, output):
-    inputs = tuple(
-        TensorSpec(name, "int64", ("batch_size", "source_length")) for name in ("input_ids", "attention_mask")
-    )
+    inputs = tuple(TensorSpec(name, "int64", ("batch_size", "source_length")) for name in ("input_ids", "attention_mask"))
     return GraphSpec(file, inputs, (output,))
 
 

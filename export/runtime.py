@@ -112,9 +112,7 @@ class Runtime:
         saved = {name: value for name, value in saved.items() if value not in (None, False)}
         if refused := saved.keys() - known - NO_EFFECT - {"pad_token_id"}:
             name = sorted(refused)[0]
-            raise ValueError(
-                f"generation_config.json sets {name} to {saved[name]!r}, which this runtime does not apply"
-            )
+            raise ValueError(f"generation_config.json sets {name} to {saved[name]!r}, which this runtime does not apply")
         eos = saved.get("eos_token_id", self.config.get("eos_token_id"))
         settings = Options(
             eos_token_ids=() if eos is None else tuple(np.atleast_1d(eos).tolist()),
@@ -173,9 +171,7 @@ class Decoding:
         rows = len(next(iter(feeds.values())))
         # Every cache starts with length 0.
         self.past = {
-            tensor.name: np.zeros(
-                (rows, *(0 if isinstance(size, str) else size for size in tensor.shape[1:])), np.float32
-            )
+            tensor.name: np.zeros((rows, *(0 if isinstance(size, str) else size for size in tensor.shape[1:])), np.float32)
             for tensor in spec.inputs
             if tensor.name.startswith("past_key_values")
         }

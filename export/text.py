@@ -19,9 +19,7 @@ class TextRuntime:
         self.runtime = Runtime(directory, threads)
         path = self.runtime.artifact.directory / "tokenizer.json"
         if not path.is_file():
-            raise FileNotFoundError(
-                f"{path} is missing: the checkpoint had no tokenizer, so this export takes only ids"
-            )
+            raise FileNotFoundError(f"{path} is missing: the checkpoint had no tokenizer, so this export takes only ids")
         self.tokenizer = Tokenizer.from_file(str(path))
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()

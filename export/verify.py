@@ -73,10 +73,7 @@ def verify(directory: str | os.PathLike, model, cases: int = 60, seed: int = 0) 
     first step and at later ones, with torch reading the whole sequence at once, without a cache.
     """
     runtime = Runtime(directory)
-    if (
-        runtime.config["vocab_size"] != model.config.vocab_size
-        or runtime.config["model_type"] != model.config.model_type
-    ):
+    if runtime.config["vocab_size"] != model.config.vocab_size or runtime.config["model_type"] != model.config.model_type:
         raise ValueError(
             f"{directory} is an export of a {runtime.config['model_type']} with a vocabulary of "
             f"{runtime.config['vocab_size']}, not of the checkpoint: {model.config.model_type}, {model.config.vocab_size}"

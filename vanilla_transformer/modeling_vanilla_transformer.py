@@ -38,7 +38,6 @@ from .configuration_vanilla_transformer import (
     VanillaTransformerConfig,
 )
 
-
 # ---------------------------------------------------------------------------------------------- embeddings and positions
 
 
@@ -158,9 +157,7 @@ class VanillaAttention(nn.Module):
             if is_cross_attention and past_key_values.is_updated.get(self.layer_idx):
                 layer = past_key_values.cross_attention_cache.layers[self.layer_idx]
                 return layer.keys, layer.values
-            cache = (
-                past_key_values.cross_attention_cache if is_cross_attention else past_key_values.self_attention_cache
-            )
+            cache = past_key_values.cross_attention_cache if is_cross_attention else past_key_values.self_attention_cache
         source = key_value_states if is_cross_attention else hidden_states
         key = split_heads(self.k_proj(source), self.head_dim)
         value = split_heads(self.v_proj(source), self.value_head_dim)
@@ -276,9 +273,7 @@ class VanillaEncoderModel(VanillaPreTrainedModel):
         super().__init__(config)
         depth = config.encoder_layers if config.is_encoder_decoder else config.num_hidden_layers
         self.embeddings = VanillaEmbeddings(config)
-        self.layers = nn.ModuleList(
-            VanillaLayer(config, i, is_causal=False, has_cross_attention=False) for i in range(depth)
-        )
+        self.layers = nn.ModuleList(VanillaLayer(config, i, is_causal=False, has_cross_attention=False) for i in range(depth))
         self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps) if config.norm_first else nn.Identity()
         self.post_init()
 

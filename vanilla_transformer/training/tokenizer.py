@@ -21,9 +21,7 @@ def train_tokenizer(lines: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
     tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS.values()), show_progress=False
-    )
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS.values()), show_progress=False)
     tokenizer.train_from_iterator(lines, trainer)
     if tokenizer.get_vocab_size() != vocab_size:
         raise ValueError(
