@@ -1,6 +1,7 @@
 """Checkpoint -> graphs: the modeling code, traced. It stays the only definition of the model."""
 
 import json
+import logging
 import os
 import shutil
 import warnings
@@ -21,6 +22,7 @@ from .artifact import TOKENIZER_FILES, write_manifest
 from .graphs import GraphSpec, example_inputs, graph_specs
 from .verify import verify
 
+logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is not installed
 OPSET = 18
 EXPORTABLE = (
     "VanillaEncoderModel",

@@ -46,10 +46,25 @@ def verify(args):
 def generate(args):
     from .text import TextRuntime
 
-    names = ("max_new_tokens", "num_beams", "length_penalty")
-    options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     texts = args.text or sys.stdin.read().splitlines()
-    print(*TextRuntime(args.out, args.threads).generate(texts, **options), sep="\n")
+    print(*TextRuntime(args.out, args.threads).generate(texts, **generation_options(args)), sep="\n")
+
+
+def evaluate(args):
+    from .evaluate import evaluate
+
+    print(json.dumps(evaluate(args.directory, args.source, args.target, args.batch_size, **generation_options(args))))
+
+
+def generation_options(args):
+    names = ("max_new_tokens", "num_beams", "length_penalty")
+    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+
+
+def add_generation_options(verb):
+    verb.add_argument("--num-beams", type=positive, help="1 is greedy; the checkpoint's own setting if not given")
+    verb.add_argument("--max-new-tokens", type=positive, help="the checkpoint's own setting if not given")
+    verb.add_argument("--length-penalty", type=float, help="the checkpoint's own setting if not given")
 
 
 def key_value(text):
@@ -108,10 +123,16 @@ def build_parser():
     verb.set_defaults(run=generate)
     verb.add_argument("out", type=Path, help="export directory")
     verb.add_argument("text", nargs="*", help="texts; without any, the lines of standard input")
-    verb.add_argument("--num-beams", type=positive, help="1 is greedy; the checkpoint's own setting if not given")
-    verb.add_argument("--max-new-tokens", type=positive, help="the checkpoint's own setting if not given")
-    verb.add_argument("--length-penalty", type=float, help="the checkpoint's own setting if not given")
     verb.add_argument("--threads", type=positive, help="processor threads; all this process may use if not given")
+    add_generation_options(verb)
+
+    verb = verbs.add_parser("evaluate", help="BLEU of a checkpoint or an export", formatter_class=formatter)
+    verb.set_defaults(run=evaluate)
+    verb.add_argument("directory", help="checkpoint directory (torch) or export directory (onnxruntime)")
+    verb.add_argument("--source", type=Path, required=True, help="one sentence a line, .gz or plain")
+    verb.add_argument("--target", type=Path, required=True, help="its translations, line by line")
+    verb.add_argument("--batch-size", type=positive, default=32, help="sentences translated together")
+    add_generation_options(verb)
     return parser
 
 

@@ -16,15 +16,15 @@ except ImportError:
         "onnxruntime is not installed: pip install 'vanilla-transformer[cpu]', or [gpu] for onnxruntime-gpu"
     ) from None
 
-# Fields of generation_config.json that change nothing here, or that `Runtime` reads itself.
+# Fields of generation_config.json that change neither greedy nor beam search: bookkeeping, what only sampling reads, and
+# what only an assistant model reads. Any other field must be at its default here, or is refused.
 NO_EFFECT = {
-    "bos_token_id",
-    "decoder_start_token_id",
-    "eos_token_id",
-    "transformers_version",
-    "use_cache",
-    "max_length",
+    *("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id", "transformers_version", "use_cache"),
+    *("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"),
+    *("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold", "assistant_lookbehind"),
+    *("target_lookbehind", "max_length"),
 }
+DEFAULTS = {"repetition_penalty": 1, "encoder_repetition_penalty": 1, "num_return_sequences": 1, "num_beam_groups": 1}
 
 
 class Runtime:
@@ -65,7 +65,8 @@ class Runtime:
 
         `input_ids` (B, S), rows padded on either side; `attention_mask` (B, S), by default 0 where `input_ids` have the
         pad token. A decoder's prompts come back padded on the left. Options, over those of generation_config.json:
-        `max_new_tokens` (20), `num_beams` (1: greedy), `length_penalty` (1.0), `early_stopping` (False).
+        `max_new_tokens` (what `max_length` leaves behind the prompt, or 20), `num_beams` (1: greedy), `length_penalty`
+        (1.0), `early_stopping` (False).
 
         Raises:
             ValueError: as `encode`; for a row without tokens, more tokens than a learned position table has rows, an
@@ -73,12 +74,12 @@ class Runtime:
         """
         if "decoder" not in self.sessions:
             raise ValueError(f"{self.artifact.manifest['architecture']} cannot generate: use encode")
-        settings = self._settings(options)
         if attention_mask is None and self.config.get("pad_token_id") is not None:
             attention_mask = np.asarray(input_ids) != self.config["pad_token_id"]
         ids, mask = self._checked(input_ids, attention_mask)
         if not mask.any(axis=1).all():
             raise ValueError(f"row {int(mask.any(axis=1).argmin())} has no tokens, expected at least one in every row")
+        settings = self._settings(options, prompt_length=1 if "encoder" in self.sessions else ids.shape[1])
         prompt, decoding = self._first(ids, mask, settings)
         first = decoding.step(prompt, None)[:, -1]
         if settings.num_beams == 1:
@@ -103,25 +104,26 @@ class Runtime:
             prompt, feeds["attention_mask"] = left_padded(ids, mask, settings.pad_token_id)
         return prompt, Decoding(self.sessions["decoder"], self.specs["decoder"], feeds)
 
-    def _settings(self, options):
+    def _settings(self, options, prompt_length):
         """generation_config.json with `options` over it."""
         known = {field.name for field in fields(Options)} - {"eos_token_ids", "pad_token_id"}
         if unknown := options.keys() - known:
             raise ValueError(f"unknown generation options {sorted(unknown)}, expected some of {sorted(known)}")
-        saved = {name: value for name, value in self.artifact.generation_config.items() if not name.startswith("_")}
-        saved = {name: value for name, value in saved.items() if value not in (None, False)}
-        if refused := saved.keys() - known - NO_EFFECT - {"pad_token_id"}:
-            name = sorted(refused)[0]
-            raise ValueError(f"generation_config.json sets {name} to {saved[name]!r}, which this runtime does not apply")
-        eos = saved.get("eos_token_id", self.config.get("eos_token_id"))
+        saved = {name: value for name, value in self.artifact.generation_config.items() if value or name == "length_penalty"}
+        for name, value in saved.items():
+            if name not in known | NO_EFFECT and value != DEFAULTS.get(name) and not name.startswith("_"):
+                raise ValueError(f"generation_config.json sets {name} to {value!r}, which this runtime does not apply")
+        if "max_length" in saved:
+            saved.setdefault("max_new_tokens", saved["max_length"] - prompt_length)
+        eos = self.artifact.generation_config.get("eos_token_id", self.config["eos_token_id"])
         settings = Options(
             eos_token_ids=() if eos is None else tuple(np.atleast_1d(eos).tolist()),
-            pad_token_id=saved.get("pad_token_id") or self.config.get("pad_token_id") or 0,
+            pad_token_id=saved.get("pad_token_id") or self.config["pad_token_id"] or 0,
         )
         settings = replace(settings, **{name: value for name, value in {**saved, **options}.items() if name in known})
         for name in ("max_new_tokens", "num_beams"):
             if getattr(settings, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(settings, name)}")
+                raise ValueError(f"{name} must be at least 1, got {getattr(settings, name)} behind {prompt_length} tokens")
         return settings
 
     def _checked(self, input_ids, attention_mask):

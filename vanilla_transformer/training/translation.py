@@ -75,6 +75,7 @@ def train_translation(run: TranslationRun, force: bool = False) -> dict[str, flo
     )
     trainer.train(resume_from_checkpoint=checkpoint)
     metrics = trainer.evaluate()
+    model.generation_config = generation_config(config)  # evaluation filled every field of it with a default
     with new_directory(run.output, force) as directory:
         model.save_pretrained(directory)
         tokenizer.save_pretrained(directory)

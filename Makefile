@@ -1,0 +1,28 @@
+# make demo   translate with the shipped model, in torch and in onnxruntime; make demo TEXT="A dog runs." adds a sentence
+# make test   the test suite, without the slow tests; make test-all runs those too
+
+PYTHON ?= python3
+BIN := .venv/bin
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: demo test test-all lint
+
+demo: .venv/installed
+	$(BIN)/python benchmarks/demo.py $(if $(TEXT),"$(TEXT)")
+
+test: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"
+
+test-all: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+lint: .venv/installed
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+# torch first and by itself: the version pinned here has a CPU build, what other packages ask for may not.
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[test]"
+	touch $@

@@ -1,0 +1,65 @@
+"""What README.md shows runs, and what it names exists."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+MODELING = (ROOT / "vanilla_transformer" / "modeling_vanilla_transformer.py").read_text()
+SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+COMMANDS = re.findall(r"^\$ (vanilla-transformer .*)$", README, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A directory that looks like the repository's root to a snippet, with a toy corpus: this README, in capitals."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "model_cards").symlink_to(ROOT / "model_cards")
+    lines = [line for line in README.splitlines() if re.search("[a-z]{3}", line)]
+    for name, chosen in (("train", lines), ("val", lines[::10])):
+        (folder / f"{name}.en").write_text("".join(line + "\n" for line in chosen))
+        (folder / f"{name}.de").write_text("".join(line.upper() + "\n" for line in chosen))
+    return folder
+
+
+def run(arguments, folder):
+    result = subprocess.run(arguments, cwd=folder, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-2000:]
+    return result.stdout
+
+
+def test_python_snippets_run(workplace):
+    assert len(SNIPPETS) == 4
+    output = run([sys.executable, "-c", "\n".join(SNIPPETS)], workplace)
+    assert "translation_text" in output
+    assert "(2, 3, 64)" in output
+
+
+def test_command_lines_run_in_order(workplace):
+    command = [sys.executable, "-m", "vanilla_transformer_export.cli"]
+    outputs = [run([*command, *shlex.split(line)[1:]], workplace) for line in COMMANDS]
+    verbs = [shlex.split(line)[1] for line in COMMANDS]
+    assert verbs == ["train", "evaluate", "export", "verify", "evaluate", "generate"]
+    assert outputs[1].replace('"torch"', "") == outputs[4].replace('"onnxruntime"', "")  # the same BLEU
+    assert "0 failures" in outputs[3]
+
+
+@pytest.mark.parametrize("reference", re.findall(r"`([^`]+)`", README.split("| paper | symbol |")[1].split("\n\n")[0]))
+def test_the_paper_table_names_what_is_in_the_modeling_file(reference):
+    scope = MODELING
+    for number, name in enumerate(reference.split(".")):
+        indent = "    " * number
+        found = re.search(rf"^{indent}(?:class {name}\b|def {name}\b|{name} = )", scope, re.MULTILINE)
+        assert found, reference
+        scope = re.split(r"\n(?=class |def )", scope[found.start() :])[0]
+
+
+def test_the_tree_lists_every_module():
+    modules = [*ROOT.glob("vanilla_transformer/*.py"), *ROOT.glob("export/*.py")]
+    tree = README.split("## The tree")[1].split("## Install")[0]
+    assert [path.name for path in modules if path.name not in tree and path.name != "__init__.py"] == []
