@@ -140,8 +140,11 @@ def main(argv=None):
     args = build_parser().parse_args(argv)
     try:
         args.run(args)
-    except (OSError, ValueError, ImportError) as error:
-        sys.exit(f"vanilla-transformer: {error}")
+    except Exception as error:
+        # What the library raises for wrong input; a config's type checks have classes of their own.
+        if isinstance(error, OSError | ValueError | ImportError) or type(error).__module__ == "huggingface_hub.errors":
+            sys.exit(f"vanilla-transformer: {error}")
+        raise
 
 
 if __name__ == "__main__":

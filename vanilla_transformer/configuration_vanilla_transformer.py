@@ -45,8 +45,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
         layer_norm_eps (`float`, defaults to 1e-5).
         lm_head_bias (`bool`, defaults to `True`): bias of the projection to the vocabulary.
         embedding_dropout, dropout, attention_dropout, activation_dropout (`float`): on the sum of embeddings and
-            positions, on each sub-layer's output (these two are the paper's P_drop, 0.1), on the attention weights,
-            and on the feed-forward activation (0.0).
+            positions (behind its LayerNorm, if there is one) and on each sub-layer's output, the paper's P_drop (0.1
+            both); on the attention weights and on the feed-forward activation (0.0 both).
         classifier_dropout (`float`, defaults to 0.1): in front of a classification head.
         tie_word_embeddings (`bool`, defaults to `True`): one matrix for all embeddings and the projection to the
             vocabulary, section 3.4.
@@ -55,6 +55,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     Raises:
         ValueError: for sizes below 1, heads that do not divide the width when `head_dim` is not given, an odd width
             with sinusoidal positions, a dropout outside [0, 1), or a special token outside the vocabulary.
+        huggingface_hub.errors.StrictDataclassError: for a value of the wrong type.
     """
 
     vocab_size: int = 37000
@@ -86,6 +87,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs):
         self._warn_near_misses(kwargs)
         super().__post_init__(**kwargs)
+        self._check_values()  # before `@strict` does, whose errors are no ValueErrors
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(
@@ -100,24 +102,38 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     def _warn_near_misses(self, unknown):
         """A name that is no field is kept, as everywhere in transformers, so a misspelt field would have no effect."""
-        names = [field.name for field in fields(self)] + list(self.attribute_map)
+        names = self.field_names()
         for name in unknown:
             is_known = name in names or hasattr(type(self), name)
             if not is_known and (close := difflib.get_close_matches(name, names, n=1, cutoff=0.8)):
                 logger.warning(f"{type(self).__name__} has no field {name!r}; did you mean {close[0]!r}?")
 
+    @classmethod
+    def field_names(cls) -> list[str]:
+        """Every name the constructor knows: the fields, and the paper's symbols for them."""
+        return [field.name for field in fields(cls)] + list(cls.attribute_map)
+
     def validate_architecture(self):
-        """Called by `@strict` whenever the config is built or saved."""
+        """Called by `@strict` when the config is built and when it is saved."""
         super().validate_architecture()
-        sizes = ["vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "max_position_embeddings"]
-        for name in [*sizes, "head_dim", "value_head_dim"]:
-            if (value := getattr(self, name)) is not None and value < 1:
+        self._check_values()
+
+    def _check_values(self):
+        sizes = ["vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "value_head_dim"]
+        depths = ["encoder_layers", "decoder_layers", "num_hidden_layers"]
+        for name in [*sizes, *depths, "max_position_embeddings"]:
+            if (value := getattr(self, name, None)) is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if self.position_embedding_type == "sinusoidal" and self.hidden_size % 2:
             raise ValueError(f"sinusoidal positions need an even hidden_size, got {self.hidden_size}")
         for name in ["embedding_dropout", "dropout", "attention_dropout", "activation_dropout", "classifier_dropout"]:
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+        for name in [field.name for field in fields(self) if field.name.endswith("_token_id")]:
+            value = getattr(self, name)
+            for token in value if isinstance(value, list) else [value]:
+                if token is not None and not 0 <= token < self.vocab_size:
+                    raise ValueError(f"{name} must be in the vocabulary, 0 to {self.vocab_size - 1}, got {token}")
 
 
 @strict

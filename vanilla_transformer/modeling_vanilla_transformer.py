@@ -101,7 +101,8 @@ def eager_attention_forward(module, query, key, value, attention_mask, scaling, 
     """
     scores = query @ key.transpose(2, 3) * scaling
     if attention_mask is not None:
-        scores = scores + attention_mask
+        # Clamped, because a low score plus the minimum of float16 is -inf, and softmax makes NaN of a row of those.
+        scores = (scores + attention_mask).clamp(min=torch.finfo(scores.dtype).min)
     weights = nn.functional.dropout(scores.softmax(dim=-1), p=dropout, training=module.training)
     return (weights @ value).transpose(1, 2), weights
 
@@ -336,9 +337,10 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
         `encoder_hidden_states` (B, S, D) with `encoder_attention_mask` (B, S) -> `last_hidden_state` (B, T, D)."""
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-            if self.config.is_encoder_decoder:
-                past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
         is_pair = isinstance(past_key_values, EncoderDecoderCache)
+        if self.config.is_encoder_decoder and past_key_values is not None and not is_pair:
+            # Self- and cross-attention in one cache would mix the target's keys with the source's.
+            past_key_values, is_pair = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config)), True
         self_attention_cache = past_key_values.self_attention_cache if is_pair else past_key_values
         past_length = self_attention_cache.get_seq_length() if self_attention_cache is not None else 0
 

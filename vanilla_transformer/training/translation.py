@@ -1,5 +1,6 @@
 """Trains a translation model on two parallel text files with `Seq2SeqTrainer`."""
 
+import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,11 +54,11 @@ def train_translation(run: TranslationRun, force: bool = False) -> dict[str, flo
     """
     if run.output.exists() and not force:
         raise FileExistsError(f"{run.output} exists already; expected a new directory, or --force to replace it")
+    config = translation_config(run)
     set_seed(run.seed)
     pairs, validation = read_parallel(*run.train), read_parallel(*run.validation)
     state = run.output.with_name(run.output.name + "-run")
     checkpoint = get_last_checkpoint(state) if state.is_dir() else None
-    config = VanillaSeq2SeqConfig.preset(run.preset, **run.overrides)
     if checkpoint:
         tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     else:
@@ -80,6 +81,19 @@ def train_translation(run: TranslationRun, force: bool = False) -> dict[str, flo
         model.save_pretrained(directory)
         tokenizer.save_pretrained(directory)
     return metrics
+
+
+def translation_config(run: TranslationRun) -> VanillaSeq2SeqConfig:
+    known = VanillaSeq2SeqConfig.field_names()
+    for name in run.overrides:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            raise ValueError(f"VanillaSeq2SeqConfig has no field {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+    config = VanillaSeq2SeqConfig.preset(run.preset, **run.overrides)
+    for name in ("pad_token_id", "decoder_start_token_id", "eos_token_id"):
+        if getattr(config, name) is None:
+            raise ValueError(f"{name} is None, expected a token id: a translation model needs one")
+    return config
 
 
 def generation_config(config: VanillaSeq2SeqConfig) -> GenerationConfig:

@@ -1,0 +1,230 @@
+"""The configurations: the paper's Table 3, names, defaults, files, and errors that say what was wrong."""
+
+import logging
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from vanilla_transformer import (
+    VanillaDecoderConfig,
+    VanillaEncoderConfig,
+    VanillaSeq2SeqConfig,
+    VanillaSeq2SeqForConditionalGeneration,
+)
+
+CONFIGS = [VanillaEncoderConfig, VanillaDecoderConfig, VanillaSeq2SeqConfig]
+every_config = pytest.mark.parametrize("config_class", CONFIGS, ids=lambda c: c.model_type)
+
+# Table 3: row, preset, what differs, parameters in millions. The paper's figures are rounded and its two vocabularies are
+# not said to the token: 37,000 is within 2.5 million, and 6 where a row is 1024 wide.
+TABLE_3 = [
+    ("base", "base", {}, 65),
+    ("A, h 1", "base", dict(h=1), 65),
+    ("A, h 4", "base", dict(h=4), 65),
+    ("A, h 16", "base", dict(h=16), 65),
+    ("A, h 32", "base", dict(h=32), 65),
+    ("B, d_k 16", "base", dict(d_k=16, d_v=64), 58),
+    ("B, d_k 32", "base", dict(d_k=32, d_v=64), 60),
+    ("C, N 2", "base", dict(encoder_layers=2, decoder_layers=2), 36),
+    ("C, N 4", "base", dict(encoder_layers=4, decoder_layers=4), 50),
+    ("C, N 8", "base", dict(encoder_layers=8, decoder_layers=8), 80),
+    ("C, d_model 256", "base", dict(d_model=256, d_k=32, d_v=32), 28),
+    ("C, d_model 1024", "base", dict(d_model=1024, d_k=128, d_v=128), 168),
+    ("C, d_ff 1024", "base", dict(d_ff=1024), 53),
+    ("C, d_ff 4096", "base", dict(d_ff=4096), 90),
+    ("E, learned positions", "base", dict(position_embedding_type="learned"), 65),
+    ("big", "big", {}, 213),
+]
+
+
+@pytest.mark.parametrize("preset, changes, millions", [row[1:] for row in TABLE_3], ids=[row[0] for row in TABLE_3])
+def test_parameter_counts_are_those_of_table_3(preset, changes, millions):
+    config = VanillaSeq2SeqConfig.preset(preset, vocab_size=37_000, **changes)
+    with torch.device("meta"):
+        model = VanillaSeq2SeqForConditionalGeneration(config)
+    count = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    assert abs(count - millions) <= (6 if config.hidden_size == 1024 else 2.5)
+
+
+@every_config
+def test_defaults_are_the_base_model(config_class):
+    config = config_class()
+    depth = ("encoder_layers", "decoder_layers") if config.is_encoder_decoder else ("num_hidden_layers",)
+    assert [getattr(config, name) for name in depth] == [6] * len(depth)
+    assert (config.hidden_size, config.intermediate_size, config.num_attention_heads) == (512, 2048, 8)
+    assert (config.embedding_dropout, config.dropout, config.attention_dropout) == (0.1, 0.1, 0.0)
+    assert (config.hidden_act, config.position_embedding_type, config.norm_first) == ("relu", "sinusoidal", False)
+
+
+def test_presets_are_the_models_of_the_papers():
+    big = VanillaSeq2SeqConfig.preset("big")
+    assert (big.d_model, big.d_ff, big.h, big.dropout, big.embedding_dropout) == (1024, 4096, 16, 0.3, 0.3)
+    tiny = VanillaSeq2SeqConfig.preset("tiny")
+    assert (tiny.d_model, tiny.d_ff, tiny.h, tiny.encoder_layers, tiny.decoder_layers) == (128, 256, 4, 4, 4)
+    assert VanillaSeq2SeqConfig.preset("base").to_dict() == VanillaSeq2SeqConfig().to_dict()
+    assert VanillaSeq2SeqConfig.preset("tiny", dropout=0.2, vocab_size=50).dropout == 0.2
+
+
+SYMBOLS = dict(d_model="hidden_size", d_ff="intermediate_size", h="num_attention_heads", d_k="head_dim", d_v="value_head_dim")
+
+
+@pytest.mark.parametrize("symbol, field", SYMBOLS.items(), ids=list(SYMBOLS))
+@every_config
+def test_symbols_of_the_paper_are_the_fields(config_class, symbol, field):
+    config = config_class(**{symbol: 64})
+    assert getattr(config, field) == getattr(config, symbol) == 64
+    setattr(config, symbol, 32)
+    assert getattr(config, field) == 32
+    assert symbol not in config.to_dict() and config.to_dict()[field] == 32
+
+
+@pytest.mark.parametrize("config_class", [VanillaEncoderConfig, VanillaDecoderConfig], ids=lambda c: c.model_type)
+def test_n_is_the_depth_of_a_single_stack(config_class):
+    assert config_class(N=3).num_hidden_layers == config_class(N=3).N == 3
+
+
+def test_num_hidden_layers_of_a_pair_of_stacks():
+    config = VanillaSeq2SeqConfig(encoder_layers=3, decoder_layers=2)
+    assert config.num_hidden_layers == 3
+    assert config.get_text_config(decoder=True).num_hidden_layers == 2
+
+
+@pytest.mark.parametrize(
+    "given, d_k, d_v",
+    [({}, 64, 64), (dict(h=4), 128, 128), (dict(d_k=16), 16, 16), (dict(d_v=20), 64, 20), (dict(h=7, d_k=5, d_v=3), 5, 3)],
+    ids=str,
+)
+def test_head_widths_default_to_an_equal_share(given, d_k, d_v):
+    config = VanillaEncoderConfig(**given)
+    assert (config.head_dim, config.value_head_dim) == (d_k, d_v)
+
+
+@every_config
+def test_a_saved_config_comes_back_the_same(config_class, tmp_path):
+    config = config_class(
+        vocab_size=50, d_model=24, d_ff=40, h=3, d_k=5, d_v=7, hidden_act="gelu", position_embedding_type="learned",
+        max_position_embeddings=33, scale_embedding=False, embedding_norm=True, norm_first=True, layer_norm_eps=1e-6,
+        lm_head_bias=False, embedding_dropout=0.2, dropout=0.3, attention_dropout=0.4, activation_dropout=0.05,
+        classifier_dropout=0.0, tie_word_embeddings=False, pad_token_id=3, bos_token_id=None, eos_token_id=[4, 5],
+        sep_token_id=6, num_labels=3, something_of_the_users="kept",
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert type(loaded) is config_class
+    where = {"transformers_version": loaded.transformers_version, "_name_or_path": str(tmp_path)}
+    assert loaded.to_dict() == config.to_dict() | where
+    assert (loaded.h, loaded.d_k, loaded.d_v, loaded.num_labels, loaded.something_of_the_users) == (3, 5, 7, 3, "kept")
+
+
+@every_config
+def test_the_auto_map_names_every_class_of_the_variant_and_is_saved(config_class, tmp_path):
+    config_class().save_pretrained(tmp_path)
+    auto_map = AutoConfig.from_pretrained(tmp_path).auto_map
+    assert auto_map == config_class.default_auto_map
+    assert {"AutoConfig", "AutoModel"} < set(auto_map)
+
+
+# ---------------------------------------------------------------------------------------------------------------- errors
+
+ERRORS = {
+    "heads do not divide the width": (dict(d_model=30, h=4), ["hidden_size=30", "num_attention_heads=4", "multiple"]),
+    "odd width": (dict(d_model=15, h=3), ["even", "15"]),
+    "position type": (dict(position_embedding_type="rope"), ["sinusoidal", "learned", "rope"]),
+    "special token as text": (dict(pad_token_id="3"), ["pad_token_id", "int", "'3'"]),
+}
+for name in [
+    "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "value_head_dim",
+    "max_position_embeddings",
+]:  # fmt: skip
+    ERRORS |= {f"{name} {value}": ({name: value}, [name, "at least 1", str(value)]) for value in (0, -4)}
+for name in ["embedding_dropout", "dropout", "attention_dropout", "activation_dropout", "classifier_dropout"]:
+    ERRORS |= {f"{name} {value}": ({name: value}, [name, "[0, 1)", str(value)]) for value in (-0.1, 1.0)}
+for name in ["pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id"]:
+    ERRORS |= {f"{name} {value}": ({name: value}, [name, str(value), "0 to 36999"]) for value in (-1, 37_000)}
+ERRORS["one of two eos_token_id"] = (dict(eos_token_id=[2, 40_000]), ["eos_token_id", "40000", "0 to 36999"])
+
+
+@pytest.mark.parametrize("given, said", ERRORS.values(), ids=list(ERRORS))
+@every_config
+def test_a_wrong_value_is_an_error_that_names_it_and_what_is_expected(config_class, given, said):
+    # A value of a type that the field does not have is transformers' own error, which is no ValueError.
+    kind = Exception if "position_embedding_type" in given or "3" in given.values() else ValueError
+    with pytest.raises(kind) as error:
+        config_class(**given)
+    assert [part for part in said if part not in str(error.value)] == []
+
+
+@pytest.mark.parametrize("value", [0, -1])
+@pytest.mark.parametrize(
+    "config_class, name",
+    [
+        (VanillaEncoderConfig, "num_hidden_layers"),
+        (VanillaDecoderConfig, "num_hidden_layers"),
+        (VanillaSeq2SeqConfig, "encoder_layers"),
+        (VanillaSeq2SeqConfig, "decoder_layers"),
+    ],
+)
+def test_a_stack_without_layers_is_an_error(config_class, name, value):
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, got {value}"):
+        config_class(**{name: value})
+
+
+@pytest.mark.parametrize("value", [-1, 50])
+def test_a_start_token_outside_the_vocabulary_is_an_error(value):
+    with pytest.raises(ValueError, match=f"decoder_start_token_id.* 0 to 49, got {value}"):
+        VanillaSeq2SeqConfig(vocab_size=50, decoder_start_token_id=value)
+
+
+def test_an_unknown_preset_is_an_error_that_lists_the_known():
+    with pytest.raises(ValueError, match=r"'huge'.*\['base', 'big', 'tiny'\]"):
+        VanillaSeq2SeqConfig.preset("huge")
+
+
+def test_a_wrong_value_set_later_is_not_saved(tmp_path):
+    config = VanillaEncoderConfig()
+    config.dropout = 2.0
+    with pytest.raises(Exception, match=r"dropout must be in \[0, 1\), got 2.0"):
+        config.save_pretrained(tmp_path)
+    assert not (tmp_path / "config.json").exists()
+
+
+# -------------------------------------------------------------------------------------------------------------- warnings
+
+
+@pytest.mark.parametrize(
+    "misspelt, field",
+    [
+        ("hiden_size", "hidden_size"),
+        ("num_attention_head", "num_attention_heads"),
+        ("layer_norm_epsilon", "layer_norm_eps"),
+        ("d_modell", "d_model"),
+        ("tie_words_embeddings", "tie_word_embeddings"),
+        ("activation_droput", "activation_dropout"),
+    ],
+)
+@every_config
+def test_a_near_miss_of_a_field_warns_and_names_the_field(config_class, misspelt, field, caplog):
+    with caplog.at_level(logging.WARNING):
+        config = config_class(**{misspelt: 16})
+    assert len(caplog.messages) == 1
+    assert repr(misspelt) in caplog.messages[0] and repr(field) in caplog.messages[0]
+    assert config_class.__name__ in caplog.messages[0]
+    assert getattr(config, misspelt) == 16, "kept, as everywhere in transformers"
+
+
+@every_config
+def test_an_unrelated_name_is_kept_silently(config_class, caplog):
+    with caplog.at_level(logging.WARNING):
+        assert config_class(training_corpus="multi30k").training_corpus == "multi30k"
+    assert caplog.messages == []
+
+
+@every_config
+def test_names_that_work_do_not_warn(config_class, caplog, tmp_path):
+    with caplog.at_level(logging.WARNING):
+        config = config_class(d_model=16, d_ff=20, h=2, d_k=3, d_v=4, num_labels=3, output_attentions=True, dtype="float32")
+        config_class(num_hidden_layers=2).save_pretrained(tmp_path)
+        AutoConfig.from_pretrained(tmp_path, attn_implementation="eager")
+    assert (config.num_labels, config.output_attentions, config.dtype) == (3, True, torch.float32)
+    assert caplog.messages == []
