@@ -46,7 +46,7 @@ def export(checkpoint: str | os.PathLike, out: str | os.PathLike, force: bool = 
     model = load_checkpoint(checkpoint)
     with new_directory(out, force) as directory:
         config = write_configs(model, Path(checkpoint), directory)
-        specs = graph_specs(config, architecture_head(model))
+        specs = graph_specs(config, type(model).__name__)
         for role, spec in specs.items():
             (directory / spec.file).parent.mkdir(exist_ok=True)
             onnx.save(trace(graph_module(model, role), spec, config["vocab_size"]), directory / spec.file)
@@ -105,13 +105,6 @@ def check_checkpoint_files(path):
                 pass
         except SafetensorError as error:
             raise ValueError(f"{file} is not a whole safetensors file ({file.stat().st_size} bytes): {error}") from None
-
-
-def architecture_head(model: PreTrainedModel) -> str:
-    """`"ForCausalLM"` of VanillaDecoderForCausalLM, `"Model"` of VanillaEncoderModel."""
-    variant = model.config.model_type.removeprefix("vanilla-")
-    prefix = {"encoder": "VanillaEncoder", "decoder": "VanillaDecoder", "seq2seq": "VanillaSeq2Seq"}[variant]
-    return type(model).__name__.removeprefix(prefix)
 
 
 def write_configs(model, checkpoint, directory):

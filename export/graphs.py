@@ -50,8 +50,8 @@ class GraphSpec:
     outputs: tuple[TensorSpec, ...]
 
 
-def graph_specs(config: dict, head: str) -> dict[str, GraphSpec]:
-    """`config` is a checkpoint's config.json as a dict, `head` the suffix of its architecture (`"Model"`, `"ForCausalLM"` ...).
+def graph_specs(config: dict, architecture: str) -> dict[str, GraphSpec]:
+    """`config` is a checkpoint's config.json as a dict, `architecture` the name of its class.
 
     Returns the graphs by role: `{"encoder": ...}`, `{"decoder": ...}`, or both for seq2seq.
     """
@@ -59,12 +59,12 @@ def graph_specs(config: dict, head: str) -> dict[str, GraphSpec]:
     variant = config["model_type"].removeprefix("vanilla-")
     if variant == "encoder":
         hidden = TensorSpec("last_hidden_state", "float32", ("batch_size", "source_length", width))
-        scores = {
-            "Model": hidden,
-            "ForMaskedLM": TensorSpec("logits", "float32", ("batch_size", "source_length", vocabulary)),
-            "ForSequenceClassification": TensorSpec("logits", "float32", ("batch_size", len(config["id2label"]))),
-        }
-        return {"encoder": encoder_spec("onnx/model.onnx", scores[head])}
+        output = {
+            "VanillaEncoderModel": hidden,
+            "VanillaEncoderForMaskedLM": TensorSpec("logits", "float32", ("batch_size", "source_length", vocabulary)),
+            "VanillaEncoderForSequenceClassification": TensorSpec("logits", "float32", ("batch_size", len(config["id2label"]))),
+        }[architecture]
+        return {"encoder": encoder_spec("onnx/model.onnx", output)}
     if variant == "decoder":
         inputs = (
             TensorSpec("input_ids", "int64", ("batch_size", "target_length")),

@@ -41,13 +41,13 @@ class Runtime:
     def __init__(self, directory: str | os.PathLike, threads: int | None = None):
         self.artifact: Artifact = read_artifact(directory)
         self.config = self.artifact.config
-        self.specs = graph_specs(self.config, self._head())
+        self.specs = graph_specs(self.config, self.artifact.manifest["architecture"])
         self.sessions = {role: self._session(spec.file, threads) for role, spec in self.specs.items()}
 
     def encode(self, input_ids: np.ndarray, attention_mask: np.ndarray | None = None) -> np.ndarray:
         """The first output of the encoder graph: `last_hidden_state` (B, S, D), or the `logits` of the model's head.
 
-        `input_ids` (B, S) integers; `attention_mask` (B, S), 1 for real tokens, by default all.
+        `input_ids` (B, S) integers, rows padded on the right; `attention_mask` (B, S), 1 for real tokens, by default all.
 
         Raises:
             ValueError: for an empty batch, ids outside the vocabulary, a mask of another shape, a sequence beyond a
@@ -98,10 +98,11 @@ class Runtime:
                 raise ValueError("decoder_start_token_id is None, expected the token id generation starts from")
             prompt = np.full((len(ids), 1), start)
             self._check_positions(settings.max_new_tokens)
+            ids, mask = padded(ids, mask, "right", settings.pad_token_id)
             feeds = {"encoder_hidden_states": self.encode(ids, mask), "encoder_attention_mask": mask}
         else:
             self._check_positions(int(mask.sum(axis=1).max()) + settings.max_new_tokens - 1)
-            prompt, feeds["attention_mask"] = left_padded(ids, mask, settings.pad_token_id)
+            prompt, feeds["attention_mask"] = padded(ids, mask, "left", settings.pad_token_id)
         return prompt, Decoding(self.sessions["decoder"], self.specs["decoder"], feeds)
 
     def _settings(self, options, prompt_length):
@@ -109,9 +110,9 @@ class Runtime:
         known = {field.name for field in fields(Options)} - {"eos_token_ids", "pad_token_id"}
         if unknown := options.keys() - known:
             raise ValueError(f"unknown generation options {sorted(unknown)}, expected some of {sorted(known)}")
-        saved = {name: value for name, value in self.artifact.generation_config.items() if value or name == "length_penalty"}
+        saved = {name: value for name, value in self.artifact.generation_config.items() if value is not None}
         for name, value in saved.items():
-            if name not in known | NO_EFFECT and value != DEFAULTS.get(name) and not name.startswith("_"):
+            if name not in known | NO_EFFECT and value != DEFAULTS.get(name, 0) and not name.startswith("_"):
                 raise ValueError(f"generation_config.json sets {name} to {value!r}, which this runtime does not apply")
         if "max_length" in saved:
             saved.setdefault("max_new_tokens", saved["max_length"] - prompt_length)
@@ -146,11 +147,6 @@ class Runtime:
         rows = self.config["max_position_embeddings"]
         if self.config["position_embedding_type"] == "learned" and length > rows:
             raise ValueError(f"{length} tokens, prompt and new ones together, are beyond the {rows} learned positions")
-
-    def _head(self):
-        prefixes = ("VanillaEncoder", "VanillaDecoder", "VanillaSeq2Seq")
-        name = self.artifact.manifest["architecture"]
-        return next(name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix))
 
     def _session(self, file, threads):
         options = onnxruntime.SessionOptions()
@@ -219,8 +215,8 @@ class Decoding:
             self.feeds["attention_mask"] = self.feeds["attention_mask"][rows]
 
 
-def left_padded(ids, mask, pad_token_id):
-    """Moves the real tokens of each row to its right end: the new ids and mask."""
-    order = np.argsort(mask, axis=1, kind="stable")
+def padded(ids, mask, side, pad_token_id):
+    """Moves the real tokens of each row together, all padding to its `side`: the new ids and mask."""
+    order = np.argsort(mask if side == "left" else 1 - mask, axis=1, kind="stable")
     ids, mask = np.take_along_axis(ids, order, axis=1), np.take_along_axis(mask, order, axis=1)
     return np.where(mask == 1, ids, pad_token_id), mask

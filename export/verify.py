@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from .runtime import Decoding, Runtime, left_padded
+from .runtime import Decoding, Runtime, padded
 
 TOLERANCE = 1e-4  # times max(1, |value|), float32
 LATER_STEPS = (1, 3, 1)  # tokens fed per step once a cache is there
@@ -134,7 +134,7 @@ def compare_seq2seq(runtime, model, ids, mask, rng, report, case):
 
 
 def compare_decoder(runtime, model, ids, mask, rng, report, case):
-    ids, mask = left_padded(ids, mask, 0)
+    ids, mask = padded(ids, mask, "left", 0)
     later = rng.integers(0, model.config.vocab_size, (len(ids), sum(LATER_STEPS)))
     tokens = np.concatenate([ids, later], axis=1)
     whole_mask = np.concatenate([mask, np.ones_like(later)], axis=1)
