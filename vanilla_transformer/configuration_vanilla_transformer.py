@@ -43,6 +43,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         norm_first (`bool`, defaults to `False`): `False` is LayerNorm(x + Sublayer(x)), section 3.1; `True` is
             x + Sublayer(LayerNorm(x)) with one more LayerNorm behind the last layer (GPT-2).
         layer_norm_eps (`float`, defaults to 1e-5).
+        initializer_range (`float`, defaults to 0.02): standard deviation of new linear weights.
         lm_head_bias (`bool`, defaults to `True`): bias of the projection to the vocabulary.
         embedding_dropout, dropout, attention_dropout, activation_dropout (`float`): on the sum of embeddings and
             positions (behind its LayerNorm, if there is one) and on each sub-layer's output, the paper's P_drop (0.1
@@ -71,6 +72,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     embedding_norm: bool = False
     norm_first: bool = False
     layer_norm_eps: float = 1e-5
+    initializer_range: float = 0.02
     lm_head_bias: bool = True
     embedding_dropout: float | int = 0.1
     dropout: float | int = 0.1

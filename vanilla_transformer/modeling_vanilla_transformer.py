@@ -27,8 +27,9 @@ from transformers.modeling_outputs import (
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, slice_logits_to_keep
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple, is_torchdynamo_compiling
+from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vanilla_transformer import (
@@ -81,8 +82,9 @@ class VanillaEmbeddings(nn.Module):
         if self.embed_positions is None:
             return sinusoidal_positions(position_ids, like.shape[-1], like.dtype)
         rows = self.embed_positions.num_embeddings
-        # A look-up beyond the table dies inside a kernel; tracing and compiling cannot look at values.
-        if not is_torchdynamo_compiling() and position_ids.numel() and position_ids.max() >= rows:
+        # A look-up beyond the table dies inside a kernel; tracing, compiling and meta tensors have no values to look at.
+        has_values = not is_tracing(position_ids) and not position_ids.is_meta and position_ids.numel()
+        if has_values and position_ids.max() >= rows:
             raise ValueError(
                 f"position {position_ids.max().item()} is beyond the learned position table: "
                 f"max_position_embeddings is {rows}, so a sequence has at most {rows} tokens"
@@ -251,10 +253,10 @@ class VanillaPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module):
-        """Linear: Glorot uniform, bias 0. Embeddings: normal with deviation d_model^-0.5, so that tokens times
-        sqrt(d_model) have deviation 1 and the tied projection gives logits of that size. LayerNorm: the identity."""
+        """The paper does not say. Linear: normal with deviation `initializer_range`, bias 0. Embeddings: normal with
+        deviation d_model^-0.5, so that tokens times sqrt(d_model) have deviation 1. LayerNorm: the identity."""
         if isinstance(module, nn.Linear):
-            init.xavier_uniform_(module.weight)
+            init.normal_(module.weight, std=self.config.initializer_range)
             if module.bias is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
@@ -349,6 +351,8 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
             self.config, hidden_states, attention_mask, self_attention_cache, position_ids=position_ids
         )
         if encoder_hidden_states is not None:
+            if not self.config.is_encoder_decoder:
+                raise ValueError("encoder_hidden_states were given to a decoder without cross-attention")
             encoder_attention_mask = create_bidirectional_mask(
                 self.config, hidden_states, encoder_attention_mask, encoder_hidden_states=encoder_hidden_states
             )
@@ -406,6 +410,10 @@ class VanillaSeq2SeqModel(VanillaPreTrainedModel):
     ) -> Seq2SeqModelOutput:
         """`input_ids` and `attention_mask` (B, S), or `encoder_outputs` computed before; `decoder_input_ids` (B, T),
         starting with `decoder_start_token_id` -> `last_hidden_state` (B, T, D)."""
+        if decoder_input_ids is None and decoder_inputs_embeds is None:
+            raise ValueError(
+                "one of decoder_input_ids and decoder_inputs_embeds must be given (or labels, to a head), got neither"
+            )
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds=inputs_embeds, **kwargs)
         elif not isinstance(encoder_outputs, BaseModelOutput):
@@ -593,8 +601,9 @@ class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationM
         logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
-            # `shift_labels`: the labels already stand where they are predicted, so the loss must not shift them again.
-            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, shift_labels=labels, **kwargs)
+            # The labels already stand where they are predicted, so the loss must not shift them again.
+            kwargs["shift_labels"] = labels
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
         return Seq2SeqLMOutput(
             loss=loss,
             logits=logits,
