@@ -37,9 +37,8 @@ def milliseconds(function, *args):
 def main(texts):
     logging.disable_progress_bar()
     start = time.perf_counter()
-    print(
-        f"vanilla-transformer {vanilla_transformer.__version__}, torch {torch.__version__}, onnxruntime {onnxruntime.__version__}"
-    )
+    versions = {package.__name__: package.__version__ for package in (vanilla_transformer, torch, onnxruntime)}
+    print(", ".join(f"{name} {version}" for name, version in versions.items()))
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(CHECKPOINT), AutoTokenizer.from_pretrained(CHECKPOINT)
     print(f"{CHECKPOINT.name}: {type(model).__name__}, {model.num_parameters():,} parameters")
     examples = [line.split("\t") for line in (CHECKPOINT / "examples.tsv").read_text().splitlines()]

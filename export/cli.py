@@ -21,6 +21,7 @@ def train(args):
         warmup_steps=args.warmup_steps,
         eval_epochs=args.eval_epochs,
         seed=args.seed,
+        half=args.half,
     )
     print(json.dumps(train_translation(run, args.force)))
 
@@ -90,7 +91,7 @@ def build_parser():
     verbs = parser.add_subparsers(required=True, metavar="VERB")
 
     verb = verbs.add_parser("train", help="train a translation model on parallel text files", formatter_class=formatter)
-    verb.set_defaults(run=train)
+    verb.set_defaults(run=train, extras="train,cpu")
     verb.add_argument("--source", type=Path, required=True, help="one sentence a line, .gz or plain")
     verb.add_argument("--target", type=Path, required=True, help="its translations, line by line")
     verb.add_argument("--validation-source", type=Path, required=True, help="as --source, for BLEU while training")
@@ -104,30 +105,31 @@ def build_parser():
     verb.add_argument("--warmup-steps", type=int, default=1000, help="updates")
     verb.add_argument("--eval-epochs", type=positive, default=2, help="epochs between two evaluations")
     verb.add_argument("--seed", type=int, default=0, help="of initialisation, order and dropout")
+    verb.add_argument("--half", action="store_true", help="store the tensors as float16; they load as float32")
     verb.add_argument("--force", action="store_true", help="replace OUTPUT if it exists")
 
     verb = verbs.add_parser("export", help="write a checkpoint as ONNX graphs", formatter_class=formatter)
-    verb.set_defaults(run=export)
+    verb.set_defaults(run=export, extras="torch,cpu")
     verb.add_argument("checkpoint", help="checkpoint directory or Hub id")
     verb.add_argument("out", type=Path, help="export directory to write")
     verb.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
     verb = verbs.add_parser("verify", help="compare an export with its checkpoint", formatter_class=formatter)
-    verb.set_defaults(run=verify)
+    verb.set_defaults(run=verify, extras="torch,cpu")
     verb.add_argument("out", type=Path, help="export directory")
     verb.add_argument("checkpoint", help="checkpoint directory or Hub id")
     verb.add_argument("--cases", type=positive, default=60, help="random batches to compare")
     verb.add_argument("--seed", type=int, default=0, help="of the batches")
 
     verb = verbs.add_parser("generate", help="translate or continue text with an export", formatter_class=formatter)
-    verb.set_defaults(run=generate)
+    verb.set_defaults(run=generate, extras="cpu")
     verb.add_argument("out", type=Path, help="export directory")
     verb.add_argument("text", nargs="*", help="texts; without any, the lines of standard input")
     verb.add_argument("--threads", type=positive, help="processor threads; all this process may use if not given")
     add_generation_options(verb)
 
     verb = verbs.add_parser("evaluate", help="BLEU of a checkpoint or an export", formatter_class=formatter)
-    verb.set_defaults(run=evaluate)
+    verb.set_defaults(run=evaluate, extras="train,cpu")
     verb.add_argument("directory", help="checkpoint directory (torch) or export directory (onnxruntime)")
     verb.add_argument("--source", type=Path, required=True, help="one sentence a line, .gz or plain")
     verb.add_argument("--target", type=Path, required=True, help="its translations, line by line")
@@ -140,9 +142,12 @@ def main(argv=None):
     args = build_parser().parse_args(argv)
     try:
         args.run(args)
+    except ImportError as error:
+        remedy = f": pip install 'vanilla-transformer[{args.extras}]'" if error.name else ""
+        sys.exit(f"vanilla-transformer: {error}{remedy}")
     except Exception as error:
         # What the library raises for wrong input; a config's type checks have classes of their own.
-        if isinstance(error, OSError | ValueError | ImportError) or type(error).__module__ == "huggingface_hub.errors":
+        if isinstance(error, OSError | ValueError) or type(error).__module__ == "huggingface_hub.errors":
             sys.exit(f"vanilla-transformer: {error}")
         raise
 

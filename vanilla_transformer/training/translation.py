@@ -1,6 +1,7 @@
 """Trains a translation model on two parallel text files with `Seq2SeqTrainer`."""
 
 import difflib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,8 @@ from .tokenizer import train_tokenizer
 @dataclass
 class TranslationRun:
     """What one run is made of. `train` and `validation` are (source file, target file); `overrides` are fields of
-    `VanillaSeq2SeqConfig` over the preset; `eval_epochs` is how often validation BLEU is computed, greedily."""
+    `VanillaSeq2SeqConfig` over the preset; `eval_epochs` is how often validation BLEU is computed, greedily; `half`
+    stores the finished tensors as float16."""
 
     train: tuple[Path, Path]
     validation: tuple[Path, Path]
@@ -39,6 +41,7 @@ class TranslationRun:
     warmup_steps: int
     eval_epochs: int
     seed: int
+    half: bool = False
 
 
 def train_translation(run: TranslationRun, force: bool = False) -> dict[str, float]:
@@ -78,9 +81,19 @@ def train_translation(run: TranslationRun, force: bool = False) -> dict[str, flo
     metrics = trainer.evaluate()
     model.generation_config = generation_config(config)  # evaluation filled every field of it with a default
     with new_directory(run.output, force) as directory:
-        model.save_pretrained(directory)
-        tokenizer.save_pretrained(directory)
+        save_checkpoint(model, tokenizer, directory, run.half)
     return metrics
+
+
+def save_checkpoint(model, tokenizer, directory: Path, half: bool) -> None:
+    """With `half`, tensors are stored as float16 and `model` becomes that; they load as float32, as its config says."""
+    if half:
+        model.half()
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    if half:
+        config = json.loads((directory / "config.json").read_text())
+        (directory / "config.json").write_text(json.dumps(config | {"dtype": "float32"}, indent=2) + "\n")
 
 
 def translation_config(run: TranslationRun) -> VanillaSeq2SeqConfig:
