@@ -12,10 +12,10 @@ demo: .venv/installed
 	$(BIN)/python benchmarks/demo.py $(if $(TEXT),"$(TEXT)")
 
 test: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"
 
 test-all: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 lint: .venv/installed
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

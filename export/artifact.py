@@ -46,6 +46,8 @@ def read_artifact(directory: str | os.PathLike) -> Artifact:
         manifest = json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(manifest, dict):
+        raise ValueError(f"{path} is not a manifest, expected a JSON object, got {manifest!r}")
     if manifest.get("schema_version") != SCHEMA_VERSION:
         raise ValueError(f"{path} has schema version {manifest.get('schema_version')}, expected {SCHEMA_VERSION}: export again")
     for name, facts in manifest["files"].items():

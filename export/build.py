@@ -79,14 +79,20 @@ def load_checkpoint(checkpoint: str | os.PathLike) -> PreTrainedModel:
         check_checkpoint_files(path)
     elif len(path.parts) > 2 or path.is_absolute():
         raise FileNotFoundError(f"{checkpoint} does not exist, expected a checkpoint directory or a Hub id")
-    config = AutoConfig.from_pretrained(checkpoint)
+    try:
+        config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
+    except OSError as error:
+        raise FileNotFoundError(f"{checkpoint} is neither a checkpoint directory nor on the Hub: {error}") from None
     name = (config.architectures or ["none"])[0]
     if name not in EXPORTABLE:
         raise ValueError(
             f"{checkpoint} is a {config.model_type} checkpoint of architecture {name}, expected one of {', '.join(EXPORTABLE)}"
         )
     model_class = getattr(vanilla_transformer, name)
-    model, info = model_class.from_pretrained(checkpoint, dtype=torch.float32, output_loading_info=True)
+    # Mismatched sizes are ignored here so that they can be named below.
+    model, info = model_class.from_pretrained(
+        checkpoint, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+    )
     for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if info[problem]:
             raise ValueError(f"the weights of {checkpoint} do not fit {name}: {problem} {sorted(info[problem])[:5]}")

@@ -47,7 +47,7 @@ def verify(args):
 def generate(args):
     from .text import TextRuntime
 
-    texts = args.text or sys.stdin.read().splitlines()
+    texts = args.text or [line.removesuffix("\n") for line in sys.stdin]
     print(*TextRuntime(args.out, args.threads).generate(texts, **generation_options(args)), sep="\n")
 
 

@@ -122,6 +122,8 @@ class Runtime:
             pad_token_id=saved.get("pad_token_id") or self.config["pad_token_id"] or 0,
         )
         settings = replace(settings, **{name: value for name, value in {**saved, **options}.items() if name in known})
+        if settings.early_stopping not in (True, False, "never"):
+            raise ValueError(f"early_stopping must be True, False or 'never', got {settings.early_stopping!r}")
         for name in ("max_new_tokens", "num_beams"):
             if getattr(settings, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(settings, name)} behind {prompt_length} tokens")
@@ -139,8 +141,10 @@ class Runtime:
                 f"token ids must be in [0, {self.config['vocab_size'] - 1}], the vocabulary, got {ids.min()} to {ids.max()}"
             )
         mask = np.ones_like(ids) if attention_mask is None else np.asarray(attention_mask)
-        if mask.shape != ids.shape or not np.isin(mask, (0, 1)).all():
-            raise ValueError(f"attention_mask must be 0s and 1s of shape {ids.shape}, got shape {mask.shape}")
+        if mask.shape != ids.shape:
+            raise ValueError(f"attention_mask must have shape {ids.shape}, got shape {mask.shape}")
+        if not np.isin(mask, (0, 1)).all():
+            raise ValueError(f"attention_mask must be 0s and 1s, got {np.unique(mask).tolist()}")
         return ids.astype(np.int64), mask.astype(np.int64)
 
     def _check_positions(self, length):

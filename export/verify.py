@@ -73,11 +73,7 @@ def verify(directory: str | os.PathLike, model, cases: int = 60, seed: int = 0) 
     first step and at later ones, with torch reading the whole sequence at once, without a cache.
     """
     runtime = Runtime(directory)
-    if runtime.config["vocab_size"] != model.config.vocab_size or runtime.config["model_type"] != model.config.model_type:
-        raise ValueError(
-            f"{directory} is an export of a {runtime.config['model_type']} with a vocabulary of "
-            f"{runtime.config['vocab_size']}, not of the checkpoint: {model.config.model_type}, {model.config.vocab_size}"
-        )
+    check_same_model(runtime, model)
     compare = {"encoder": compare_encoder, "decoder": compare_decoder, "seq2seq": compare_seq2seq}
     compare = compare[model.config.model_type.removeprefix("vanilla-")]
     rng, report = np.random.default_rng(seed), Report()
@@ -91,6 +87,19 @@ def verify(directory: str | os.PathLike, model, cases: int = 60, seed: int = 0) 
             compare(runtime, model, ids, mask, rng, report, f"case {number} {ids.shape}, padding: {padding}")
         report.cases += 1
     return report
+
+
+def check_same_model(runtime, model):
+    """The architecture and every size must be the checkpoint's, or comparing would fail inside numpy."""
+    sizes = ("vocab_size", "hidden_size", "num_attention_heads", "head_dim", "value_head_dim", "num_hidden_layers")
+    sizes += ("decoder_layers", "num_labels")
+    found = {"architecture": runtime.artifact.manifest["architecture"], **runtime.config}
+    found["num_labels"] = len(runtime.config["id2label"])
+    expected = {"architecture": type(model).__name__, **{name: getattr(model.config, name, None) for name in sizes}}
+    for name, value in expected.items():
+        if found.get(name, value) != value:
+            export = runtime.artifact.directory
+            raise ValueError(f"{export} is an export of a model with {name} {found[name]}, not of the checkpoint: {value}")
 
 
 def sample(rng, vocab_size, longest, padding):

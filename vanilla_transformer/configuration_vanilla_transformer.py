@@ -10,6 +10,7 @@ from typing import Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
 from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
@@ -55,7 +56,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     Raises:
         ValueError: for sizes below 1, heads that do not divide the width when `head_dim` is not given, an odd width
-            with sinusoidal positions, a dropout outside [0, 1), or a special token outside the vocabulary.
+            with sinusoidal positions, an unknown activation, a dropout outside [0, 1), or a special token outside
+            the vocabulary.
         huggingface_hub.errors.StrictDataclassError: for a value of the wrong type.
     """
 
@@ -128,6 +130,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if self.position_embedding_type == "sinusoidal" and self.hidden_size % 2:
             raise ValueError(f"sinusoidal positions need an even hidden_size, got {self.hidden_size}")
+        if self.hidden_act not in ACT2FN:
+            raise ValueError(f"hidden_act must be one of {', '.join(sorted(ACT2FN))}, got {self.hidden_act!r}")
         for name in ["embedding_dropout", "dropout", "attention_dropout", "activation_dropout", "classifier_dropout"]:
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")

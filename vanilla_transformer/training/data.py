@@ -1,17 +1,20 @@
 """Parallel text from files, plain or gzip-compressed, one sentence a line."""
 
 import gzip
+import zlib
 from pathlib import Path
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """Raises FileNotFoundError, and ValueError if the file is empty, has an empty line or is not UTF-8."""
+    """Raises FileNotFoundError, and ValueError if the file is damaged, empty, has an empty line or is not UTF-8."""
     opener = gzip.open if str(path).endswith(".gz") else open
     with opener(path, "rt", encoding="utf-8") as file:
         try:
             lines = file.read().removesuffix("\n").split("\n")
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not UTF-8 text: {error}") from None
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(f"{path} is not a whole gzip file: {error}") from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             raise ValueError(f"{path}: line {number} of {len(lines)} is empty, expected one sentence on every line")

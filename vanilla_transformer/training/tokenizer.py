@@ -15,7 +15,7 @@ def train_tokenizer(lines: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     An encoded sequence ends with `</s>`.
 
     Raises:
-        ValueError: if `lines` hold too few distinct pieces for `vocab_size`.
+        ValueError: if `lines` have fewer distinct pieces than `vocab_size`, or more characters.
     """
     tokenizer = Tokenizer(models.BPE(unk_token=SPECIAL_TOKENS["unk_token"]))
     tokenizer.normalizer = normalizers.NFC()
@@ -23,10 +23,9 @@ def train_tokenizer(lines: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     tokenizer.decoder = decoders.Metaspace()
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS.values()), show_progress=False)
     tokenizer.train_from_iterator(lines, trainer)
-    if tokenizer.get_vocab_size() != vocab_size:
-        raise ValueError(
-            f"the text gives a vocabulary of {tokenizer.get_vocab_size()} entries, expected {vocab_size}: ask for fewer"
-        )
+    if (found := tokenizer.get_vocab_size()) != vocab_size:
+        remedy = "ask for fewer" if found < vocab_size else "ask for more, its characters alone need them"
+        raise ValueError(f"the text gives a vocabulary of {found} entries, expected {vocab_size}: {remedy}")
     eos = SPECIAL_TOKENS["eos_token"]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {eos}", pair=f"$A {eos} $B {eos}", special_tokens=[(eos, tokenizer.token_to_id(eos))]

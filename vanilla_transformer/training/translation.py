@@ -2,7 +2,9 @@
 
 import difflib
 import json
-from dataclasses import dataclass
+import math
+import shutil
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +17,14 @@ from transformers import (
     Seq2SeqTrainingArguments,
     set_seed,
 )
-from transformers.trainer_utils import get_last_checkpoint
 
 from ..configuration_vanilla_transformer import VanillaSeq2SeqConfig
 from ..files import new_directory
 from ..modeling_vanilla_transformer import VanillaSeq2SeqForConditionalGeneration
 from .data import encode_pairs, read_parallel
 from .tokenizer import train_tokenizer
+
+UNFINISHED = "run.json"  # in the state directory until the run is done: its settings
 
 
 @dataclass
@@ -49,11 +52,12 @@ def train_translation(run: TranslationRun, force: bool = False) -> dict[str, flo
 
     The Adam settings and the label smoothing are the paper's (sections 5.3 and 5.4); the learning rate falls linearly
     to 0 after warm-up, which suits a short run of known length. The state of a running training is kept in
-    `<output>-run`: the same command again goes on from its newest checkpoint.
+    `<output>-run`: the same call again goes on from its newest checkpoint.
 
     Raises:
         FileExistsError: if `run.output` exists and `force` is not given.
-        ValueError: for parallel files that do not fit each other, and for config fields that do not exist.
+        ValueError: for parallel files that do not fit each other, for config fields that do not exist, and, unless
+            `force` is given, if `<output>-run` is the state of a run with other settings.
     """
     if run.output.exists() and not force:
         raise FileExistsError(f"{run.output} exists already; expected a new directory, or --force to replace it")
@@ -61,27 +65,32 @@ def train_translation(run: TranslationRun, force: bool = False) -> dict[str, flo
     set_seed(run.seed)
     pairs, validation = read_parallel(*run.train), read_parallel(*run.validation)
     state = run.output.with_name(run.output.name + "-run")
-    checkpoint = get_last_checkpoint(state) if state.is_dir() else None
+    checkpoint = unfinished_checkpoint(state, run, force)
     if checkpoint:
         tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     else:
         tokenizer = train_tokenizer((line for pair in pairs for line in pair), config.vocab_size)
+        shutil.rmtree(state, ignore_errors=True)
+        state.mkdir(parents=True)
+        (state / UNFINISHED).write_text(json.dumps(settings_of(run)))
     model = VanillaSeq2SeqForConditionalGeneration(config)
     model.generation_config = generation_config(config)
     trainer = Seq2SeqTrainer(
         model=model,
-        args=training_arguments(run, state),
+        args=training_arguments(run, state, eval_steps=run.eval_epochs * math.ceil(len(pairs) / run.batch_size)),
         train_dataset=encode_pairs(pairs, tokenizer),
         eval_dataset=encode_pairs(validation, tokenizer),
         data_collator=DataCollatorForSeq2Seq(tokenizer, model),
         processing_class=tokenizer,
         compute_metrics=lambda prediction: {"bleu": bleu_of_ids(*prediction, tokenizer)},
     )
-    trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     metrics = trainer.evaluate()
-    model.generation_config = generation_config(config)  # evaluation filled every field of it with a default
+    # The Trainer switched the cache off, and filled every field of the generation config with a default.
+    model.config.use_cache, model.generation_config = True, generation_config(config)
     with new_directory(run.output, force) as directory:
         save_checkpoint(model, tokenizer, directory, run.half)
+    (state / UNFINISHED).unlink()
     return metrics
 
 
@@ -94,6 +103,29 @@ def save_checkpoint(model, tokenizer, directory: Path, half: bool) -> None:
     if half:
         config = json.loads((directory / "config.json").read_text())
         (directory / "config.json").write_text(json.dumps(config | {"dtype": "float32"}, indent=2) + "\n")
+
+
+def settings_of(run: TranslationRun) -> dict:
+    """As JSON gives them back."""
+    return json.loads(json.dumps({name: value for name, value in asdict(run).items() if name != "output"}, default=str))
+
+
+def unfinished_checkpoint(state: Path, run: TranslationRun, force: bool) -> Path | None:
+    """The newest whole checkpoint of an unfinished run with the same settings, if `state` holds one."""
+    if not (state / UNFINISHED).is_file():
+        return None
+    before, settings = json.loads((state / UNFINISHED).read_text()), settings_of(run)
+    if before == settings:
+        # trainer_state.json is written last.
+        whole = [path for path in state.glob("checkpoint-*") if (path / "trainer_state.json").is_file()]
+        return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    if force:
+        return None
+    name = next(name for name in settings if before.get(name) != settings[name])
+    raise ValueError(
+        f"{state} is the state of an unfinished run with {name} {before.get(name)}, expected {settings[name]}; "
+        "--force starts anew"
+    )
 
 
 def translation_config(run: TranslationRun) -> VanillaSeq2SeqConfig:
@@ -122,7 +154,7 @@ def generation_config(config: VanillaSeq2SeqConfig) -> GenerationConfig:
     )
 
 
-def training_arguments(run: TranslationRun, state: Path) -> Seq2SeqTrainingArguments:
+def training_arguments(run: TranslationRun, state: Path, eval_steps: int) -> Seq2SeqTrainingArguments:
     return Seq2SeqTrainingArguments(
         output_dir=str(state),
         num_train_epochs=run.epochs,
@@ -138,9 +170,9 @@ def training_arguments(run: TranslationRun, state: Path) -> Seq2SeqTrainingArgum
         label_smoothing_factor=0.1,
         max_grad_norm=1.0,
         eval_strategy="steps",
-        eval_steps=run.eval_epochs / run.epochs,  # a fraction of all steps
+        eval_steps=eval_steps,
         save_strategy="steps",
-        save_steps=run.eval_epochs / run.epochs,
+        save_steps=eval_steps,
         save_total_limit=2,
         logging_steps=100,
         predict_with_generate=True,

@@ -1,0 +1,130 @@
+"""Small seeded checkpoints of every variant, and their exports. `conftest.py` makes each once per session, when asked for."""
+
+import hashlib
+import json
+import random
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import torch
+import transformers
+
+import vanilla_transformer
+from vanilla_transformer_export.build import export
+
+PAD, START, EOS = 0, 1, 2
+VOCABULARY, WIDTH, HEADS, KEY_WIDTH, VALUE_WIDTH = 48, 32, 4, 6, 10
+SIZES = dict(
+    vocab_size=VOCABULARY,
+    hidden_size=WIDTH,
+    intermediate_size=40,
+    num_attention_heads=HEADS,
+    head_dim=KEY_WIDTH,
+    value_head_dim=VALUE_WIDTH,
+)
+LEARNED = dict(position_embedding_type="learned", max_position_embeddings=40, scale_embedding=False, embedding_norm=True)
+PRE_NORM, UNTIED = dict(norm_first=True), dict(tie_word_embeddings=False)
+
+# name: (architecture, fields over SIZES)
+CHECKPOINTS = {
+    "encoder": ("VanillaEncoderModel", dict(num_hidden_layers=2)),
+    "masked-lm": ("VanillaEncoderForMaskedLM", dict(num_hidden_layers=1, **LEARNED, **PRE_NORM)),
+    "classification": ("VanillaEncoderForSequenceClassification", dict(num_hidden_layers=1, num_labels=3, hidden_act="gelu")),
+    "causal": ("VanillaDecoderForCausalLM", dict(num_hidden_layers=2)),
+    "causal-learned": ("VanillaDecoderForCausalLM", dict(num_hidden_layers=1, pad_token_id=3, **LEARNED, **PRE_NORM, **UNTIED)),
+    "seq2seq": ("VanillaSeq2SeqForConditionalGeneration", dict(encoder_layers=1, decoder_layers=2)),
+    "seq2seq-untied": (
+        "VanillaSeq2SeqForConditionalGeneration",
+        dict(encoder_layers=2, decoder_layers=1, pad_token_id=3, **PRE_NORM, **UNTIED),
+    ),
+}
+# How much each model likes the end token, so that its rows end at different times.
+END_BIAS = {"causal": 3.75, "causal-learned": 1.0, "seq2seq": 2.4, "seq2seq-untied": 2.0}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A model in torch, the checkpoint it was saved to, and the export of that."""
+
+    model: transformers.PreTrainedModel
+    checkpoint: Path
+    directory: Path
+
+
+def build(name: str) -> transformers.PreTrainedModel:
+    """The model `name`, from seed 0, with weights, biases and norms that are all different."""
+    architecture, fields = CHECKPOINTS[name]
+    transformers.set_seed(0)
+    model_class = getattr(vanilla_transformer, architecture)
+    model = model_class(model_class.config_class(**SIZES, **fields)).eval()
+    for parameter_name, parameter in sorted(model.named_parameters()):
+        if parameter.dim() == 1:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+        elif "embed" in parameter_name:
+            torch.nn.init.normal_(parameter, std=WIDTH**-0.5)
+        else:  # attention is strong, or a random decoder says the same whatever it reads
+            torch.nn.init.xavier_uniform_(parameter, gain=1.7 if "attn" in parameter_name else 1)
+    if model.can_generate():
+        model.lm_head.bias.data[EOS] += END_BIAS[name]
+    return model
+
+
+def save_and_export(model: transformers.PreTrainedModel, checkpoint: Path, directory: Path) -> None:
+    model.save_pretrained(checkpoint)
+    export(checkpoint, directory, cases=3)
+
+
+def copy_of(directory: Path, parent: Path) -> Path:
+    """A copy that a test may change."""
+    return Path(shutil.copytree(directory, parent / "copy"))
+
+
+def seal(directory: Path) -> None:
+    """Brings the manifest in line with files that were changed on purpose."""
+    manifest = json.loads((directory / "manifest.json").read_text())
+    for name in manifest["files"]:
+        data = (directory / name).read_bytes()
+        manifest["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+
+
+def edit_json(path: Path, **changes) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def edit_graph(directory: Path, file: str, change) -> None:
+    """Applies `change` to the graph of one ONNX file and seals the export again."""
+    model = onnx.load(directory / file)
+    change(model.graph)
+    onnx.save(model, directory / file)
+    seal(directory)
+
+
+# ----------------------------------------------------------------------------------------------------------------- text
+
+WORDS = {
+    "a": "ein", "the": "der", "man": "Mann", "dog": "Hund", "boy": "Bub", "bird": "Vogel", "red": "rote", "old": "alte",
+    "big": "große", "sees": "sieht", "wants": "möchte", "finds": "findet",
+}  # fmt: skip
+
+
+def toy_corpus(lines: int, seed: int) -> list[tuple[str, str]]:
+    """Sentences like "the old dog sees a bird." and their translations, word by word."""
+    rng = random.Random(seed)
+
+    def thing():
+        adjectives = rng.sample(["red", "old", "big"], rng.randint(0, 1))
+        return [rng.choice(["a", "the"]), *adjectives, rng.choice(["man", "dog", "boy", "bird"])]
+
+    sentences = [[*thing(), rng.choice(["sees", "wants", "finds"]), *thing()] for _ in range(lines)]
+    return [(" ".join(words) + ".", " ".join(WORDS[word] for word in words) + ".") for words in sentences]
+
+
+def write_corpus(directory: Path, name: str, lines: int, seed: int) -> tuple[Path, Path]:
+    """The corpus as two files, `<name>.en` and `<name>.de`."""
+    files = directory / f"{name}.en", directory / f"{name}.de"
+    for file, side in zip(files, zip(*toy_corpus(lines, seed), strict=True), strict=True):
+        file.write_text("\n".join(side) + "\n", encoding="utf-8")
+    return files

@@ -1,0 +1,165 @@
+"""An export directory is whole or refused, and directories appear whole or not at all."""
+
+import json
+import os
+import stat
+
+import pytest
+
+from vanilla_transformer.files import new_directory
+from vanilla_transformer_export.artifact import SCHEMA_VERSION, read_artifact, write_manifest
+
+GRAPH = bytes(range(256)) * 8
+
+
+@pytest.fixture
+def export(tmp_path):
+    """What `read_artifact` takes for an export."""
+    directory = tmp_path / "export"
+    (directory / "onnx").mkdir(parents=True)
+    (directory / "onnx/model.onnx").write_bytes(GRAPH)
+    (directory / "config.json").write_text('{"vocab_size": 48}')
+    write_manifest(directory, architecture="VanillaEncoderModel", opset=18)
+    return directory
+
+
+def refused(export, error, *words):
+    with pytest.raises(error) as caught:
+        read_artifact(export)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_what_was_written_is_read(export):
+    artifact = read_artifact(str(export))
+    assert (artifact.directory, artifact.config, artifact.generation_config) == (export, {"vocab_size": 48}, {})
+    assert artifact.manifest["architecture"] == "VanillaEncoderModel"
+
+
+def test_the_manifest_lists_every_other_file_with_its_size_and_sha256(export):
+    write_manifest(export, opset=18)  # a second time, with the manifest there already
+    manifest = json.loads((export / "manifest.json").read_text())
+    assert manifest["schema_version"] == 1
+    assert manifest["files"] == {
+        "config.json": {
+            "bytes": 18,
+            "sha256": "ea5c33b4c8717ef7bc3fcaa91f0783d60ede20d433c97dba88f8a0f372f0dc35",
+        },
+        "onnx/model.onnx": {
+            "bytes": 2048,
+            "sha256": "10fc3c51a152e90e5b90319b601d92ccf37290ef53c35ff92507687d8a911a08",
+        },
+    }
+
+
+def test_the_generation_config_is_read_where_there_is_one(export):
+    (export / "generation_config.json").write_text('{"num_beams": 3}')
+    write_manifest(export, architecture="VanillaDecoderForCausalLM")
+    assert read_artifact(export).generation_config == {"num_beams": 3}
+
+
+@pytest.mark.parametrize("name", ["onnx/model.onnx", "config.json"])
+def test_a_missing_file_is_named(export, name):
+    (export / name).unlink()
+    refused(export, FileNotFoundError, str(export / name), "missing", "export again")
+
+
+@pytest.mark.parametrize("kept", [0, 1, len(GRAPH) - 1])
+def test_a_truncated_file_is_named_with_both_sizes(export, kept):
+    (export / "onnx/model.onnx").write_bytes(GRAPH[:kept])
+    refused(export, ValueError, "model.onnx", f"{kept} bytes", "expected 2048", "export again")
+
+
+@pytest.mark.parametrize("position", [0, 1000, len(GRAPH) - 1])
+def test_a_changed_byte_is_found(export, position):
+    changed = bytearray(GRAPH)
+    changed[position] ^= 1
+    (export / "onnx/model.onnx").write_bytes(changed)
+    refused(export, ValueError, "model.onnx", "SHA-256", "expected", "export again")
+
+
+@pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, 0, None, "1"])
+def test_another_schema_is_refused_with_both_versions(export, version):
+    manifest = json.loads((export / "manifest.json").read_text())
+    (export / "manifest.json").write_text(json.dumps({**manifest, "schema_version": version}))
+    refused(export, ValueError, "manifest.json", f"version {version}", f"expected {SCHEMA_VERSION}")
+
+
+@pytest.mark.parametrize("text", ["", "{", "schema_version: 1", "[1]", "null"])
+def test_a_manifest_that_is_not_a_json_object_is_refused(export, text):
+    (export / "manifest.json").write_text(text)
+    refused(export, ValueError, "manifest.json")
+
+
+def test_a_manifest_that_is_not_text_is_refused(export):
+    (export / "manifest.json").write_bytes(b"\xff\xfe\x00")
+    refused(export, ValueError, "manifest.json")
+
+
+def test_a_directory_without_a_manifest_is_refused(tmp_path):
+    refused(tmp_path, FileNotFoundError, str(tmp_path), "no manifest.json", "vanilla-transformer export")
+
+
+def test_a_directory_that_does_not_exist_is_refused(tmp_path):
+    refused(tmp_path / "nowhere", FileNotFoundError, str(tmp_path / "nowhere"))
+
+
+# ---------------------------------------------------------------------------------------------------------- new_directory
+
+
+def test_a_new_directory_appears_when_the_block_ends(tmp_path):
+    with new_directory(tmp_path / "deep/out") as directory:
+        (directory / "file").write_text("text")
+        assert not (tmp_path / "deep/out").exists()
+        assert directory.parent == tmp_path / "deep"
+    assert (tmp_path / "deep/out/file").read_text() == "text"
+    assert list((tmp_path / "deep").iterdir()) == [tmp_path / "deep/out"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("force", [False, True])
+def test_an_error_in_the_block_changes_nothing(tmp_path, error, force):
+    if force:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out/old").write_text("old")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(error), new_directory(tmp_path / "out", force) as directory:
+        (directory / "file").write_text("half")
+        raise error
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("kind", ["directory", "empty directory", "file", "link"])
+def test_what_exists_is_replaced_only_by_force(tmp_path, kind):
+    out = tmp_path / "out"
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/kept").touch()
+    if kind == "file":
+        out.write_text("old")
+    elif kind == "link":
+        out.symlink_to(tmp_path / "elsewhere")
+    else:
+        out.mkdir()
+    if kind == "directory":
+        (out / "old").touch()
+    with pytest.raises(FileExistsError, match=r"out exists already.*--force"), new_directory(out):
+        pytest.fail("the block must not run")
+    with new_directory(out, force=True) as directory:
+        (directory / "new").touch()
+    assert [path.name for path in out.iterdir()] == ["new"]
+    assert not out.is_symlink()
+    assert (tmp_path / "elsewhere/kept").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "out"]
+
+
+@pytest.mark.parametrize("umask, mode", [(0o022, 0o755), (0o077, 0o700), (0o002, 0o775)])
+def test_permissions_follow_the_umask(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        with new_directory(tmp_path / "out") as directory:
+            (directory / "file").touch()
+    finally:
+        after = os.umask(before)
+    assert after == umask  # reading it did not change it
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == mode
+    assert stat.S_IMODE((tmp_path / "out/file").stat().st_mode) == mode & 0o666

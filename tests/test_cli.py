@@ -1,0 +1,307 @@
+"""The command: its verbs end to end on tiny data, and its errors, which are one line and no traceback."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sacrebleu
+import torch
+from checkpoints import copy_of, toy_corpus, write_corpus
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from vanilla_transformer.training.tokenizer import train_tokenizer
+from vanilla_transformer_export.cli import key_value, main
+
+COMMAND = Path(sys.executable).with_name("vanilla-transformer")
+TEXTS = [source for source, _ in toy_corpus(6, seed=9)]
+TRAINING = ["--epochs", "12", "--eval-epochs", "6", "--batch-size", "16", "--warmup-steps", "20", "--learning-rate", "5e-3"]
+FIELDS = ["vocab_size=60", "hidden_size=32", "intermediate_size=40", "encoder_layers=1", "decoder_layers=1", "head_dim=6"]
+
+
+def command(*arguments, **kwargs):
+    return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=300, **kwargs)
+
+
+def last_line(done):
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+def training_files(corpus):
+    names = ("--source", "--target", "--validation-source", "--validation-target")
+    return [word for pair in zip(names, corpus, strict=True) for word in pair]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("corpus")
+    return *write_corpus(directory, "train", 200, seed=0), *write_corpus(directory, "val", 20, seed=1)
+
+
+@pytest.fixture(scope="module")
+def trained(corpus, tmp_path_factory):
+    """What `train` wrote, and what it said."""
+    output = tmp_path_factory.mktemp("trained") / "model"
+    fields = [word for field in FIELDS for word in ("--set", field)]
+    return output, command("train", *training_files(corpus), "--output", output, *TRAINING, *fields)
+
+
+@pytest.fixture(scope="module")
+def translator(trained):
+    """What `export` wrote, and what it said."""
+    out = trained[0].with_name("out")
+    return out, command("export", trained[0], out)
+
+
+def test_train_writes_a_checkpoint_and_prints_the_metrics(trained):
+    output, done = trained
+    assert 0 <= json.loads(last_line(done))["eval_bleu"] <= 100
+    config = json.loads((output / "config.json").read_text())
+    assert (config["vocab_size"], config["hidden_size"], config["decoder_layers"], config["head_dim"]) == (60, 32, 1, 6)
+    assert (output / "tokenizer.json").is_file()
+
+
+def test_export_prints_where_the_graphs_are_how_large_and_how_exact(translator):
+    out, done = translator
+    facts = json.loads(last_line(done))
+    assert facts["out"] == str(out)
+    sizes = {name: (out / name).stat().st_size for name in ("onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx")}
+    assert facts["files"] == sizes
+    assert facts["parity"]["failures"] == 0 < facts["parity"]["cases"]
+
+
+def test_verify_prints_its_report_and_succeeds(trained, translator, capsys):
+    main(["verify", str(translator[0]), str(trained[0]), "--cases", "7"])
+    line = capsys.readouterr().out.removesuffix("\n")
+    assert line.startswith("7 cases, ")
+    assert line.endswith("0 failures")
+
+
+@pytest.mark.parametrize(
+    "options, generate", [([], {}), (["--num-beams", "1", "--max-new-tokens", "7"], dict(num_beams=1, max_new_tokens=7))]
+)
+def test_generate_prints_the_translations_of_transformers(trained, translator, options, generate):
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(trained[0]), AutoTokenizer.from_pretrained(trained[0])
+    outputs = model.generate(**tokenizer(TEXTS, return_tensors="pt", padding=True), **generate)
+    expected = tokenizer.batch_decode(outputs, skip_special_tokens=True)
+    assert any(expected)
+    for arguments, stdin in ((TEXTS, None), ([], "".join(text + "\n" for text in TEXTS))):
+        done = command("generate", translator[0], *arguments, *options, input=stdin)
+        assert (done.stdout.split("\n"), done.stderr, done.returncode) == ([*expected, ""], "", 0)
+
+
+def test_evaluate_gives_the_bleu_of_the_translations_in_torch_and_in_onnxruntime(trained, translator, corpus, capsys):
+    arguments = ("--source", corpus[2], "--target", corpus[3], "--num-beams", 2, "--max-new-tokens", 12, "--batch-size", 7)
+    found = []
+    for directory in (trained[0], translator[0]):
+        main(["evaluate", str(directory), *map(str, arguments)])
+        found.append(json.loads(capsys.readouterr().out))
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(trained[0]), AutoTokenizer.from_pretrained(trained[0])
+    sources, targets = (file.read_text(encoding="utf-8").splitlines() for file in corpus[2:])
+    outputs = [model.generate(**tokenizer(source, return_tensors="pt"), num_beams=2, max_new_tokens=12) for source in sources]
+    texts = [tokenizer.decode(output[0], skip_special_tokens=True) for output in outputs]
+    assert [result["engine"] for result in found] == ["torch", "onnxruntime"]
+    assert [result["sentences"] for result in found] == [20, 20]
+    expected = sacrebleu.corpus_bleu(texts, [targets]).score
+    assert [result["bleu"] for result in found] == pytest.approx([expected, expected], abs=0.01)
+    assert expected > 0
+
+
+def test_generate_prints_one_line_for_each_line_it_reads(translator):
+    done = command("generate", translator[0], "--max-new-tokens", 3, input="the man sees\u2028a dog.\nthe boy.\n")
+    assert (done.returncode, done.stdout.count("\n")) == (0, 2)
+
+
+@pytest.mark.parametrize("stdin, message", [("", "no texts"), ("a dog.\n\na man.\n", "text 1 of 3 is empty")])
+def test_generate_refuses_empty_text_on_standard_input(translator, stdin, message):
+    done = command("generate", translator[0], input=stdin)
+    assert done.returncode == 1
+    assert done.stderr.startswith("vanilla-transformer: ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_generate_needs_neither_torch_nor_transformers(translator, tmp_path):
+    """Modules of these names that fail stand in front of the real ones."""
+    for name in ("torch", "transformers", "onnx", "safetensors"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('not installed')")
+    done = command("generate", translator[0], TEXTS[0], env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# ---------------------------------------------------------------------------------------------------------- help and usage
+
+
+def test_help_names_the_verbs_and_loads_nothing_heavy():
+    code = "import sys; from vanilla_transformer_export.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    code += "print(sorted({'torch', 'transformers', 'onnxruntime', 'numpy'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    assert done.stdout.endswith("[]\n")
+    for verb in ("train", "export", "verify", "generate", "evaluate"):
+        assert f"\n    {verb} " in done.stdout
+
+
+@pytest.mark.parametrize("verb", ["train", "export", "verify", "generate", "evaluate"])
+def test_each_verb_explains_all_its_options(verb, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([verb, "--help"])
+    assert caught.value.code == 0
+    assert f"usage: vanilla-transformer {verb}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "VERB"),
+        (["translate"], "'translate'"),
+        (["export"], "checkpoint, out"),
+        (["train"], "--source"),
+        (["verify", "a", "b", "--cases", "0"], "expected a whole number of at least 1, got 0"),
+        (["generate", "a", "--num-beams", "0"], "expected a whole number of at least 1, got 0"),
+        (["generate", "a", "--max-new-tokens", "-3"], "-3"),
+        (["generate", "a", "--num-beams", "two"], "'two'"),
+        (["generate", "a", "--temperature", "2"], "--temperature"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_says_why(arguments, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("hidden_size=32", ("hidden_size", 32)),
+        ("dropout=0.1", ("dropout", 0.1)),
+        ("norm_first=true", ("norm_first", True)),
+        ("sep_token_id=null", ("sep_token_id", None)),
+        ("eos_token_id=[2, 3]", ("eos_token_id", [2, 3])),
+        ("hidden_act=gelu", ("hidden_act", "gelu")),
+        ('hidden_act="gelu"', ("hidden_act", "gelu")),
+        ("name=a=b", ("name", "a=b")),
+        ("name=", ("name", "")),
+    ],
+)
+def test_a_value_is_json_or_else_a_string(text, expected):
+    assert key_value(text) == expected
+
+
+@pytest.mark.parametrize("text", ["hidden_size", ""])
+def test_a_field_without_a_name_or_a_value_is_wrong_usage(text, corpus, tmp_path, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["train", *map(str, training_files(corpus)), "--output", str(tmp_path / "model"), "--set", text])
+    assert caught.value.code == 2
+    assert "expected key=value" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------------------ errors
+
+
+def error_of(*arguments):
+    """The message the command ends with; any other exception than SystemExit would be a traceback."""
+    with pytest.raises(SystemExit) as caught:
+        main([str(argument) for argument in arguments])
+    message = caught.value.code
+    assert message.startswith("vanilla-transformer: ")
+    return message
+
+
+def test_an_error_in_a_process_is_one_line_on_stderr_and_ends_with_1(tmp_path):
+    done = command("export", tmp_path / "nowhere", tmp_path / "out")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"vanilla-transformer: {tmp_path / 'nowhere'} does not exist, expected a checkpoint directory or a Hub id\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_that_is_no_export_is_an_error(tmp_path, exported):
+    assert "has no manifest.json" in error_of("generate", tmp_path, "text")
+    assert "has no manifest.json" in error_of("generate", tmp_path / "nowhere", "text")
+    assert "has no manifest.json" in error_of("verify", tmp_path / "nowhere", exported("encoder").checkpoint)
+
+
+def test_existing_output_is_an_error_without_force(exported, tmp_path, corpus):
+    (tmp_path / "kept").touch()
+    assert "--force" in error_of("export", exported("encoder").checkpoint, tmp_path)
+    assert "--force" in error_of("train", *training_files(corpus), "--output", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_a_checkpoint_that_does_not_fit_is_an_error(exported, tmp_path):
+    checkpoint = shutil.copytree(exported("encoder").checkpoint, tmp_path / "checkpoint")
+    weights = load_file(checkpoint / "model.safetensors")
+    weights["embeddings.embed_tokens.weight"] = torch.zeros(5, 32)
+    save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+    assert "embeddings.embed_tokens.weight" in error_of("export", checkpoint, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        (["hidden_size=wide"], "hidden_size"),
+        (["dropout=1.5"], "dropout must be in [0, 1), got 1.5"),
+        (["hidden_size=34", "num_attention_heads=4"], "hidden_size=34"),
+        (["vocab_size=100000"], "expected 100000"),
+        (["hidden_act=rellu", "vocab_size=60"], "rellu"),
+    ],
+)
+def test_a_config_that_cannot_be_is_an_error(corpus, tmp_path, fields, message):
+    fields = [word for field in fields for word in ("--set", field)]
+    assert message in error_of("train", *training_files(corpus), "--output", tmp_path / "model", *fields)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_are_not_parallel_are_an_error(corpus, tmp_path):
+    files = training_files((corpus[0], corpus[3], corpus[2], corpus[3]))
+    message = error_of("train", *files, "--output", tmp_path / "model")
+    assert "train.en has 200" in message
+    assert "val.de has 20" in message
+
+
+def test_verify_ends_with_1_and_lists_the_differences(exported, tmp_path, capsys):
+    other = type(exported("encoder").model)(exported("encoder").model.config)
+    other.save_pretrained(tmp_path / "other")
+    with pytest.raises(SystemExit) as caught:
+        main(["verify", str(exported("encoder").directory), str(tmp_path / "other"), "--cases", "2"])
+    assert caught.value.code.count("expected at most 1e-04") == 2  # a string: exit status 1
+    assert "2 failures" in capsys.readouterr().out
+
+
+def test_generate_says_when_the_export_has_no_tokenizer(exported):
+    assert "tokenizer.json is missing" in error_of("generate", exported("causal").directory, "text")
+
+
+def test_generate_says_when_the_model_cannot_generate(exported, tmp_path):
+    directory = copy_of(exported("encoder").directory, tmp_path)
+    train_tokenizer([text for pair in toy_corpus(50, seed=0) for text in pair], 48).save_pretrained(directory)
+    assert "VanillaEncoderModel cannot generate" in error_of("generate", directory, "the dog")
+
+
+def test_a_decoder_continues_text_as_transformers_does(exported, tmp_path, capsys):
+    tokenizer = train_tokenizer([text for pair in toy_corpus(50, seed=0) for text in pair], 48)
+    directory = copy_of(exported("causal").directory, tmp_path)
+    tokenizer.save_pretrained(directory)
+    texts = ["the old dog", "a man sees the", "red bird", "a big boy wants"]
+    main(["generate", str(directory), *texts, "--max-new-tokens", "6", "--num-beams", "1"])
+    found = capsys.readouterr().out
+    for text, line in zip(texts, found.removesuffix("\n").split("\n"), strict=True):
+        ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
+        new = exported("causal").model.generate(ids, max_new_tokens=6, do_sample=False)[0, ids.shape[1] :]
+        assert line == tokenizer.decode(new, skip_special_tokens=True)
+    assert found.strip()
+
+
+def test_a_tokenizer_larger_than_the_model_is_an_error(exported, tmp_path):
+    directory = copy_of(exported("causal").directory, tmp_path)
+    train_tokenizer([text for pair in toy_corpus(50, seed=0) for text in pair], 60).save_pretrained(directory)
+    assert "[0, 47]" in error_of("generate", directory, "der große alte Bub findet")

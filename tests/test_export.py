@@ -1,0 +1,434 @@
+"""The exported graphs keep their contract, and an export that cannot be right leaves nothing behind."""
+
+import json
+import shutil
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from checkpoints import CHECKPOINTS, EOS, HEADS, KEY_WIDTH, PAD, VALUE_WIDTH, VOCABULARY, WIDTH
+from onnx import helper, numpy_helper
+from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertModel, DynamicCache
+
+from vanilla_transformer import VanillaDecoderConfig, VanillaDecoderModel, VanillaEncoderConfig, VanillaEncoderModel
+from vanilla_transformer_export import build
+from vanilla_transformer_export.build import export, load_checkpoint
+from vanilla_transformer_export.optimize import share_tied_weights, strip_metadata
+from vanilla_transformer_export.verify import Report
+
+B, S, T, P = "batch_size", "source_length", "target_length", "past_length"
+PS, WHOLE = "past_source_length", "past_length + target_length"
+INT, FLOAT = onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
+TOKENS = {"input_ids": (INT, [B, S]), "attention_mask": (INT, [B, S])}
+HIDDEN = {"last_hidden_state": (FLOAT, [B, S, WIDTH])}
+
+
+def key(length):
+    return FLOAT, [B, HEADS, length, KEY_WIDTH]
+
+
+def value(length):
+    return FLOAT, [B, HEADS, length, VALUE_WIDTH]
+
+
+def causal(layers):
+    inputs = {"input_ids": (INT, [B, T]), "attention_mask": (INT, [B, WHOLE]), "position_ids": (INT, [B, T])}
+    outputs = {"logits": (FLOAT, [B, T, VOCABULARY])}
+    for n in range(layers):
+        inputs |= {f"past_key_values.{n}.key": key(P), f"past_key_values.{n}.value": value(P)}
+        outputs |= {f"present.{n}.key": key(WHOLE), f"present.{n}.value": value(WHOLE)}
+    return inputs, outputs
+
+
+def seq2seq(layers):
+    inputs = {
+        "input_ids": (INT, [B, T]),
+        "encoder_attention_mask": (INT, [B, S]),
+        "encoder_hidden_states": (FLOAT, [B, S, WIDTH]),
+    }
+    outputs = {"logits": (FLOAT, [B, T, VOCABULARY])}
+    for n in range(layers):
+        inputs |= {
+            f"past_key_values.{n}.decoder.key": key(P),
+            f"past_key_values.{n}.decoder.value": value(P),
+            f"past_key_values.{n}.encoder.key": key(PS),
+            f"past_key_values.{n}.encoder.value": value(PS),
+        }
+        outputs |= {
+            f"present.{n}.decoder.key": key(WHOLE),
+            f"present.{n}.decoder.value": value(WHOLE),
+            f"present.{n}.encoder.key": key(S),
+            f"present.{n}.encoder.value": value(S),
+        }
+    return inputs, outputs
+
+
+# checkpoint: {file: (inputs, outputs)}
+CONTRACT = {
+    "encoder": {"onnx/model.onnx": (TOKENS, HIDDEN)},
+    "masked-lm": {"onnx/model.onnx": (TOKENS, {"logits": (FLOAT, [B, S, VOCABULARY])})},
+    "classification": {"onnx/model.onnx": (TOKENS, {"logits": (FLOAT, [B, 3])})},
+    "causal": {"onnx/model.onnx": causal(2)},
+    "causal-learned": {"onnx/model.onnx": causal(1)},
+    "seq2seq": {"onnx/encoder_model.onnx": (TOKENS, HIDDEN), "onnx/decoder_model_merged.onnx": seq2seq(2)},
+    "seq2seq-untied": {"onnx/encoder_model.onnx": (TOKENS, HIDDEN), "onnx/decoder_model_merged.onnx": seq2seq(1)},
+}
+every_checkpoint = pytest.mark.parametrize("name", CHECKPOINTS)
+every_graph = pytest.mark.parametrize("name, file", [(name, file) for name, files in CONTRACT.items() for file in files])
+
+
+def tensors(values):
+    """name -> (type, axes), in order."""
+    types = {value.name: value.type.tensor_type for value in values}
+    return {name: (kind.elem_type, [dim.dim_param or dim.dim_value for dim in kind.shape.dim]) for name, kind in types.items()}
+
+
+@every_checkpoint
+def test_an_export_holds_the_graphs_of_its_variant_and_no_other_onnx_file(exported, name):
+    found = {path.relative_to(exported(name).directory).as_posix() for path in exported(name).directory.rglob("*.onnx*")}
+    assert found == set(CONTRACT[name])
+
+
+@every_graph
+def test_inputs_and_outputs_have_the_names_types_and_axes_of_the_contract(exported, name, file):
+    graph = onnx.load(exported(name).directory / file).graph
+    inputs, outputs = CONTRACT[name][file]
+    assert list(tensors(graph.input).items()) == list(inputs.items())
+    assert list(tensors(graph.output).items()) == list(outputs.items())
+
+
+@every_graph
+def test_a_graph_is_plain_onnx_without_branches(exported, name, file):
+    model = onnx.load(exported(name).directory / file)
+    assert [(opset.domain, opset.version <= 21) for opset in model.opset_import] == [("", True)]
+    assert {node.domain for node in model.graph.node} <= {"", "ai.onnx"}
+    assert not {"If", "Loop", "Scan"} & {node.op_type for node in model.graph.node}
+    assert not model.functions
+
+
+@every_graph
+def test_a_file_says_nothing_of_the_machine_that_wrote_it_and_holds_all_its_weights(exported, name, file):
+    path = exported(name).directory / file
+    data = path.read_bytes()
+    for trace in (b".py", b"site-packages", build.__file__.rpartition("/")[0].encode(), b"/home", b"Traceback", b"pkg.torch"):
+        assert trace not in data
+    assert not any(weight.external_data for weight in onnx.load(path, load_external_data=False).graph.initializer)
+
+
+@every_checkpoint
+def test_each_weight_is_stored_once(exported, name):
+    checkpoint = load_file(exported(name).checkpoint / "model.safetensors")
+    expected = sum(weight.numel() * 4 for weight in checkpoint.values())
+    weights = [w for file in CONTRACT[name] for w in onnx.load(exported(name).directory / file).graph.initializer]
+    found = sum(numpy_helper.to_array(weight).nbytes for weight in weights)
+    if name == "seq2seq":  # the encoder's file and the decoder's each hold the tied embedding
+        expected += VOCABULARY * WIDTH * 4
+    assert 0 <= found - expected < WIDTH * KEY_WIDTH * 4  # constants of the graph, but not one matrix more
+
+
+@pytest.mark.parametrize("name, is_tied", [("causal", True), ("causal-learned", False), ("masked-lm", True)])
+def test_only_a_tied_head_is_computed_from_the_embedding(exported, name, is_tied):
+    graph = onnx.load(exported(name).directory / "onnx/model.onnx").graph
+    shapes = [tuple(weight.dims) for weight in graph.initializer]
+    assert shapes.count((VOCABULARY, WIDTH)) + shapes.count((WIDTH, VOCABULARY)) == (1 if is_tied else 2)
+
+
+def two_table_graph(tied):
+    """Embedding look-up and projection to the vocabulary, as the exporter writes them: with a table each."""
+    table = np.arange(12, dtype=np.float32).reshape(4, 3)
+    head = table.T.copy() if tied else table.T + 1
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "ids"], ["x"]), helper.make_node("MatMul", ["x", "head"], ["y"])],
+        "graph",
+        [helper.make_tensor_value_info("ids", INT, ["n"])],
+        [helper.make_tensor_value_info("y", FLOAT, ["n", 4])],
+        [numpy_helper.from_array(table, "table"), numpy_helper.from_array(head, "head")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+@pytest.mark.parametrize("tied, count", [(True, 1), (False, 0)])
+def test_sharing_tied_weights_counts_the_copies_it_removed_and_keeps_the_result(tied, count):
+    model, ids = two_table_graph(tied), {"ids": np.array([3, 0])}
+    before = onnxruntime.InferenceSession(model.SerializeToString()).run(None, ids)[0]
+    assert share_tied_weights(model) == count
+    assert len(model.graph.initializer) == 2 - count
+    onnx.checker.check_model(model)
+    np.testing.assert_array_equal(onnxruntime.InferenceSession(model.SerializeToString()).run(None, ids)[0], before)
+    assert share_tied_weights(model) == 0
+
+
+def test_stripping_metadata_counts_the_entries_it_removed():
+    model = two_table_graph(tied=False)
+    for owner in (model, model.graph.node[0], model.graph.initializer[1]):
+        owner.metadata_props.add(key="stack", value="/somewhere/file.py")
+    model.graph.node[1].doc_string = "/somewhere/file.py"
+    assert strip_metadata(model) == 3
+    assert b"somewhere" not in model.SerializeToString()
+    assert strip_metadata(model) == 0
+
+
+# ------------------------------------------------------------------------------------------------------ the graphs alone
+
+
+def session(exported, name, file="onnx/model.onnx"):
+    return onnxruntime.InferenceSession(exported(name).directory / file)
+
+
+def assert_close(found, expected):
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 9), (2, 2), (5, 30)], ids=str)
+@pytest.mark.parametrize("name", ["encoder", "masked-lm", "classification"])
+@torch.no_grad()
+def test_an_encoder_graph_takes_every_batch_size_and_length(exported, name, shape):
+    ids = torch.randint(VOCABULARY, shape)
+    mask = torch.ones_like(ids)
+    mask[-1, shape[1] // 2 + 1 :] = 0
+    found = session(exported, name).run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})[0]
+    expected = exported(name).model(ids, mask)[0]
+    real = mask.bool() if name != "classification" else torch.ones(shape[0], dtype=torch.bool)
+    assert_close(found[real.numpy()], expected[real])
+
+
+@pytest.mark.parametrize("batch, lengths", [(1, (1, 1, 1)), (1, (6, 1, 1)), (4, (1, 5, 1, 2)), (2, (3, 8))], ids=str)
+@pytest.mark.parametrize("name", ["causal", "causal-learned"])
+@torch.no_grad()
+def test_one_decoder_graph_takes_the_first_step_and_every_later_one(exported, name, batch, lengths):
+    model, layers = exported(name).model, exported(name).model.config.num_hidden_layers
+    decoder, cache, start = session(exported, name), DynamicCache(), 0
+    past = {
+        f"past_key_values.{n}.{part}": np.zeros((batch, HEADS, 0, width), np.float32)
+        for n in range(layers)
+        for part, width in (("key", KEY_WIDTH), ("value", VALUE_WIDTH))
+    }
+    for length in lengths:
+        ids = torch.randint(VOCABULARY, (batch, length))
+        positions = torch.arange(start, start + length).expand(batch, -1)
+        start += length
+        mask = torch.ones(batch, start, dtype=torch.long)
+        feeds = {"input_ids": ids.numpy(), "attention_mask": mask.numpy(), "position_ids": positions.numpy()}
+        logits, *present = decoder.run(None, {**feeds, **past})
+        past = dict(zip(past, present, strict=True))
+        assert_close(logits, model(ids, mask, past_key_values=cache).logits)
+        for n in range(layers):
+            assert_close(past[f"past_key_values.{n}.key"], cache.layers[n].keys)
+            assert_close(past[f"past_key_values.{n}.value"], cache.layers[n].values)
+
+
+@pytest.mark.parametrize("batch, source, lengths", [(1, 1, (1, 1, 1)), (2, 13, (4, 1)), (5, 3, (1, 2, 6))], ids=str)
+@pytest.mark.parametrize("name", ["seq2seq", "seq2seq-untied"])
+@torch.no_grad()
+def test_one_seq2seq_decoder_graph_takes_the_first_step_and_every_later_one(exported, name, batch, source, lengths):
+    model = exported(name).model
+    encoder = session(exported, name, "onnx/encoder_model.onnx")
+    decoder = session(exported, name, "onnx/decoder_model_merged.onnx")
+    ids, mask = torch.randint(VOCABULARY, (batch, source)), torch.ones(batch, source, dtype=torch.long)
+    mask[-1, source // 2 + 1 :] = 0
+    hidden = encoder.run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})[0]
+    tokens, start = torch.randint(VOCABULARY, (batch, sum(lengths))), 0
+    expected = model(ids, mask, tokens, use_cache=False).logits
+    past = {
+        i.name: np.zeros((batch, HEADS, 0, i.shape[3]), np.float32)
+        for i in decoder.get_inputs()
+        if i.name.startswith("past_key_values")
+    }
+    for length in lengths:
+        piece = slice(start, start + length)
+        start += length
+        feeds = {"input_ids": tokens[:, piece].numpy(), "encoder_attention_mask": mask.numpy()}
+        logits, *present = decoder.run(None, {**feeds, "encoder_hidden_states": hidden, **past})
+        past = dict(zip(past, present, strict=True))
+        assert_close(logits, expected[:, piece])
+        assert {states.shape[2] for states in present[::4]} == {start}
+        assert {states.shape[2] for states in present[2::4]} == {source}
+
+
+# --------------------------------------------------------------------------------------------------- the export directory
+
+
+def test_the_manifest_says_what_was_exported(exported):
+    manifest = json.loads((exported("seq2seq").directory / "manifest.json").read_text())
+    assert manifest["model_type"] == "vanilla-seq2seq"
+    assert manifest["architecture"] == "VanillaSeq2SeqForConditionalGeneration"
+    assert manifest["graphs"] == {"encoder": "onnx/encoder_model.onnx", "decoder": "onnx/decoder_model_merged.onnx"}
+    assert (manifest["target"], manifest["dtype"]) == ("portable", "fp32")
+    assert manifest["opset"] == onnx.load(exported("seq2seq").directory / "onnx/encoder_model.onnx").opset_import[0].version
+    assert manifest["parity"]["cases"] == 3
+    assert manifest["parity"]["failures"] == 0
+    assert 0 < manifest["parity"]["max_error"] < manifest["parity"]["tolerance"]
+    assert manifest["versions"]["torch"] == torch.__version__
+    assert "checkpoint" not in json.dumps(manifest)  # no path of this machine
+
+
+@every_checkpoint
+def test_the_config_beside_the_graphs_needs_no_code_and_keeps_every_field(exported, name):
+    config = json.loads((exported(name).directory / "config.json").read_text())
+    assert "auto_map" not in config
+    saved = json.loads((exported(name).checkpoint / "config.json").read_text())
+    assert {field: config[field] for field in saved if field != "auto_map"} == {
+        field: saved[field] for field in saved if field != "auto_map"
+    }
+    assert (exported(name).directory / "generation_config.json").exists() == exported(name).model.can_generate()
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Replaces tracing and verification, which some tests are not about."""
+    graph = two_table_graph(tied=False)
+    monkeypatch.setattr(build, "trace", lambda *_: graph)
+    monkeypatch.setattr(build, "verify", lambda *_: Report(cases=1))
+    return monkeypatch
+
+
+@pytest.fixture
+def checkpoint(exported, tmp_path):
+    """A copy of the encoder's checkpoint, to be damaged."""
+    return shutil.copytree(exported("encoder").checkpoint, tmp_path / "checkpoint")
+
+
+def test_the_tokenizer_goes_with_the_graphs(quick, checkpoint, tmp_path):
+    (checkpoint / "tokenizer.json").write_text('{"a": 1}')
+    (checkpoint / "tokenizer_config.json").write_text('{"b": 2}')
+    manifest = export(checkpoint, tmp_path / "out")
+    assert (tmp_path / "out/tokenizer.json").read_text() == '{"a": 1}'
+    assert set(manifest["files"]) == {"config.json", "onnx/model.onnx", "tokenizer.json", "tokenizer_config.json"}
+
+
+def test_an_existing_directory_is_replaced_only_by_force(quick, checkpoint, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine").write_text("kept")
+    with pytest.raises(FileExistsError, match=r"out exists already.*--force"):
+        export(checkpoint, out)
+    assert [path.name for path in out.iterdir()] == ["mine"]
+    export(checkpoint, out, force=True)
+    assert sorted(path.name for path in out.iterdir()) == ["config.json", "manifest.json", "onnx"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_an_export_that_differs_from_torch_leaves_nothing_behind(quick, checkpoint, tmp_path, force):
+    quick.setattr(build, "verify", lambda *_: Report(failures=["case 0: error 7e-01"]))
+    if force:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out/mine").write_text("kept")
+    with pytest.raises(ValueError, match="does not give what torch gives: case 0: error 7e-01"):
+        export(checkpoint, tmp_path / "out", force=force)
+    assert sorted(path.name for path in tmp_path.iterdir()) == (["checkpoint", "out"] if force else ["checkpoint"])
+    if force:
+        assert (tmp_path / "out/mine").read_text() == "kept"
+
+
+def test_an_interrupted_export_leaves_nothing_behind(quick, checkpoint, tmp_path):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    quick.setattr(build, "trace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        export(checkpoint, tmp_path / "deep/out")
+    assert not list((tmp_path / "deep").iterdir())
+
+
+def assert_refused(checkpoint, tmp_path, error, *words):
+    """The message has all of `words`, and nothing is written."""
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(error) as caught:
+        export(checkpoint, tmp_path / "out")
+    for word in words:
+        assert word in str(caught.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_missing_checkpoint_directory_is_named(tmp_path):
+    assert_refused(tmp_path / "nowhere", tmp_path, FileNotFoundError, str(tmp_path / "nowhere"), "does not exist")
+
+
+@pytest.mark.parametrize("place", ["nowhere", "checkpoints/nowhere", "./nowhere"])
+def test_a_misspelt_relative_path_is_an_error_that_names_it(tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    assert_refused(place, tmp_path, OSError, "nowhere")
+
+
+def test_a_checkpoint_without_config_is_refused(checkpoint, tmp_path):
+    (checkpoint / "config.json").unlink()
+    assert_refused(checkpoint, tmp_path, FileNotFoundError, str(checkpoint), "no config.json")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]"])
+def test_a_config_that_is_not_a_json_object_is_refused(checkpoint, tmp_path, text):
+    (checkpoint / "config.json").write_text(text)
+    assert_refused(checkpoint, tmp_path, (ValueError, OSError), "config.json")
+
+
+def test_a_checkpoint_without_weights_is_refused_and_what_is_there_is_listed(checkpoint, tmp_path):
+    (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
+    assert_refused(checkpoint, tmp_path, FileNotFoundError, "model.safetensors", "pytorch_model.bin")
+
+
+@pytest.mark.parametrize("kept", [0, 4, 200, -1])
+def test_truncated_weights_are_refused(checkpoint, tmp_path, kept):
+    path = checkpoint / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    assert_refused(checkpoint, tmp_path, ValueError, str(path), f"{path.stat().st_size} bytes")
+
+
+def test_a_missing_weight_is_named(checkpoint, tmp_path):
+    weights = load_file(checkpoint / "model.safetensors")
+    del weights["layers.1.self_attn.v_proj.weight"]
+    save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+    assert_refused(checkpoint, tmp_path, ValueError, "VanillaEncoderModel", "missing", "layers.1.self_attn.v_proj.weight")
+
+
+def test_a_weight_too_many_is_named(checkpoint, tmp_path):
+    weights = load_file(checkpoint / "model.safetensors")
+    weights["layers.7.extra"] = torch.zeros(2)
+    save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+    assert_refused(checkpoint, tmp_path, ValueError, "VanillaEncoderModel", "unexpected", "layers.7.extra")
+
+
+def test_a_weight_of_another_shape_is_named_with_both_shapes(checkpoint, tmp_path):
+    name = "layers.0.feed_forward.up_proj.weight"
+    weights = load_file(checkpoint / "model.safetensors")
+    weights[name] = torch.zeros(41, 32)
+    save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+    assert_refused(checkpoint, tmp_path, ValueError, name, "41, 32", "40, 32")
+
+
+@pytest.mark.parametrize(
+    "model_class, config, name",
+    [
+        (VanillaDecoderModel, VanillaDecoderConfig, "VanillaDecoderModel"),
+        (BertModel, BertConfig, "BertModel"),
+    ],
+)
+def test_an_architecture_that_cannot_be_exported_is_named_with_those_that_can(tmp_path, model_class, config, name):
+    small = dict(hidden_size=16, intermediate_size=16, num_attention_heads=2, num_hidden_layers=1, vocab_size=20)
+    model_class(config(**small)).save_pretrained(tmp_path / "checkpoint")
+    expected = ("VanillaEncoderModel", "VanillaDecoderForCausalLM", "VanillaSeq2SeqForConditionalGeneration")
+    assert_refused(tmp_path / "checkpoint", tmp_path, ValueError, f"architecture {name},", *expected)
+
+
+def test_a_config_of_an_unknown_model_type_is_refused_by_name(checkpoint, tmp_path):
+    config = json.loads((checkpoint / "config.json").read_text())
+    del config["auto_map"]
+    (checkpoint / "config.json").write_text(json.dumps({**config, "model_type": "unheard-of"}))
+    assert_refused(checkpoint, tmp_path, ValueError, "unheard-of")
+
+
+def test_half_precision_weights_are_loaded_in_float32_and_evaluation_mode(tmp_path):
+    config = VanillaEncoderConfig(
+        vocab_size=20, hidden_size=16, intermediate_size=16, num_attention_heads=2, num_hidden_layers=1, dropout=0.5
+    )
+    VanillaEncoderModel(config).half().save_pretrained(tmp_path / "half")
+    model = load_checkpoint(tmp_path / "half")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert not any(module.training for module in model.modules())
+
+
+def test_the_special_tokens_of_the_test_checkpoints_are_those_of_the_configs(exported):
+    config = exported("seq2seq").model.config
+    assert (config.pad_token_id, config.eos_token_id) == (PAD, EOS)

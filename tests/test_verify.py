@@ -1,0 +1,229 @@
+"""Verification passes for a right export, and fails for one that is wrong in any of these ways."""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from checkpoints import CHECKPOINTS, VOCABULARY, build, copy_of, edit_graph, seal
+from onnx import helper, numpy_helper
+
+from vanilla_transformer_export.verify import TOLERANCE, Report, verify
+
+
+@pytest.mark.parametrize("name", ["encoder", "causal", "seq2seq"])
+def test_300_cases_agree(exported, name):
+    report = verify(exported(name).directory, exported(name).model, cases=300, seed=1)
+    assert (report.cases, report.failures, report.ties) == (300, [], 0)
+    assert report.values > 100_000
+    assert 0 < report.max_error < TOLERANCE
+    assert (report.tokens > 5_000) == (name != "encoder")
+
+
+@pytest.mark.parametrize("name", [name for name in CHECKPOINTS if name not in ("encoder", "causal", "seq2seq")])
+def test_every_other_kind_of_checkpoint_agrees(exported, name):
+    assert verify(exported(name).directory, exported(name).model, cases=30, seed=2).failures == []
+
+
+def test_the_same_seed_compares_the_same_cases_and_another_seed_others(exported):
+    values = [verify(exported("encoder").directory, exported("encoder").model, 5, seed).values for seed in (0, 0, 1)]
+    assert values[0] == values[1] != values[2]
+
+
+# ------------------------------------------------------------------------------------------------------- what is not right
+
+
+def failures(directory, model, cases=30):
+    return verify(directory, model, cases).failures
+
+
+def graph_files(name):
+    return ["onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx"] if name == "seq2seq" else ["onnx/model.onnx"]
+
+
+@pytest.mark.parametrize(
+    "name, file", [(name, file) for name in ("encoder", "causal", "seq2seq") for file in graph_files(name)]
+)
+def test_one_changed_weight_of_any_matrix_is_found(exported, tmp_path, name, file):
+    """By 1e-2, in the middle of the last matrix that is multiplied with."""
+
+    def change(graph):
+        matrices = [weight for weight in graph.initializer if len(weight.dims) == 2 and weight.name.startswith("val_")]
+        values = numpy_helper.to_array(matrices[-1]).copy()
+        values[values.shape[0] // 2, values.shape[1] // 2] += 1e-2
+        matrices[-1].CopyFrom(numpy_helper.from_array(values, matrices[-1].name))
+
+    directory = copy_of(exported(name).directory, tmp_path)
+    edit_graph(directory, file, change)
+    assert "expected at most 1e-04" in failures(directory, exported(name).model)[0]
+
+
+@pytest.mark.parametrize("part", ["decoder", "encoder", ""])
+def test_swapped_caches_of_two_layers_are_found(exported, tmp_path, part):
+    name, middle = ("seq2seq", f"{part}.") if part else ("causal", "")
+    swap = {
+        f"past_key_values.{layer}.{middle}{kind}": f"past_key_values.{1 - layer}.{middle}{kind}"
+        for layer in (0, 1)
+        for kind in ("key", "value")
+    }
+
+    def change(graph):
+        for node in graph.node:
+            node.input[:] = [swap.get(name, name) for name in node.input]
+
+    directory = copy_of(exported(name).directory, tmp_path)
+    edit_graph(directory, graph_files(name)[-1], change)
+    found = failures(directory, exported(name).model)
+    assert found
+    assert not any("step 0" in line for line in found)  # there is no cache yet
+
+
+@pytest.mark.parametrize(
+    "name, file, mask",
+    [
+        ("encoder", "onnx/model.onnx", "attention_mask"),
+        ("causal", "onnx/model.onnx", "attention_mask"),
+        ("seq2seq", "onnx/encoder_model.onnx", "attention_mask"),
+        ("seq2seq", "onnx/decoder_model_merged.onnx", "encoder_attention_mask"),
+    ],
+)
+def test_an_ignored_mask_is_found_and_only_where_there_is_padding(exported, tmp_path, name, file, mask):
+    def change(graph):
+        for node in graph.node:
+            node.input[:] = ["all_ones" if name == mask else name for name in node.input]
+        graph.node.insert(0, helper.make_node("Cast", ["true"], ["all_ones"], to=onnx.TensorProto.INT64))
+        graph.node.insert(0, helper.make_node("Equal", [mask, mask], ["true"]))
+
+    directory = copy_of(exported(name).directory, tmp_path)
+    edit_graph(directory, file, change)
+    found = failures(directory, exported(name).model)
+    assert found
+    assert not any("padding: none" in line for line in found)
+
+
+def test_positions_that_do_not_reach_the_graph_are_found(exported, tmp_path):
+    def change(graph):
+        for node in graph.node:
+            node.input[:] = ["zeros" if name == "position_ids" else name for name in node.input]
+        graph.node.insert(0, helper.make_node("Sub", ["position_ids", "position_ids"], ["zeros"]))
+
+    directory = copy_of(exported("causal").directory, tmp_path)
+    edit_graph(directory, "onnx/model.onnx", change)
+    assert failures(directory, exported("causal").model)
+
+
+def test_values_that_are_not_finite_are_found(exported, tmp_path):
+    def change(graph):
+        weight = next(weight for weight in graph.initializer if weight.name.endswith("lm_head.bias"))
+        values = numpy_helper.to_array(weight).copy()
+        values[7] = np.nan
+        weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+
+    directory = copy_of(exported("causal").directory, tmp_path)
+    edit_graph(directory, "onnx/model.onnx", change)
+    assert "not finite" in failures(directory, exported("causal").model, cases=2)[0]
+
+
+FIRST, SECOND = 5, 9  # two tokens that tie
+
+
+def tied_tokens(exported, tmp_path, difference):
+    """A model that always likes two tokens best, both the same, and an export that likes the second more by a bit."""
+    model = build("causal-learned")
+    model.lm_head.weight.data[SECOND] = model.lm_head.weight.data[FIRST]
+    model.lm_head.bias.data[[FIRST, SECOND]] = 50.0
+
+    def change(graph):
+        weights = {weight.name: weight for weight in graph.initializer}
+        bias = next(weight for name, weight in weights.items() if name.endswith("lm_head.bias"))
+        values = numpy_helper.to_array(bias).copy()
+        values[FIRST], values[SECOND] = 50.0, 50.0 + difference
+        bias.CopyFrom(numpy_helper.from_array(values, bias.name))
+        before = build("causal-learned").lm_head.weight.detach().numpy().T
+        head = next(w for w in weights.values() if tuple(w.dims) == before.shape and (numpy_helper.to_array(w) == before).all())
+        values = numpy_helper.to_array(head).copy()
+        values[:, SECOND] = values[:, FIRST]
+        head.CopyFrom(numpy_helper.from_array(values, head.name))
+
+    directory = copy_of(exported("causal-learned").directory, tmp_path)
+    edit_graph(directory, "onnx/model.onnx", change)
+    return verify(directory, model, cases=9)
+
+
+def test_tokens_that_tie_are_counted_and_are_no_failure(exported, tmp_path):
+    report = tied_tokens(exported, tmp_path, difference=1e-4)  # of 50: an error of 2e-6
+    assert report.failures == []
+    assert report.ties == report.tokens > 0
+
+
+def test_a_tie_in_torch_excuses_no_error_of_the_values(exported, tmp_path):
+    report = tied_tokens(exported, tmp_path, difference=1.0)
+    assert len(report.failures) > 0
+
+
+# ------------------------------------------------------------------------------------------------------- the report alone
+
+
+def test_a_report_compares_only_what_is_real():
+    report = Report()
+    found, expected = np.zeros((2, 3, 4), np.float32), np.zeros((2, 3, 4), np.float32)
+    found[0, 2] = 7
+    real = np.array([[True, True, False], [True, True, True]])
+    report.compare(found, expected, real, "case")
+    assert (report.values, report.max_error, report.failures) == (20, 0.0, [])
+    report.compare(found, expected, np.ones_like(real), "case 9")
+    assert report.failures == ["case 9: error 7.0e+00, expected at most 1e-04"]
+
+
+def test_an_error_is_relative_above_1_and_absolute_below():
+    report = Report()
+    real = np.ones((1, 1), bool)
+    report.compare(np.array([[[1000.05]]]), np.array([[[1000.0]]]), real, "large")
+    assert report.failures == []
+    report.compare(np.array([[[0.0005]]]), np.array([[[0.0]]]), real, "small")
+    assert len(report.failures) == 1
+    assert report.max_error == pytest.approx(5e-4)
+
+
+def test_a_greedy_token_that_differs_clearly_is_a_failure():
+    report = Report()
+    expected, found = np.array([[[0.0, 1.0, 0.5]]]), np.array([[[0.0, 0.5, 1.0]]])
+    report.compare_tokens(found, expected, np.ones((1, 1), bool), "case 0")
+    assert (report.ties, report.failures) == (0, ["case 0: 1 of 1 greedy tokens differ"])
+
+
+# ---------------------------------------------------------------------------------------------------- the wrong checkpoint
+
+
+@pytest.mark.parametrize(
+    "export, checkpoint",
+    [("causal", "encoder"), ("encoder", "seq2seq"), ("masked-lm", "classification"), ("encoder", "masked-lm")],
+)
+def test_the_checkpoint_of_another_model_is_refused_by_name(exported, export, checkpoint):
+    with pytest.raises(ValueError, match="is an export of .*not of the checkpoint"):
+        verify(exported(export).directory, exported(checkpoint).model, 3)
+
+
+@pytest.mark.parametrize("field, value", [("vocab_size", VOCABULARY + 1), ("hidden_size", 16)])
+def test_a_checkpoint_of_another_size_is_refused_with_both_sizes(exported, field, value):
+    model = exported("encoder").model
+    config = type(model.config)(**{**model.config.to_dict(), field: value})
+    with pytest.raises(ValueError, match=f"is an export of .*{getattr(model.config, field)}.*{value}"):
+        verify(exported("encoder").directory, type(model)(config).eval(), 3)
+
+
+def test_other_weights_of_the_same_shape_are_found(exported):
+    torch.manual_seed(5)
+    other = type(exported("encoder").model)(exported("encoder").model.config).eval()
+    assert failures(exported("encoder").directory, other, cases=3)
+
+
+def test_a_changed_export_is_refused_before_anything_is_compared(exported, tmp_path):
+    directory = copy_of(exported("encoder").directory, tmp_path)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "hidden_act": "gelu"}))
+    with pytest.raises(ValueError, match="config.json"):
+        verify(directory, exported("encoder").model, 3)
+    seal(directory)
+    assert failures(directory, exported("encoder").model, cases=3) == []
