@@ -45,7 +45,7 @@ def main(texts):
     examples += [[text, ""] for text in texts]
 
     def torch_translate(text):
-        inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
+        inputs = tokenizer(text, return_tensors="pt")
         return tokenizer.decode(model.generate(**inputs)[0], skip_special_tokens=True)
 
     with tempfile.TemporaryDirectory() as folder:

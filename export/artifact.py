@@ -56,7 +56,8 @@ def read_artifact(directory: str | os.PathLike) -> Artifact:
         json.loads((directory / name).read_text()) if name in manifest["files"] else {}
         for name in ("config.json", "generation_config.json")
     )
-    return Artifact(directory, manifest, config, generation_config)
+    # config.json names a model type that clients know.
+    return Artifact(directory, manifest, config | {"model_type": manifest["model_type"]}, generation_config)
 
 
 def check_file(path, facts):

@@ -24,6 +24,13 @@ from .verify import verify
 
 logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is not installed
 OPSET = 18
+# The model types whose graphs have the same inputs and outputs, and whose config has our field names or `BART_NAMES`.
+STAND_INS = {"vanilla-encoder": "bert", "vanilla-decoder": "opt", "vanilla-seq2seq": "bart"}
+BART_NAMES = {
+    "d_model": "hidden_size",
+    "encoder_attention_heads": "num_attention_heads",
+    "decoder_attention_heads": "num_attention_heads",
+}
 EXPORTABLE = (
     "VanillaEncoderModel",
     "VanillaEncoderForMaskedLM",
@@ -114,16 +121,26 @@ def check_checkpoint_files(path):
 
 
 def write_configs(model, checkpoint, directory):
-    """config.json without the code it would load, generation_config.json and the tokenizer; returns the whole config."""
+    """config.json for clients, generation_config.json and the tokenizer; returns the checkpoint's config."""
     config = model.config.to_dict()
-    config.pop("auto_map")
-    (directory / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
+    config.pop("auto_map")  # there is no code beside an export
+    (directory / "config.json").write_text(json.dumps(client_config(config), indent=2, default=str) + "\n")
     if model.can_generate():
         model.generation_config.save_pretrained(directory)
     for name in TOKENIZER_FILES:
         if (checkpoint / name).is_file():
             shutil.copyfile(checkpoint / name, directory / name)
     return config
+
+
+def client_config(config: dict) -> dict:
+    """Transformers.js throws for a model type it does not know, so config.json names one with the same graphs; the manifest
+    has the true one. It sizes empty caches as hidden_size / heads: models of other head widths keep their own type."""
+    heads, width = config["num_attention_heads"], config["hidden_size"]
+    if not heads * config["head_dim"] == heads * config["value_head_dim"] == width:
+        return config
+    names = {name: config[ours] for name, ours in BART_NAMES.items()} if config["is_encoder_decoder"] else {}
+    return {**config, **names, "model_type": STAND_INS[config["model_type"]]}
 
 
 # ---------------------------------------------------------------------------------------------------------- the modules

@@ -13,7 +13,13 @@ from onnx import helper, numpy_helper
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel, DynamicCache
 
-from vanilla_transformer import VanillaDecoderConfig, VanillaDecoderModel, VanillaEncoderConfig, VanillaEncoderModel
+from vanilla_transformer import (
+    VanillaDecoderConfig,
+    VanillaDecoderModel,
+    VanillaEncoderConfig,
+    VanillaEncoderModel,
+    VanillaSeq2SeqConfig,
+)
 from vanilla_transformer_export import build
 from vanilla_transformer_export.build import export, load_checkpoint
 from vanilla_transformer_export.optimize import share_tied_weights, strip_metadata
@@ -432,3 +438,23 @@ def test_half_precision_weights_are_loaded_in_float32_and_evaluation_mode(tmp_pa
 def test_the_special_tokens_of_the_test_checkpoints_are_those_of_the_configs(exported):
     config = exported("seq2seq").model.config
     assert (config.pad_token_id, config.eos_token_id) == (PAD, EOS)
+
+
+# --------------------------------------------------------------------------------------------------------------- clients
+
+
+@pytest.mark.parametrize(
+    "config_class, stand_in, names",
+    [
+        (VanillaEncoderConfig, "bert", {}),
+        (VanillaDecoderConfig, "opt", {}),
+        (VanillaSeq2SeqConfig, "bart", {"d_model": 24, "encoder_attention_heads": 3, "decoder_attention_heads": 3}),
+    ],
+)
+def test_clients_read_a_model_type_they_know_where_their_empty_caches_fit(config_class, stand_in, names):
+    sizes = {"vocab_size": 30, "hidden_size": 24, "num_attention_heads": 3}
+    fits = config_class(**sizes).to_dict()
+    assert build.client_config(fits) == {**fits, **names, "model_type": stand_in}
+    for width in ({"head_dim": 6}, {"value_head_dim": 6}):
+        other = config_class(**sizes, **width).to_dict()
+        assert build.client_config(other) == other

@@ -335,7 +335,8 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """`input_ids` (B, T), the tokens that are not in the cache yet; `attention_mask` (B, past + T);
-        `position_ids` (B, T), counted on from the cache by default: give them for left-padded rows;
+        `position_ids` (B, T), counted on from the cache by default: give them for left-padded rows (without mask and
+        cache, positions that do not go up by 1 mean packed sequences, which do not see each other);
         `encoder_hidden_states` (B, S, D) with `encoder_attention_mask` (B, S) -> `last_hidden_state` (B, T, D)."""
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import sacrebleu
+import torch
 from transformers import (
     AutoTokenizer,
     DataCollatorForSeq2Seq,
@@ -175,6 +176,7 @@ def training_arguments(run: TranslationRun, state: Path, eval_steps: int) -> Seq
         save_steps=eval_steps,
         save_total_limit=2,
         logging_steps=100,
+        dataloader_pin_memory=torch.cuda.is_available(),
         predict_with_generate=True,
         generation_num_beams=1,
         generation_max_length=128,
