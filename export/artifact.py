@@ -50,6 +50,8 @@ def read_artifact(directory: str | os.PathLike) -> Artifact:
         raise ValueError(f"{path} is not a manifest, expected a JSON object, got {manifest!r}")
     if manifest.get("schema_version") != SCHEMA_VERSION:
         raise ValueError(f"{path} has schema version {manifest.get('schema_version')}, expected {SCHEMA_VERSION}: export again")
+    if missing := {"architecture", "files", "model_type"} - manifest.keys():
+        raise ValueError(f"{path} lacks {', '.join(sorted(missing))}: export again")
     for name, facts in manifest["files"].items():
         check_file(directory / name, facts)
     config, generation_config = (

@@ -19,7 +19,7 @@ def export(tmp_path):
     (directory / "onnx").mkdir(parents=True)
     (directory / "onnx/model.onnx").write_bytes(GRAPH)
     (directory / "config.json").write_text('{"vocab_size": 48}')
-    write_manifest(directory, architecture="VanillaEncoderModel", opset=18)
+    write_manifest(directory, model_type="vanilla-encoder", architecture="VanillaEncoderModel", opset=18)
     return directory
 
 
@@ -32,7 +32,8 @@ def refused(export, error, *words):
 
 def test_what_was_written_is_read(export):
     artifact = read_artifact(str(export))
-    assert (artifact.directory, artifact.config, artifact.generation_config) == (export, {"vocab_size": 48}, {})
+    assert (artifact.directory, artifact.generation_config) == (export, {})
+    assert artifact.config == {"vocab_size": 48, "model_type": "vanilla-encoder"}
     assert artifact.manifest["architecture"] == "VanillaEncoderModel"
 
 
@@ -54,8 +55,22 @@ def test_the_manifest_lists_every_other_file_with_its_size_and_sha256(export):
 
 def test_the_generation_config_is_read_where_there_is_one(export):
     (export / "generation_config.json").write_text('{"num_beams": 3}')
-    write_manifest(export, architecture="VanillaDecoderForCausalLM")
+    write_manifest(export, model_type="vanilla-decoder", architecture="VanillaDecoderForCausalLM")
     assert read_artifact(export).generation_config == {"num_beams": 3}
+
+
+def test_the_model_type_is_the_manifest_s(export):
+    (export / "config.json").write_text('{"model_type": "bert"}')
+    write_manifest(export, model_type="vanilla-encoder", architecture="VanillaEncoderModel")
+    assert read_artifact(export).config == {"model_type": "vanilla-encoder"}
+
+
+@pytest.mark.parametrize("lost", ["architecture", "files", "model_type"])
+def test_a_manifest_that_lacks_a_fact_is_refused(export, lost):
+    manifest = json.loads((export / "manifest.json").read_text())
+    del manifest[lost]
+    (export / "manifest.json").write_text(json.dumps(manifest))
+    refused(export, ValueError, f"lacks {lost}")
 
 
 @pytest.mark.parametrize("name", ["onnx/model.onnx", "config.json"])
