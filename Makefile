@@ -9,7 +9,7 @@ export TOKENIZERS_PARALLELISM := false
 .PHONY: demo test test-all lint
 
 demo: .venv/installed
-	$(BIN)/python benchmarks/demo.py $(if $(TEXT),"$(TEXT)")
+	$(BIN)/python benchmarks/demo.py $${TEXT:+"$$TEXT"}
 
 test: .venv/installed
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"

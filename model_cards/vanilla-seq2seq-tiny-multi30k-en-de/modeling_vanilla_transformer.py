@@ -253,14 +253,15 @@ class VanillaPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module):
-        """The paper does not say. Linear: normal with deviation `initializer_range`, bias 0. Embeddings: normal with
-        deviation d_model^-0.5, so that tokens times sqrt(d_model) have deviation 1. LayerNorm: the identity."""
+        """The paper does not say. Linear: normal with deviation `initializer_range`, bias 0. Embeddings: uniform within
+        d_model^-0.5, so that tokens times sqrt(d_model) are as large as sinusoids. LayerNorm: the identity."""
         if isinstance(module, nn.Linear):
             init.normal_(module.weight, std=self.config.initializer_range)
             if module.bias is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
-            init.normal_(module.weight, std=self.config.hidden_size**-0.5)
+            bound = self.config.hidden_size**-0.5
+            init.uniform_(module.weight, -bound, bound)
         elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
             init.zeros_(module.bias)
