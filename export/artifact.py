@@ -21,14 +21,15 @@ class Artifact:
     generation_config: dict
 
 
-def write_manifest(directory: Path, **facts) -> None:
-    """Records `facts` and the size and SHA-256 of every other file of `directory`."""
+def write_manifest(directory: Path, **facts) -> dict:
+    """Records `facts` and the size and SHA-256 of every other file of `directory`, and returns the manifest."""
     files = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != MANIFEST)
     manifest = {"schema_version": SCHEMA_VERSION, **facts}
     manifest["files"] = {
         path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files
     }
     (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+    return manifest
 
 
 def read_artifact(directory: str | os.PathLike) -> Artifact:

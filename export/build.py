@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoConfig, DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 import vanilla_transformer
-from vanilla_transformer.files import new_directory
+from vanilla_transformer.files import new_directory, refuse_existing
 
 from . import optimize
 from .artifact import TOKENIZER_FILES, write_manifest
@@ -48,8 +48,7 @@ def export(checkpoint: str | os.PathLike, out: str | os.PathLike, force: bool = 
         FileExistsError: if `out` exists and `force` is not given.
         FileNotFoundError, ValueError: as `load_checkpoint`; ValueError if the graphs do not give what torch gives.
     """
-    if Path(out).exists() and not force:
-        raise FileExistsError(f"{out} exists already; expected a new directory, or --force to replace it")
+    refuse_existing(out, force)
     model = load_checkpoint(checkpoint)
     with new_directory(out, force) as directory:
         config = write_configs(model, Path(checkpoint), directory)
@@ -70,8 +69,7 @@ def export(checkpoint: str | os.PathLike, out: str | os.PathLike, force: bool = 
         report = verify(directory, model, cases)
         if report.failures:
             raise ValueError(f"the export of {checkpoint} does not give what torch gives: {report.failures[0]}")
-        write_manifest(directory, **facts, parity=report.summary())
-    return json.loads((Path(out) / "manifest.json").read_text())
+        return write_manifest(directory, **facts, parity=report.summary())
 
 
 def load_checkpoint(checkpoint: str | os.PathLike) -> PreTrainedModel:

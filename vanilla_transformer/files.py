@@ -8,6 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
+def refuse_existing(path: str | os.PathLike, force: bool) -> None:
+    """What `new_directory` checks, for callers with long work to do before they get there."""
+    if Path(path).exists() and not force:
+        raise FileExistsError(f"{path} exists already; expected a new directory, or --force to replace it")
+
+
 @contextlib.contextmanager
 def new_directory(path: str | os.PathLike, force: bool = False) -> Iterator[Path]:
     """Yields an empty directory beside `path` that takes its name when the block ends without an error.
@@ -16,8 +22,7 @@ def new_directory(path: str | os.PathLike, force: bool = False) -> Iterator[Path
         FileExistsError: if `path` exists and `force` is not given; nothing is written then.
     """
     path = Path(path)
-    if path.exists() and not force:
-        raise FileExistsError(f"{path} exists already; expected a new directory, or --force to replace it")
+    refuse_existing(path, force)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from ..configuration_vanilla_transformer import VanillaSeq2SeqConfig
-from ..files import new_directory
+from ..files import new_directory, refuse_existing
 from ..modeling_vanilla_transformer import VanillaSeq2SeqForConditionalGeneration
 from .data import encode_pairs, read_parallel
 from .tokenizer import train_tokenizer
@@ -60,8 +60,7 @@ def train_translation(run: TranslationRun, force: bool = False) -> dict[str, flo
         ValueError: for parallel files that do not fit each other, for config fields that do not exist, and, unless
             `force` is given, if `<output>-run` is the state of a run with other settings.
     """
-    if run.output.exists() and not force:
-        raise FileExistsError(f"{run.output} exists already; expected a new directory, or --force to replace it")
+    refuse_existing(run.output, force)
     config = translation_config(run)
     set_seed(run.seed)
     pairs, validation = read_parallel(*run.train), read_parallel(*run.validation)
