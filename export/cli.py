@@ -26,6 +26,24 @@ def train(args):
     print(json.dumps(train_translation(run, args.force)))
 
 
+def convert(args):
+    from vanilla_transformer import conversion
+
+    if Path(args.source).is_file():
+        print(json.dumps(conversion.convert_torch(args.source, args.out, args.embeddings, args.force, **dict(args.set))))
+    elif args.dry_run:
+        print(conversion.plan(args.source, args.to))
+    else:
+        print(json.dumps(conversion.convert(args.source, args.out, args.to, args.force)))
+
+
+def info(args):
+    from vanilla_transformer.info import info, report
+
+    facts = info(args.directory)
+    print(json.dumps(facts) if args.json else report(facts))
+
+
 def export(args):
     from .build import export
 
@@ -107,6 +125,23 @@ def build_parser():
     verb.add_argument("--seed", type=int, default=0, help="of initialisation, order and dropout")
     verb.add_argument("--half", action="store_true", help="store the tensors as float16; they load as float32")
     verb.add_argument("--force", action="store_true", help="replace OUTPUT if it exists")
+
+    families = "BERT, RoBERTa, DistilBERT, ELECTRA, GPT-2, OPT, BART, mBART or Marian"
+    verb = verbs.add_parser("convert", help="another project's checkpoint -> ours, and back", formatter_class=formatter)
+    verb.set_defaults(run=convert, extras="torch")
+    verb.add_argument("source", help=f"checkpoint directory or Hub id ({families}), or a torch.nn.Transformer's state dict file")
+    verb.add_argument("out", type=Path, help="checkpoint directory to write")
+    verb.add_argument("--to", choices=("bert", "gpt2", "bart", "marian"), help="convert one of our checkpoints to this family")
+    verb.add_argument("--dry-run", action="store_true", help="print which tensor becomes which, and write nothing")
+    verb.add_argument("--embeddings", type=Path, help="a file with embed_tokens; a state dict of torch needs it")
+    help_of_set = "a config field; a state dict of torch needs num_attention_heads"
+    verb.add_argument("--set", type=key_value, action="append", default=[], metavar="KEY=VALUE", help=help_of_set)
+    verb.add_argument("--force", action="store_true", help="replace OUT if it exists")
+
+    verb = verbs.add_parser("info", help="shape, parameters, memory and FLOPs of a checkpoint", formatter_class=formatter)
+    verb.set_defaults(run=info, extras="torch")
+    verb.add_argument("directory", help="checkpoint directory or Hub id")
+    verb.add_argument("--json", action="store_true", help="print JSON")
 
     verb = verbs.add_parser("export", help="write a checkpoint as ONNX graphs", formatter_class=formatter)
     verb.set_defaults(run=export, extras="torch,cpu")

@@ -1,0 +1,130 @@
+"""BERT (Devlin et al. 2019): an encoder with learned positions, token types, post-norm, a pooler and a masked-LM transform."""
+
+from .fields import require
+from .tensors import Pair, linear, pair, zeros
+
+CONFIG = "BertConfig"
+ARCHITECTURES = {
+    "BertModel": "VanillaEncoderModel",
+    "BertForPreTraining": "VanillaEncoderForPreTraining",
+    "BertForMaskedLM": "VanillaEncoderForMaskedLM",
+    "BertForNextSentencePrediction": "VanillaEncoderForNextSentencePrediction",
+    "BertForSequenceClassification": "VanillaEncoderForSequenceClassification",
+    "BertForTokenClassification": "VanillaEncoderForTokenClassification",
+    "BertForQuestionAnswering": "VanillaEncoderForQuestionAnswering",
+    "BertForMultipleChoice": "VanillaEncoderForMultipleChoice",
+}
+PREFIX = "bert."
+POOLED = ("Model", "PreTraining", "NextSentencePrediction", "SequenceClassification", "MultipleChoice")
+
+
+def config(theirs, architecture, names):
+    require(theirs, is_decoder=False, add_cross_attention=False, position_embedding_type=(None, "absolute"))
+    has_pooler = architecture != "BertModel" or "pooler.dense.weight" in names
+    return encoder_fields(theirs) | {
+        "max_position_embeddings": theirs.max_position_embeddings,
+        "pooler_act": "tanh" if has_pooler else None,
+        "lm_transform_act": theirs.hidden_act,
+    }
+
+
+def encoder_fields(theirs):
+    """The config fields that BERT, RoBERTa and ELECTRA share, ours from theirs."""
+    dropout = theirs.hidden_dropout_prob
+    return {
+        "hidden_size": theirs.hidden_size,
+        "intermediate_size": theirs.intermediate_size,
+        "num_hidden_layers": theirs.num_hidden_layers,
+        "num_attention_heads": theirs.num_attention_heads,
+        "hidden_act": theirs.hidden_act,
+        "type_vocab_size": theirs.type_vocab_size,
+        "position_embedding_type": "learned",
+        "scale_embedding": False,
+        "embedding_norm": True,
+        "layer_norm_eps": theirs.layer_norm_eps,
+        "initializer_range": theirs.initializer_range,
+        "embedding_dropout": dropout,
+        "dropout": dropout,
+        "attention_dropout": theirs.attention_probs_dropout_prob,
+        "classifier_dropout": dropout if theirs.classifier_dropout is None else theirs.classifier_dropout,
+    }
+
+
+def config_back(ours, architecture):
+    require(
+        ours,
+        position_embedding_type="learned",
+        scale_embedding=False,
+        embedding_norm=True,
+        norm_first=False,
+        final_norm=False,
+        linear_bias=True,
+        sliding_window=None,
+        token_transform_act=None,
+        activation_dropout=0,
+        embedding_dropout=ours.dropout,
+    )
+    if architecture.endswith(POOLED):
+        require(ours, pooler_act="tanh")
+    if architecture.endswith(("MaskedLM", "PreTraining")):
+        require(ours, lm_transform_act=ours.hidden_act, lm_head_bias=True)
+    return {
+        "hidden_size": ours.hidden_size,
+        "intermediate_size": ours.intermediate_size,
+        "num_hidden_layers": ours.num_hidden_layers,
+        "num_attention_heads": ours.num_attention_heads,
+        "hidden_act": ours.hidden_act,
+        "max_position_embeddings": ours.max_position_embeddings,
+        "type_vocab_size": max(ours.type_vocab_size, 1),
+        "layer_norm_eps": ours.layer_norm_eps,
+        "initializer_range": ours.initializer_range,
+        "hidden_dropout_prob": ours.dropout,
+        "attention_probs_dropout_prob": ours.attention_dropout,
+        "classifier_dropout": ours.classifier_dropout,
+    }
+
+
+def pairs(ours, theirs, architecture) -> list[Pair]:
+    tied = theirs.tie_word_embeddings
+    found = body(ours, also=("cls.predictions.decoder.weight",) if tied else ())
+    found.append(pair("model.embeddings.embed_positions.weight", "embeddings.position_embeddings.weight"))
+    found += linear("model.pooler.dense", "pooler.dense")
+    found += linear("transform.dense", "cls.predictions.transform.dense")
+    found += linear("transform.norm", "cls.predictions.transform.LayerNorm")
+    found += vocabulary_bias(ours, tied, "cls.predictions")
+    if not tied:
+        found.append(pair("lm_head.weight", "cls.predictions.decoder.weight"))
+    found += linear("next_sentence", "cls.seq_relationship")
+    return found + linear("classifier", "classifier") + linear("qa_outputs", "qa_outputs")
+
+
+def vocabulary_bias(ours, tied, head) -> list[Pair]:
+    """The bias is a parameter of the head and, under another name, of the projection inside it. Tied, they are one; untied,
+    the projection's is used."""
+    if tied:
+        return [pair("lm_head.bias", f"{head}.bias", also=(f"{head}.decoder.bias",))]
+    return [
+        pair("lm_head.bias", f"{head}.decoder.bias", otherwise=(f"{head}.bias",)),
+        Pair((), f"{head}.bias", zeros(ours.vocab_size)),
+    ]
+
+
+def body(ours, also=()) -> list[Pair]:
+    """Embeddings without positions, and layers, as BERT, RoBERTa and ELECTRA name them."""
+    found = [pair("model.embeddings.embed_tokens.weight", "embeddings.word_embeddings.weight", also=also)]
+    types = "embeddings.token_type_embeddings.weight"
+    if ours.type_vocab_size:
+        found.append(pair("model.embeddings.embed_token_types.weight", types))
+    else:
+        found.append(Pair((), types, zeros(1, ours.hidden_size)))
+    found += linear("model.embeddings.norm", "embeddings.LayerNorm")
+    for i in range(ours.num_hidden_layers):
+        layer, their_layer = f"model.layers.{i}", f"encoder.layer.{i}"
+        for projection, name in (("q", "query"), ("k", "key"), ("v", "value")):
+            found += linear(f"{layer}.self_attn.{projection}_proj", f"{their_layer}.attention.self.{name}")
+        found += linear(f"{layer}.self_attn.o_proj", f"{their_layer}.attention.output.dense")
+        found += linear(f"{layer}.self_attn_norm", f"{their_layer}.attention.output.LayerNorm")
+        found += linear(f"{layer}.feed_forward.up_proj", f"{their_layer}.intermediate.dense")
+        found += linear(f"{layer}.feed_forward.down_proj", f"{their_layer}.output.dense")
+        found += linear(f"{layer}.feed_forward_norm", f"{their_layer}.output.LayerNorm")
+    return found

@@ -1,0 +1,110 @@
+"""GPT-2 (Radford et al. 2019): a pre-norm decoder with learned positions, its linear maps stored transposed and queries,
+keys and values as one."""
+
+from .fields import require
+from .tensors import SAME, THIRDS, THIRDS_TRANSPOSED, TRANSPOSED, Op, Pair, linear, pair, scaled
+
+CONFIG = "GPT2Config"
+ARCHITECTURES = {
+    "GPT2Model": "VanillaDecoderModel",
+    "GPT2LMHeadModel": "VanillaDecoderForCausalLM",
+    "GPT2ForSequenceClassification": "VanillaDecoderForSequenceClassification",
+}
+PREFIX = "transformer."
+UNUSED = r"h\.\d+\.attn\.(bias|masked_bias)"  # causal masks
+
+
+def config(theirs, architecture, names):
+    require(theirs, add_cross_attention=False)
+    return {
+        "hidden_size": theirs.n_embd,
+        "intermediate_size": theirs.n_inner or 4 * theirs.n_embd,
+        "num_hidden_layers": theirs.n_layer,
+        "num_attention_heads": theirs.n_head,
+        "hidden_act": theirs.activation_function,
+        "position_embedding_type": "learned",
+        "max_position_embeddings": theirs.n_positions,
+        "scale_embedding": False,
+        "norm_first": True,
+        "layer_norm_eps": theirs.layer_norm_epsilon,
+        "initializer_range": theirs.initializer_range,
+        "lm_head_bias": False,
+        "embedding_dropout": theirs.embd_pdrop,
+        "dropout": theirs.resid_pdrop,
+        "attention_dropout": theirs.attn_pdrop,
+    }
+
+
+def config_back(ours, architecture):
+    require(
+        ours,
+        position_embedding_type="learned",
+        scale_embedding=False,
+        embedding_norm=False,
+        norm_first=True,
+        final_norm=True,
+        linear_bias=True,
+        sliding_window=None,
+        add_cross_attention=False,
+        activation_dropout=0,
+    )
+    if architecture == "GPT2LMHeadModel":
+        require(ours, lm_head_bias=False)
+    return {
+        "n_embd": ours.hidden_size,
+        "n_inner": ours.intermediate_size,
+        "n_layer": ours.num_hidden_layers,
+        "n_head": ours.num_attention_heads,
+        "activation_function": ours.hidden_act,
+        "n_positions": ours.max_position_embeddings,
+        "layer_norm_epsilon": ours.layer_norm_eps,
+        "initializer_range": ours.initializer_range,
+        "embd_pdrop": ours.embedding_dropout,
+        "resid_pdrop": ours.dropout,
+        "attn_pdrop": ours.attention_dropout,
+    }
+
+
+def pairs(ours, theirs, architecture) -> list[Pair]:
+    tied = theirs.tie_word_embeddings
+    found = [
+        pair("model.embeddings.embed_tokens.weight", "wte.weight", also=("lm_head.weight",) if tied else ()),
+        pair("model.embeddings.embed_positions.weight", "wpe.weight"),
+        *linear("model.norm", "ln_f"),
+        pair("score.weight", "score.weight"),
+    ]
+    if not tied:
+        found.append(pair("lm_head.weight", "lm_head.weight"))
+    for i in range(ours.num_hidden_layers):
+        layer, their_layer = f"model.layers.{i}", f"h.{i}"
+        query_scale = scaled_queries(ours, theirs, i)
+        for part, op in (("weight", THIRDS_TRANSPOSED), ("bias", THIRDS)):
+            projections = tuple(f"{layer}.self_attn.{projection}_proj.{part}" for projection in "qkv")
+            found.append(Pair(projections, f"{their_layer}.attn.c_attn.{part}", first_scaled(op, query_scale)))
+        for name, their_name in (
+            ("self_attn.o_proj", "attn.c_proj"),
+            ("feed_forward.up_proj", "mlp.c_fc"),
+            ("feed_forward.down_proj", "mlp.c_proj"),
+        ):
+            found.append(pair(f"{layer}.{name}.weight", f"{their_layer}.{their_name}.weight", TRANSPOSED))
+            found.append(pair(f"{layer}.{name}.bias", f"{their_layer}.{their_name}.bias"))
+        found += linear(f"{layer}.self_attn_norm", f"{their_layer}.ln_1")
+        found += linear(f"{layer}.feed_forward_norm", f"{their_layer}.ln_2")
+    return found
+
+
+def scaled_queries(ours, theirs, layer):
+    """What GPT-2 leaves out of, or adds to, the division of scores by sqrt(d_k) goes into the queries."""
+    factor = 1.0 if theirs.scale_attn_weights else ours.head_dim**0.5
+    return factor / (layer + 1) if theirs.scale_attn_by_inverse_layer_idx else factor
+
+
+def first_scaled(op, factor):
+    if factor == 1:
+        return op
+    scale = scaled(factor)
+    return Op(
+        f"{op.name}, queries {scale.name}",
+        lambda t: tuple((scale if i == 0 else SAME).to_ours(part)[0] for i, part in enumerate(op.to_ours(t))),
+        lambda query, *others: op.to_theirs(scale.to_theirs(query), *others),
+    )

@@ -1,0 +1,57 @@
+"""OPT (Zhang et al. 2022): a decoder with learned positions that start at 2; pre-norm, except for one size."""
+
+from .fields import require
+from .tensors import Pair, linear, pair, without_rows
+
+CONFIG = "OPTConfig"
+ARCHITECTURES = {
+    "OPTModel": "VanillaDecoderModel",
+    "OPTForCausalLM": "VanillaDecoderForCausalLM",
+    "OPTForSequenceClassification": "VanillaDecoderForSequenceClassification",
+}
+PREFIX = "model."
+
+
+def config(theirs, architecture, names):
+    require(theirs, word_embed_proj_dim=(None, theirs.hidden_size), layer_norm_elementwise_affine=True, layerdrop=0)
+    norm_first = theirs.do_layer_norm_before
+    return {
+        "hidden_size": theirs.hidden_size,
+        "intermediate_size": theirs.ffn_dim,
+        "num_hidden_layers": theirs.num_hidden_layers,
+        "num_attention_heads": theirs.num_attention_heads,
+        "hidden_act": theirs.activation_function,
+        "position_embedding_type": "learned",
+        "max_position_embeddings": theirs.max_position_embeddings,
+        "scale_embedding": False,
+        "norm_first": norm_first,
+        "final_norm": norm_first and not theirs._remove_final_layer_norm,
+        "linear_bias": theirs.enable_bias,
+        "initializer_range": theirs.init_std,
+        "lm_head_bias": False,
+        "embedding_dropout": 0.0,
+        "dropout": theirs.dropout,
+        "attention_dropout": theirs.attention_dropout,
+    }
+
+
+def pairs(ours, theirs, architecture) -> list[Pair]:
+    tied = theirs.tie_word_embeddings
+    also = ("lm_head.weight",) if tied else ()
+    found = [
+        pair("model.embeddings.embed_tokens.weight", "decoder.embed_tokens.weight", also=also),
+        pair("model.embeddings.embed_positions.weight", "decoder.embed_positions.weight", without_rows(2)),
+        *linear("model.norm", "decoder.final_layer_norm"),
+        pair("score.weight", "score.weight"),
+    ]
+    if not tied:
+        found.append(pair("lm_head.weight", "lm_head.weight"))
+    for i in range(ours.num_hidden_layers):
+        layer, their_layer, bias = f"model.layers.{i}", f"decoder.layers.{i}", ours.linear_bias
+        for projection, name in (("q", "q"), ("k", "k"), ("v", "v"), ("o", "out")):
+            found += linear(f"{layer}.self_attn.{projection}_proj", f"{their_layer}.self_attn.{name}_proj", bias)
+        found += linear(f"{layer}.self_attn_norm", f"{their_layer}.self_attn_layer_norm")
+        found += linear(f"{layer}.feed_forward.up_proj", f"{their_layer}.fc1", bias)
+        found += linear(f"{layer}.feed_forward.down_proj", f"{their_layer}.fc2", bias)
+        found += linear(f"{layer}.feed_forward_norm", f"{their_layer}.final_layer_norm")
+    return found

@@ -1,0 +1,317 @@
+"""A conversion, decided and checked before anything is written."""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.dynamic_module_utils import custom_object_save
+from transformers.utils import logging
+
+import vanilla_transformer
+
+from ..files import new_directory
+from . import bart, bert, distilbert, electra, gpt2, marian, mbart, opt, roberta
+from .fields import require
+from .tensors import TensorFiles, write_safetensors
+
+logger = logging.get_logger(__name__)
+
+FAMILIES = {
+    "bert": bert,
+    "roberta": roberta,
+    "distilbert": distilbert,
+    "electra": electra,
+    "gpt2": gpt2,
+    "opt": opt,
+    "bart": bart,
+    "mbart": mbart,
+    "marian": marian,
+}
+OURS = ("vanilla-encoder", "vanilla-decoder", "vanilla-seq2seq")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+    "vocab.json",
+    "source.spm",
+    "sentencepiece.bpe.model",
+)
+# What a config says about labels and tokens means the same everywhere.
+SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
+COMMON = (*SPECIAL_TOKENS, "sep_token_id", "vocab_size", "tie_word_embeddings", "use_cache")
+COMMON += ("id2label", "label2id", "problem_type", "task_specific_params")
+
+
+@dataclass(frozen=True)
+class Step:
+    """Tensors of the source, by name, that become tensors of the result; the names of equal ones are in `same`."""
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    function: Callable[..., tuple[torch.Tensor, ...]]
+    note: str
+    same: tuple[str, ...] = ()
+
+
+@dataclass
+class Plan:
+    """What `write` will write: the checkpoint of `model`, whose parameters are on the meta device, without values.
+
+    `left_out` are tensors of the source that belong to its family but not to its architecture.
+    """
+
+    model: PreTrainedModel
+    files: TensorFiles
+    steps: list[Step]
+    left_out: list[str]
+    dtype: torch.dtype
+    generation_config: GenerationConfig | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+
+    def __post_init__(self):
+        self.shapes = {}
+        for step in self.steps:
+            example = [
+                torch.empty(self.files.shapes[name][0], dtype=self.files.shapes[name][1], device="meta") for name in step.reads
+            ]
+            with torch.device("meta"):
+                made = step.function(*example)
+            dtypes = [tensor.dtype for tensor in made] if step.reads else [self.dtype] * len(made)
+            for name, tensor, dtype in zip(step.writes, made, dtypes, strict=True):
+                self.shapes[name] = (tuple(tensor.shape), dtype)
+        self._check_shapes()
+
+    def _check_shapes(self):
+        tied = self.model.get_expanded_tied_weights_keys(all_submodels=True)
+        expected = {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items() if name not in tied}
+        if expected.keys() != self.shapes.keys():
+            difference = sorted(expected.keys() ^ self.shapes.keys())
+            raise RuntimeError(f"the mapping of {type(self.model).__name__} is not complete: {difference}")
+        for step in self.steps:
+            for name in step.writes:
+                if (found := self.shapes[name][0]) != expected[name]:
+                    raise ValueError(
+                        f"{', '.join(step.reads)} gives {name} the shape {found}, expected {expected[name]} by the config"
+                    )
+
+    def __str__(self):
+        lines = [f"{type(self.model).__name__}, {len(self.shapes)} tensors"]
+        for step in self.steps:
+            shapes = ", ".join(f"{name} {list(self.shapes[name][0])}" for name in step.writes)
+            lines.append(
+                f"{' = '.join((*step.reads, *step.same)) or '(new)'} -> {shapes}" + f"  ({step.note})" * bool(step.note)
+            )
+        return "\n".join([*lines, *(f"{name} is left out" for name in self.left_out)])
+
+    def write(self, out: str | os.PathLike, force: bool = False) -> dict:
+        """Writes the checkpoint directory `out`, tensor by tensor, and returns what it is.
+
+        Raises:
+            FileExistsError: if `out` exists and `force` is not given.
+            ValueError: if tensors that must be equal are not.
+        """
+        with new_directory(out, force) as directory:
+            write_safetensors(directory / "model.safetensors", self.shapes, self.tensors())
+            if self.model._auto_class is not None:
+                custom_object_save(self.model, directory, config=self.model.config)
+            self.model.config.save_pretrained(directory)
+            if self.generation_config is not None:
+                self.generation_config.save_pretrained(directory)
+            if self.tokenizer is not None:
+                self.tokenizer.save_pretrained(directory)
+        return {
+            "out": str(out),
+            "architecture": type(self.model).__name__,
+            "tensors": len(self.shapes),
+            "parameters": sum(torch.Size(shape).numel() for shape, _ in self.shapes.values()),
+            "left_out": self.left_out,
+            "tokenizer": type(self.tokenizer).__name__ if self.tokenizer is not None else None,
+        }
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for step in self.steps:
+            sources = [self.files.read(name) for name in step.reads]
+            for name in step.same:
+                if not torch.equal(self.files.read(name), sources[0]):
+                    raise ValueError(f"{name} differs from {step.reads[0]}, expected one matrix: tie_word_embeddings is true")
+            for name, tensor in zip(step.writes, step.function(*sources), strict=True):
+                yield name, tensor.to(self.shapes[name][1])
+
+
+# ---------------------------------------------------------------------------------------------------------------- forward
+
+
+def plan_to_ours(source: str | os.PathLike) -> Plan:
+    """Another project's checkpoint -> ours. See `vanilla_transformer.conversion.convert`."""
+    path, theirs = open_checkpoint(source)
+    if theirs.model_type in OURS:
+        raise ValueError(f"{source} is a {theirs.model_type} checkpoint already, expected a family to convert it to")
+    family = family_of(theirs.model_type)
+    architecture = architecture_of(theirs, family.ARCHITECTURES)
+    files = TensorFiles(path)
+    files.rename(lambda name: modern_name(name).removeprefix(family.PREFIX))
+    fields = common_fields(theirs) | family.config(theirs, architecture, files.shapes)
+    if hasattr(family, "check_tensors"):
+        family.check_tensors(files, theirs)
+
+    model_class = getattr(vanilla_transformer, family.ARCHITECTURES[architecture])
+    config = model_class.config_class(**fields)
+    model = empty_model(model_class, config, files, theirs)
+    steps, left_out = forward_steps(model, family, theirs, architecture, files)
+    plan = Plan(model, files, steps, left_out, config.dtype)
+    return with_companions(plan, path, theirs)
+
+
+def forward_steps(model, family: ModuleType, theirs, architecture, files) -> tuple[list[Step], list[str]]:
+    base = not hasattr(model, "model")
+    wanted = model.state_dict().keys()
+    steps, used = [], set()
+    for entry in family.pairs(model.config, theirs, architecture):
+        ours = tuple(name.removeprefix("model.") if base else name for name in entry.ours)
+        if not wanted >= set(ours) or not ours:
+            continue
+        found = [name for name in (entry.theirs, *entry.also) if name in files.shapes]
+        found = found or [name for name in entry.otherwise if name in files.shapes][:1]
+        if not found:
+            raise ValueError(f"{files.path} lacks the tensor {entry.theirs}, which {architecture} needs for {', '.join(ours)}")
+        steps.append(Step((found[0],), ours, entry.op.to_ours, entry.op.name, tuple(found[1:])))
+        used.update(found)
+    known = {
+        name
+        for other in family.ARCHITECTURES
+        for entry in family.pairs(model.config, theirs, other)
+        for name in entry.all_theirs
+    }
+    unused = re.compile(getattr(family, "UNUSED", "$^"))
+    rest = [name for name in files.shapes if name not in used and not unused.fullmatch(name) and "position_ids" not in name]
+    if unknown := [name for name in rest if name not in known]:
+        raise ValueError(f"{files.path} has tensors that {architecture} does not know: {', '.join(sorted(unknown))}")
+    return steps, sorted(rest)
+
+
+def modern_name(name):
+    """Checkpoints that were converted from TensorFlow have other names for LayerNorm's parameters."""
+    return re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
+
+
+# --------------------------------------------------------------------------------------------------------------- backward
+
+BACK = {"bert": bert, "gpt2": gpt2, "bart": bart, "marian": marian}
+
+
+def plan_to_theirs(source: str | os.PathLike, to: str) -> Plan:
+    """Our checkpoint -> BERT, GPT-2, BART or Marian. See `vanilla_transformer.conversion.convert_back`."""
+    if to not in BACK:
+        raise ValueError(f"checkpoints can be converted to {', '.join(BACK)}, got {to!r}")
+    path, ours = open_checkpoint(source)
+    if ours.model_type not in OURS:
+        raise ValueError(f"{source} is a {ours.model_type} checkpoint, expected one of {', '.join(OURS)}")
+    family = BACK[to]
+    names = {our_name: name for name, our_name in family.ARCHITECTURES.items()}
+    architecture = names[architecture_of(ours, names)]
+    require(ours, head_dim=ours.hidden_size // ours.num_attention_heads, value_head_dim=ours.head_dim)
+    config_class, model_class = (getattr(transformers, name) for name in (family.CONFIG, architecture))
+    config = config_class(**common_fields(ours), **family.config_back(ours, architecture))
+    files = TensorFiles(path)
+    if not any(name.startswith("model.") for name in files.shapes):
+        files.rename(lambda name: f"model.{name}")
+    model = empty_model(model_class, config, files, ours)
+    steps, left_out = backward_steps(model, family, ours, architecture, files)
+    return with_companions(Plan(model, files, steps, left_out, config.dtype), path, ours)
+
+
+def backward_steps(model, family: ModuleType, ours, architecture, files) -> tuple[list[Step], list[str]]:
+    wanted = model.state_dict().keys()
+    steps, used = [], set()
+    for entry in family.pairs(ours, model.config, architecture):
+        theirs = entry.theirs if entry.theirs in wanted else family.PREFIX + entry.theirs
+        if theirs not in wanted:
+            continue
+        if missing := [name for name in entry.ours if name not in files.shapes]:
+            raise ValueError(f"{files.path} lacks the tensor {', '.join(missing)}, which {architecture} needs for {theirs}")
+        to_theirs = entry.op.to_theirs
+        steps.append(Step(entry.ours, (theirs,), lambda *parts, f=to_theirs: (f(*parts),), entry.op.name))
+        used.update(entry.ours)
+    known = {name for entry in family.pairs(ours, model.config, architecture) for name in entry.ours}
+    rest = [name for name in files.shapes if name not in used]
+    if unknown := [name for name in rest if name not in known]:
+        raise ValueError(f"{files.path} has tensors that {architecture} has no place for: {', '.join(sorted(unknown))}")
+    return steps, sorted(rest)
+
+
+# ------------------------------------------------------------------------------------------------------------------ both
+
+
+def open_checkpoint(source):
+    """The directory, downloaded if `source` is a Hub id, and its config."""
+    path = Path(source)
+    if not path.is_dir():
+        if path.is_absolute() or len(path.parts) > 2 or path.exists():
+            raise FileNotFoundError(f"{source} is no checkpoint directory, expected one or a Hub id")
+        from huggingface_hub import snapshot_download
+
+        try:
+            path = Path(snapshot_download(str(source), ignore_patterns=["*.h5", "*.msgpack", "*.onnx*", "*.ot", "*.tflite"]))
+        except Exception as error:
+            raise FileNotFoundError(f"{source} is neither a checkpoint directory nor on the Hub: {error}") from None
+    if not (path / "config.json").is_file():
+        raise FileNotFoundError(f"{path} has no config.json: expected a checkpoint directory")
+    try:
+        model_type = json.loads((path / "config.json").read_text())["model_type"]
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{path}/config.json names no model_type: {error!r}") from None
+    if model_type not in (*FAMILIES, *OURS):
+        raise ValueError(f"{source} is a {model_type} checkpoint, expected one of {', '.join(FAMILIES)}")
+    return path, AutoConfig.from_pretrained(path, trust_remote_code=False)
+
+
+def family_of(model_type):
+    return FAMILIES[model_type]
+
+
+def architecture_of(config, known):
+    name = (config.architectures or ["none"])[0]
+    if name not in known:
+        raise ValueError(f"architectures={config.architectures!r} cannot be converted, expected one of {', '.join(known)}")
+    return name
+
+
+def common_fields(config):
+    fields = {name: getattr(config, name, None) for name in COMMON}
+    fields = {name: value for name, value in fields.items() if value is not None or name in SPECIAL_TOKENS}
+    for name in fields.keys() & {*SPECIAL_TOKENS, "sep_token_id"}:
+        tokens = fields[name] if isinstance(fields[name], list) else [fields[name]]
+        if any(token is not None and not 0 <= token < config.vocab_size for token in tokens):
+            logger.warning(f"{name}={fields[name]!r} is outside the vocabulary of {config.vocab_size}: set to None")
+            fields[name] = None
+    return fields
+
+
+def empty_model(model_class, config, files, source_config):
+    """On the meta device. Its dtype is that of the source's config, or of its tensors."""
+    floats = [dtype for _, dtype in files.shapes.values() if dtype.is_floating_point]
+    if not floats:
+        raise ValueError(f"{files.path} has no tensors of floating point, found {sorted(files.shapes)[:5]}")
+    config.dtype = source_config.dtype or floats[0]
+    config.architectures = [model_class.__name__]
+    with torch.device("meta"):
+        return model_class(config)
+
+
+def with_companions(plan, path, config):
+    """The generation config and the tokenizer of the source."""
+    if plan.model.can_generate():
+        has_file = (path / "generation_config.json").is_file()
+        plan.generation_config = (
+            GenerationConfig.from_pretrained(path) if has_file else GenerationConfig.from_model_config(config)
+        )
+    if any((path / name).is_file() for name in TOKENIZER_FILES):
+        plan.tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    return plan

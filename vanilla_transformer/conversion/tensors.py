@@ -1,0 +1,196 @@
+"""Tensor files read and written one tensor at a time, and the pairs that say which tensor becomes which.
+
+A conversion is a list of `Pair`s. Read forwards they make our tensors of another project's, read backwards the reverse.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+
+
+# ---------------------------------------------------------------------------------------------------------------- pairs
+
+
+@dataclass(frozen=True)
+class Op:
+    """How one of their tensors becomes one or several of ours, and back."""
+
+    name: str
+    to_ours: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
+    to_theirs: Callable[..., torch.Tensor]
+
+
+SAME = Op("", lambda t: (t,), lambda t: t)
+TRANSPOSED = Op("transposed", lambda t: (t.T,), lambda t: t.T)
+ROW = Op("one row", lambda t: (t[0],), lambda t: t[None])
+THIRDS = Op("in three parts", lambda t: t.chunk(3), lambda *parts: torch.cat(parts))
+THIRDS_TRANSPOSED = Op(
+    "in three parts, transposed",
+    lambda t: tuple(part.T for part in t.chunk(3, dim=1)),
+    lambda *parts: torch.cat([part.T for part in parts], dim=1),
+)
+
+
+def without_rows(count: int) -> Op:
+    """Their position tables start with `count` rows that no token reads."""
+    return Op(f"from row {count}", lambda t: (t[count:],), lambda t: torch.cat([torch.zeros_like(t[:1]).expand(count, -1), t]))
+
+
+def scaled(factor: float) -> Op:
+    return Op(f"times {factor:g}", lambda t: (t * factor,), lambda t: t / factor)
+
+
+def zeros(*shape: int) -> Op:
+    """A tensor that they need and we do not have. Backwards only."""
+    return Op("zeros", lambda t: (), lambda: torch.zeros(shape))
+
+
+def then(first: Op, second: Op) -> Op:
+    """`first` on their tensor, then `second` on each of ours."""
+    return Op(
+        ", ".join(filter(None, [first.name, second.name])),
+        lambda t: tuple(second.to_ours(part)[0] for part in first.to_ours(t)),
+        lambda *parts: first.to_theirs(*(second.to_theirs(part) for part in parts)),
+    )
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Tensors that are the same thing. `also` are other names of theirs for it: a file has one or several of them, and
+    where it has several they must be equal. `otherwise` is what to read where a file has none of these."""
+
+    ours: tuple[str, ...]
+    theirs: str
+    op: Op = SAME
+    also: tuple[str, ...] = ()
+    otherwise: tuple[str, ...] = ()
+
+    @property
+    def all_theirs(self) -> tuple[str, ...]:
+        return (self.theirs, *self.also, *self.otherwise)
+
+
+def pair(ours: str, theirs: str, op: Op = SAME, also: tuple[str, ...] = (), otherwise: tuple[str, ...] = ()) -> Pair:
+    return Pair((ours,), theirs, op, also, otherwise)
+
+
+def linear(ours: str, theirs: str, bias: bool = True) -> list[Pair]:
+    """The weight and the bias of a linear map or a LayerNorm."""
+    return [pair(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")[: 1 + bias]]
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+class TensorFiles:
+    """The tensors of a checkpoint directory or of one file, by name, read when asked for.
+
+    `shapes` maps each name to its shape and dtype. safetensors are preferred, whole or in shards; pickles are read with
+    `weights_only=True`.
+
+    Raises:
+        FileNotFoundError: if there are no weights, or a shard is missing.
+        ValueError: for a file that is not whole, or a pickle that holds more than tensors.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path)
+        self.shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        self._where: dict[str, tuple[Path, str]] = {}
+        self._pickled: dict[str, torch.Tensor] = {}
+        for file in weight_files(self.path):
+            self._open_safetensors(file) if file.suffix == ".safetensors" else self._open_pickle(file)
+
+    def _open_safetensors(self, file):
+        try:
+            with safe_open(file, "pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118, it is no dict
+                    part = tensors.get_slice(name)
+                    dtype = TORCH_DTYPES.get(part.get_dtype())
+                    if dtype is None:
+                        raise ValueError(f"{file}: {name} is of type {part.get_dtype()}, expected one of {list(TORCH_DTYPES)}")
+                    self.shapes[name], self._where[name] = (tuple(part.get_shape()), dtype), (file, name)
+        except SafetensorError as error:
+            raise ValueError(f"{file} is not a whole safetensors file ({file.stat().st_size} bytes): {error}") from None
+
+    def _open_pickle(self, file):
+        try:
+            tensors = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch raises its own, zipfile's and pickle's errors
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ValueError(f"{file} does not load with weights_only=True: {reason}") from None
+        if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+            raise ValueError(f"{file} holds {type(tensors).__name__}, expected a state dict: names and tensors")
+        self._pickled |= tensors
+        self.shapes |= {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+
+    def rename(self, new_name: Callable[[str], str]) -> None:
+        for names in (self.shapes, self._where, self._pickled):
+            renamed = {new_name(name): value for name, value in names.items()}
+            if len(renamed) != len(names):
+                raise ValueError(f"{self.path} has tensors under two names each: {sorted(names)[:5]} ...")
+            names.clear()
+            names.update(renamed)
+
+    def read(self, name: str) -> torch.Tensor:
+        if name in self._pickled:
+            return self._pickled[name]
+        file, stored = self._where[name]
+        # Opened for each tensor: the pages of an open file would add up to the whole checkpoint.
+        with safe_open(file, "pt") as tensors:
+            return tensors.get_tensor(stored)
+
+
+def weight_files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        index = path / f"{name}.index.json"
+        if index.is_file():
+            files = [path / file for file in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+            if missing := [file.name for file in files if not file.is_file()]:
+                raise FileNotFoundError(f"{path} lacks {', '.join(missing)}, which {index.name} names")
+            return files
+        if (path / name).is_file():
+            return [path / name]
+    found = sorted(os.listdir(path)) if path.is_dir() else "nothing"
+    raise FileNotFoundError(f"{path} has no weights: expected model.safetensors or pytorch_model.bin, found {found}")
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
+
+
+def write_safetensors(path: Path, shapes: dict[str, tuple[tuple[int, ...], torch.dtype]], tensors) -> None:
+    """Writes `tensors`, pairs of name and tensor in the order of `shapes`, one after the other: the header, which comes
+    first, needs their shapes and types only."""
+    header, start = {"__metadata__": {"format": "pt"}}, 0
+    for name, (shape, dtype) in shapes.items():
+        end = start + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+        start = end
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    with open(path, "wb") as file:
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        for (name, (shape, dtype)), (found, tensor) in zip(shapes.items(), tensors, strict=True):
+            if (found, tuple(tensor.shape), tensor.dtype) != (name, shape, dtype):
+                raise RuntimeError(f"{found} {tuple(tensor.shape)} {tensor.dtype} where {name} {shape} {dtype} was announced")
+            file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)

@@ -1,0 +1,127 @@
+"""torch.nn.TransformerEncoder, TransformerDecoder and Transformer: queries, keys and values are one matrix; what a state dict
+does not hold (heads, order of norms, activation, embeddings) is given."""
+
+import re
+
+import torch
+from transformers import PreTrainedModel
+
+from .. import configuration_vanilla_transformer as configurations
+from .. import modeling_vanilla_transformer as models
+
+EMBEDDINGS = ("embed_tokens", "embed_positions", "decoder_embed_tokens", "decoder_embed_positions")
+ENCODER_NAMES = {
+    "linear1": "feed_forward.up_proj",
+    "linear2": "feed_forward.down_proj",
+    "norm1": "self_attn_norm",
+    "norm2": "feed_forward_norm",
+}
+DECODER_NAMES = ENCODER_NAMES | {"norm2": "cross_attn_norm", "norm3": "feed_forward_norm"}
+
+
+def from_torch(
+    state_dict: dict[str, torch.Tensor], num_attention_heads: int, embeddings: dict[str, torch.Tensor], **fields
+) -> PreTrainedModel:
+    """A `VanillaEncoderModel`, a `VanillaDecoderModel` (with cross-attention) or a `VanillaSeq2SeqModel` with the weights of
+    a torch module, in evaluation mode.
+
+    Args:
+        state_dict: of `torch.nn.TransformerEncoder`, `TransformerDecoder` or `Transformer`.
+        num_attention_heads: the module's `nhead`.
+        embeddings: `embed_tokens` (V, D), and `decoder_embed_tokens` (V, D) if the target has its own; `embed_positions`
+            (and `decoder_embed_positions`), (positions, D), if positions are learned.
+        fields: config fields that hold for the module: `norm_first`, `hidden_act` (its `activation`, `"relu"` by default),
+            `layer_norm_eps`; and for how it was fed: `scale_embedding`, `position_embedding_type`, token ids ...
+
+    Raises:
+        ValueError: for tensors of none of the three modules, missing tensors, embeddings that are unknown or of other
+            shapes, and as the config does.
+    """
+    if unknown := embeddings.keys() - set(EMBEDDINGS):
+        raise ValueError(f"unknown embeddings {sorted(unknown)}, expected some of {', '.join(EMBEDDINGS)}")
+    if "embed_tokens" not in embeddings:
+        raise ValueError(f"embed_tokens is missing from the embeddings, got {sorted(embeddings)}")
+    is_pair = any(name.startswith("encoder.") for name in state_dict)
+    sides = ("encoder.", "decoder.") if is_pair else ("",)
+    stacks = {side: {n.removeprefix(side): t for n, t in state_dict.items() if n.startswith(side)} for side in sides}
+    if is_pair and (stray := [name for name in state_dict if not name.startswith(sides)]):
+        raise ValueError(f"{', '.join(stray)} belongs to no torch.nn.Transformer")
+    final_norms = {"norm.weight" in tensors for tensors in stacks.values()}
+    if len(final_norms) > 1:
+        raise ValueError("only one of encoder and decoder has a final norm, expected both or none")
+
+    weights = {}
+    for side, tensors in stacks.items():
+        weights |= {f"{side}{name}": tensor for name, tensor in stack_weights(tensors).items()}
+        for name in ("embed_tokens", "embed_positions"):
+            table = embeddings.get(f"decoder_{name}") if side == "decoder." else None
+            table = embeddings.get(name) if table is None else table
+            if table is not None:
+                weights[f"{side}embeddings.{name}.weight"] = table
+    depths = {
+        side: 1 + max((int(n.split(".")[1]) for n in t if n.startswith("layers.")), default=-1) for side, t in stacks.items()
+    }
+    found = {
+        "vocab_size": len(embeddings["embed_tokens"]),
+        "hidden_size": embeddings["embed_tokens"].shape[-1],
+        "num_attention_heads": num_attention_heads,
+        "intermediate_size": next((len(t) for n, t in state_dict.items() if n.endswith("linear1.weight")), 0),
+        "final_norm": final_norms.pop(),
+        "linear_bias": any(name.endswith("linear1.bias") for name in state_dict),
+    }
+    if "embed_positions" in embeddings:
+        found |= {"position_embedding_type": "learned", "max_position_embeddings": len(embeddings["embed_positions"])}
+    if is_pair:
+        found |= {"encoder_layers": depths["encoder."], "decoder_layers": depths["decoder."]}
+        found["tie_word_embeddings"] = "decoder_embed_tokens" not in embeddings
+    else:
+        found["num_hidden_layers"] = depths[""]
+    return build(is_pair, found | fields, weights)
+
+
+def stack_weights(tensors):
+    """Of one stack, under our names."""
+    is_decoder = any(".multihead_attn." in name for name in tensors)
+    names = DECODER_NAMES if is_decoder else ENCODER_NAMES
+    found = {}
+    for name, tensor in tensors.items():
+        if match := re.fullmatch(r"(layers\.\d+)\.(self_attn|multihead_attn)\.(in_proj_|out_proj\.)(weight|bias)", name):
+            layer, attention, projection, part = match.groups()
+            attention = f"{layer}.{'cross_attn' if attention == 'multihead_attn' else attention}"
+            if projection == "out_proj.":
+                found[f"{attention}.o_proj.{part}"] = tensor
+            else:
+                found |= {f"{attention}.{p}_proj.{part}": t for p, t in zip("qkv", tensor.chunk(3), strict=True)}
+        elif match := re.fullmatch(r"(layers\.\d+)\.(\w+)\.(weight|bias)", name):
+            layer, their_name, part = match.groups()
+            if their_name not in names:
+                raise ValueError(f"{name} belongs to no torch.nn.Transformer")
+            found[f"{layer}.{names[their_name]}.{part}"] = tensor
+        elif name in ("norm.weight", "norm.bias"):
+            found[name] = tensor
+        else:
+            raise ValueError(f"{name} belongs to no torch.nn.Transformer")
+    for name in [name for name in found if name.endswith("norm.weight")]:  # without biases, torch's norms have none either
+        found.setdefault(name.replace("weight", "bias"), torch.zeros_like(found[name]))
+    return found
+
+
+def build(is_pair, fields, weights):
+    is_decoder = any(".cross_attn." in name for name in weights)
+    kind = "Seq2Seq" if is_pair else "Decoder" if is_decoder else "Encoder"
+    if kind == "Decoder":
+        fields["add_cross_attention"] = True
+    config = getattr(configurations, f"Vanilla{kind}Config")(**fields)
+    with torch.device("meta"):
+        model = getattr(models, f"Vanilla{kind}Model")(config)
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    for what, names in (("missing", expected.keys() - weights.keys()), ("unknown", weights.keys() - expected.keys())):
+        if names:
+            raise ValueError(f"tensors that are {what} for a {type(model).__name__}: {', '.join(sorted(names))}")
+    for name, tensor in weights.items():
+        if tuple(tensor.shape) != expected[name]:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected {expected[name]}")
+    model.load_state_dict({name: tensor.clone() for name, tensor in weights.items()}, assign=True)
+    model.tie_weights()
+    config.dtype = weights["embeddings.embed_tokens.weight" if not is_pair else "encoder.embeddings.embed_tokens.weight"].dtype
+    return model.eval()

@@ -1,0 +1,97 @@
+"""What a checkpoint is and what it costs: parameters per block, memory, floating point operations per token."""
+
+import math
+import os
+import re
+from collections import Counter
+
+import torch
+from torch import nn
+from transformers import AutoConfig, PreTrainedModel
+
+import vanilla_transformer
+
+BYTES = {"float32": 4, "float16 or bfloat16": 2, "int8": 1, "int4": 0.5}
+
+
+def info(source: str | os.PathLike) -> dict:
+    """Of the checkpoint directory or Hub id `source`; only its config is read.
+
+    Returns `architecture`, `variant`, `shape` (config fields), `parameters` (by block, each counted once where it is tied),
+    `total_parameters`, `memory` (bytes of the parameters by dtype), `cache_values` (keys and values a decoder keeps per
+    token) and `flops`: floating point operations, 2 for a multiplication and an addition, of the matrix products, for
+    one source token, one target token and one sequence, and of attention for one token and one token it looks at.
+
+    Raises:
+        OSError: if there is no config.
+        ValueError: if it is not one of ours.
+    """
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    if not isinstance(config, vanilla_transformer.VanillaTransformerConfig):
+        raise ValueError(f"{source} is a {config.model_type} checkpoint, expected one of ours: convert it first")
+    name = (config.architectures or [None])[0]
+    if name not in vanilla_transformer.__all__:
+        raise ValueError(f"{source} has the architecture {name}, expected one of ours")
+    with torch.device("meta"):
+        model = getattr(vanilla_transformer, name)(config)
+    parameters = parameters_by_block(model)
+    total = sum(parameters.values())
+    heads = config.num_attention_heads * (config.head_dim + config.value_head_dim)
+    decoder_layers = config.get_text_config(decoder=True).num_hidden_layers if "Encoder" not in name else 0
+    return {
+        "architecture": name,
+        "variant": config.model_type.removeprefix("vanilla-"),
+        "shape": {field: getattr(config, field) for field in shape_fields(config)},
+        "parameters": parameters,
+        "total_parameters": total,
+        "memory": {dtype: math.ceil(total * size) for dtype, size in BYTES.items()},
+        "cache_values": heads * decoder_layers,
+        "flops": flops(model) | {"attention to one token, per layer": 2 * heads},
+    }
+
+
+def shape_fields(config):
+    depths = ("encoder_layers", "decoder_layers") if config.is_encoder_decoder else ("num_hidden_layers",)
+    widths = ("hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "value_head_dim", "vocab_size")
+    return (*depths, *widths, "position_embedding_type", "norm_first", "tie_word_embeddings")
+
+
+def parameters_by_block(model: PreTrainedModel) -> dict[str, int]:
+    """Embeddings, all layers of a stack together, final norms, and the modules of the head."""
+    found = Counter()
+    for name, parameter in model.named_parameters():
+        name = name.removeprefix("model.")
+        block = re.match(r"((encoder|decoder)\.)?(layers|\w+)", name).group()
+        found[block] += parameter.numel()
+    return dict(found)
+
+
+def flops(model: PreTrainedModel) -> dict[str, int]:
+    found = Counter()
+    is_pair, is_decoder = model.config.is_encoder_decoder, "Decoder" in type(model).__name__
+    sentence_heads = ("pooler", "next_sentence", "score")
+    if not model.can_generate() and "TokenClassification" not in type(model).__name__:
+        sentence_heads += ("classifier",)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            per = "target token" if is_decoder or (is_pair and "encoder." not in name) else "source token"
+            if ".cross_attn.k_proj" in name or ".cross_attn.v_proj" in name:
+                per = "source token"
+            if any(part in sentence_heads for part in name.split(".")):
+                per = "sequence"
+            found[per] += 2 * module.in_features * module.out_features
+    return dict(found)
+
+
+def report(facts: dict) -> str:
+    """The result of `info` as text."""
+    lines = [f"{facts['architecture']} ({facts['variant']})", ", ".join(f"{k}={v}" for k, v in facts["shape"].items()), ""]
+    rows = {f"parameters in {block}": f"{count:,}" for block, count in facts["parameters"].items()}
+    rows["parameters in all"] = f"{facts['total_parameters']:,}"
+    rows |= {f"memory in {dtype}": f"{size / 1e6:,.1f} MB" for dtype, size in facts["memory"].items()}
+    if facts["cache_values"]:
+        rows["cache per target token"] = f"{facts['cache_values']:,} values"
+    rows |= {f"FLOPs per {per}": f"{count / 1e6:,.3f} million" for per, count in facts["flops"].items() if "attention" not in per}
+    rows["FLOPs of attention to one token, per layer"] = f"{facts['flops']['attention to one token, per layer']:,}"
+    width = max(len(name) for name in rows)
+    return "\n".join(lines + [f"{name:<{width}}  {value:>18}" for name, value in rows.items()])
