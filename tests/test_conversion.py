@@ -1,93 +1,24 @@
 """Checkpoints of other families, converted: the same numbers, the same generated tokens, from random configs."""
 
-import random
-
 import pytest
 import torch
-import transformers
-from torch import nn
+from checkpoints import edit_json
+from families import RIGHT, assert_exact, given_to, outputs_of, random_config, random_model
 from transformers import GenerationConfig
 
-import vanilla_transformer  # noqa: F401, registers the Auto classes
+import vanilla_transformer
 from vanilla_transformer.conversion import convert
 from vanilla_transformer.conversion.plan import FAMILIES
 
 ARCHITECTURES = [(family, name) for family, module in FAMILIES.items() for name in module.ARCHITECTURES]
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-LENGTHS = [7, 3, 5]
-RIGHT = torch.tensor([[1] * length + [0] * (7 - length) for length in LENGTHS])
-
-
-def random_config(family, architecture, seed):
-    """A small config of `family`: odd numbers of heads, all the switches that are representable."""
-    rng = random.Random(f"{family} {seed}")
-    heads, vocabulary, positions = rng.choice([1, 3, 5]), rng.randint(30, 60), rng.randint(24, 40)
-    width = heads * rng.choice([4, 6, 8])
-    act = rng.choice(["gelu", "relu", "silu", "gelu_new"])
-    common = dict(vocab_size=vocabulary, tie_word_embeddings=seed % 2 == 0)
-    labels = dict(num_labels=2 if "QuestionAnswering" in architecture else 3)
-    if family in ("bert", "roberta", "electra"):
-        fields = dict(
-            hidden_size=width, intermediate_size=rng.randint(10, 30), num_hidden_layers=rng.randint(1, 3),
-            num_attention_heads=heads, hidden_act=act, max_position_embeddings=positions,
-            type_vocab_size=rng.choice([1, 2, 3]), layer_norm_eps=rng.choice([1e-12, 1e-5]),
-        )  # fmt: skip
-        fields |= dict(embedding_size=width) if family == "electra" else {}
-    elif family == "distilbert":
-        fields = dict(
-            dim=width, hidden_dim=rng.randint(10, 30), n_layers=rng.randint(1, 3), n_heads=heads, activation=act,
-            max_position_embeddings=positions, sinusoidal_pos_embds=rng.random() < 0.5,
-        )  # fmt: skip
-    elif family == "gpt2":
-        fields = dict(
-            n_embd=width, n_inner=rng.choice([None, 17]), n_layer=rng.randint(1, 3), n_head=heads, n_positions=positions,
-            activation_function=act, scale_attn_weights=rng.random() < 0.5, bos_token_id=1, eos_token_id=2,
-            scale_attn_by_inverse_layer_idx=rng.random() < 0.5, reorder_and_upcast_attn=rng.random() < 0.5, pad_token_id=0,
-        )  # fmt: skip
-    elif family == "opt":
-        norm_first = rng.random() < 0.5
-        fields = dict(
-            hidden_size=width, ffn_dim=rng.randint(10, 30), num_hidden_layers=rng.randint(1, 3), num_attention_heads=heads,
-            max_position_embeddings=positions, activation_function=act, word_embed_proj_dim=width,
-            do_layer_norm_before=norm_first, enable_bias=rng.random() < 0.5,
-            _remove_final_layer_norm=norm_first and rng.random() < 0.5,
-        )  # fmt: skip
-    else:
-        inner = rng.randint(10, 30)
-        fields = dict(
-            d_model=width, encoder_layers=rng.randint(1, 3), decoder_layers=rng.randint(1, 3), encoder_ffn_dim=inner,
-            decoder_ffn_dim=inner, encoder_attention_heads=heads, decoder_attention_heads=heads, activation_function=act,
-            max_position_embeddings=positions, scale_embedding=rng.random() < 0.5, decoder_start_token_id=2,
-        )  # fmt: skip
-        if family == "marian":
-            last = vocabulary - 1
-            fields |= dict(pad_token_id=last, decoder_start_token_id=last, eos_token_id=0, forced_eos_token_id=0)
-            fields |= dict(share_encoder_decoder_embeddings=rng.random() < 0.5, decoder_vocab_size=vocabulary)
-    return getattr(transformers, FAMILIES[family].CONFIG)(**common, **labels, **fields)
-
-
-def random_model(architecture, config, dtype=torch.float32):
-    """Every parameter and buffer with a value of its own, biases and norms too."""
-    transformers.set_seed(0)
-    model = getattr(transformers, architecture)(config).to(dtype).eval()
-    with torch.no_grad():
-        for name, tensor in model.state_dict().items():
-            if is_sinusoidal(name, config):
-                half = config.d_model // 2
-                angles = (
-                    torch.arange(len(tensor)).double()[:, None] / 10000 ** (torch.arange(half) * 2 / config.d_model).double()
-                )
-                tensor.copy_(torch.cat([angles.sin(), angles.cos()], dim=1))
-            else:
-                tensor.uniform_(-0.4, 0.4)
-        for module in model.modules():
-            if isinstance(module, nn.LayerNorm) and module.weight is not None:
-                module.weight += 1  # around 1, so that what is in front of it stays visible
-    return model
-
-
-def is_sinusoidal(name, config):
-    return config.model_type == "marian" and "embed_positions" in name
+DECODERS = [("gpt2", "GPT2LMHeadModel"), ("opt", "OPTForCausalLM")]
+PAIRS = [
+    ("bart", "BartForConditionalGeneration"),
+    ("mbart", "MBartForConditionalGeneration"),
+    ("marian", "MarianMTModel"),
+]
+SEEDS = pytest.mark.parametrize("seed", [0, 1])
 
 
 def converted(model, tmp_path, dtype=torch.float32):
@@ -102,46 +33,7 @@ def converted(model, tmp_path, dtype=torch.float32):
     return ours.eval()
 
 
-def given_to(model, position_ids=None):
-    """Random inputs, rows of several lengths padded on the right."""
-    config = model.config
-    pad = config.pad_token_id if config.pad_token_id is not None else 0
-    first, last = (1, config.vocab_size - 2) if config.model_type == "marian" else (3, config.vocab_size - 1)
-    ids = torch.randint(first, last, RIGHT.shape).masked_fill(RIGHT == 0, pad)
-    given = dict(input_ids=ids, attention_mask=RIGHT)
-    if getattr(config, "type_vocab_size", 0):
-        given["token_type_ids"] = torch.randint(0, config.type_vocab_size, RIGHT.shape)
-    if "MultipleChoice" in type(model).__name__:
-        return {name: torch.stack([tensor, tensor.flip(0)], dim=1) for name, tensor in given.items()}
-    if config.is_encoder_decoder:
-        given["decoder_input_ids"] = torch.randint(first, last, (3, 6))
-    return given
-
-
-def outputs_of(model, given):
-    """All tensors that both families return, under one name; only real tokens."""
-    with torch.no_grad():
-        outputs = model(**given)
-    found = {}
-    for name in ("last_hidden_state", "pooler_output", "logits", "start_logits", "end_logits", "prediction_logits"):
-        if outputs.get(name) is not None:
-            found[name] = outputs[name]
-    if "seq_relationship_logits" in outputs:
-        found["seq_relationship_logits"] = outputs.seq_relationship_logits
-    mask = given["attention_mask"].bool()
-    if "decoder_input_ids" in given:
-        return found
-    per_token = mask.shape if mask.ndim == 2 else ()
-    return {name: tensor[mask] if tuple(tensor.shape[:2]) == tuple(per_token) else tensor for name, tensor in found.items()}
-
-
-def assert_exact(got, expected, dtype):
-    tolerance = 1e-10 if dtype == torch.float64 else 1e-5
-    error = (got - expected).abs() / expected.abs().clamp(min=1)
-    assert got.shape == expected.shape and error.max() <= tolerance, f"error {error.max():.1e}"
-
-
-@pytest.mark.parametrize("seed", [0, 1])
+@SEEDS
 @pytest.mark.parametrize("family, architecture", ARCHITECTURES)
 @DTYPES
 def test_a_converted_checkpoint_gives_the_same_outputs(family, architecture, dtype, seed, tmp_path):
@@ -157,3 +49,85 @@ def test_a_converted_checkpoint_gives_the_same_outputs(family, architecture, dty
     assert expected.keys() <= got.keys() and expected
     for name in expected:
         assert_exact(got[name], expected[name], dtype)
+
+
+@SEEDS
+@pytest.mark.parametrize("family, architecture", DECODERS)
+@DTYPES
+def test_left_padded_rows_and_caches_give_the_same_logits(family, architecture, dtype, seed, tmp_path):
+    theirs = random_model(architecture, random_config(family, architecture, seed), dtype)
+    ours = converted(theirs, tmp_path, dtype)
+    mask = RIGHT.flip(1)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    ids = torch.randint(3, theirs.config.vocab_size, mask.shape)
+    later = torch.randint(3, theirs.config.vocab_size, (3, 4))
+    with torch.no_grad():
+        expected = theirs(ids, attention_mask=mask, position_ids=positions, use_cache=True)
+        got = ours(ids, attention_mask=mask, position_ids=positions, use_cache=True)
+        assert_exact(got.logits[mask.bool()], expected.logits[mask.bool()], dtype)
+        mask = torch.cat([mask, torch.ones_like(later)], dim=1)
+        positions = positions[:, -1:] + torch.arange(1, 5)
+        given = dict(attention_mask=mask, position_ids=positions)
+        got = ours(later, past_key_values=got.past_key_values, **given)
+        expected = theirs(later, past_key_values=expected.past_key_values, **given)
+    assert_exact(got.logits, expected.logits, dtype)
+
+
+@SEEDS
+@pytest.mark.parametrize("family, architecture", PAIRS)
+@DTYPES
+def test_caches_of_both_stacks_give_the_same_logits(family, architecture, dtype, seed, tmp_path):
+    theirs = random_model(architecture, random_config(family, architecture, seed), dtype)
+    ours = converted(theirs, tmp_path, dtype)
+    given = given_to(theirs) | dict(use_cache=True)
+    later = torch.randint(3, theirs.config.vocab_size - 2, (3, 2))
+    results = []
+    with torch.no_grad():
+        for model in (ours, theirs):
+            cache = model(**given).past_key_values
+            results.append(model(**given | dict(decoder_input_ids=later, past_key_values=cache)).logits)
+    assert_exact(*results, dtype)
+
+
+SETTINGS = [
+    dict(num_beams=1, no_repeat_ngram_size=2),
+    dict(num_beams=4, length_penalty=0.7, early_stopping=True, no_repeat_ngram_size=2),
+    dict(num_beams=3, num_return_sequences=2, no_repeat_ngram_size=2, repetition_penalty=1.3),
+]
+
+
+@SEEDS
+@pytest.mark.parametrize("settings", SETTINGS, ids=["greedy", "4 beams", "3 beams, 2 returned"])
+@pytest.mark.parametrize("family, architecture", DECODERS + PAIRS)
+def test_the_source_s_generation_config_comes_along_and_generates_the_same_tokens(
+    family, architecture, settings, seed, tmp_path
+):
+    theirs = random_model(architecture, random_config(family, architecture, seed))
+    fields = dict(max_new_tokens=12, do_sample=False, forced_eos_token_id=theirs.config.eos_token_id, min_new_tokens=8)
+    theirs.generation_config = GenerationConfig.from_model_config(theirs.config)
+    theirs.generation_config.update(**fields, **settings)
+    ours = converted(theirs, tmp_path)
+    assert ours.generation_config.num_beams == settings["num_beams"]
+    given = given_to(theirs)
+    given = dict(input_ids=given["input_ids"], attention_mask=RIGHT)
+    if not theirs.config.is_encoder_decoder:  # prompts are padded on the left
+        given = {name: tensor.flip(1) for name, tensor in given.items()}
+    expected = theirs.generate(**given)
+    assert len(expected.unique()) > 4, "a model that repeats itself proves little"
+    assert ours.generate(**given).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("family, architecture", PAIRS)
+def test_a_config_that_holds_the_generation_settings_itself_is_enough(family, architecture, tmp_path):
+    """As in checkpoints from before generation_config.json."""
+    theirs = random_model(architecture, random_config(family, architecture, 0))
+    theirs.save_pretrained(tmp_path / "theirs")
+    (tmp_path / "theirs" / "generation_config.json").unlink()
+    edit_json(tmp_path / "theirs" / "config.json", num_beams=3, max_length=9, bad_words_ids=[[5]])
+    convert(tmp_path / "theirs", tmp_path / "ours")
+    generation = GenerationConfig.from_pretrained(tmp_path / "ours").to_dict()
+    expected = type(theirs).from_pretrained(tmp_path / "theirs").generation_config.to_dict()
+    assert (generation["num_beams"], generation["max_length"], generation["bad_words_ids"]) == (3, 9, [[5]])
+    assert {name: value for name, value in generation.items() if name[0] != "_"} == {
+        name: value for name, value in expected.items() if name[0] != "_"
+    }

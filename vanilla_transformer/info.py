@@ -91,7 +91,9 @@ def report(facts: dict) -> str:
     rows |= {f"memory in {dtype}": f"{size / 1e6:,.1f} MB" for dtype, size in facts["memory"].items()}
     if facts["cache_values"]:
         rows["cache per target token"] = f"{facts['cache_values']:,} values"
-    rows |= {f"FLOPs per {per}": f"{count / 1e6:,.3f} million" for per, count in facts["flops"].items() if "attention" not in per}
+    rows |= {
+        f"FLOPs per {per}": f"{count / 1e6:,.3f} million" for per, count in facts["flops"].items() if "attention" not in per
+    }
     rows["FLOPs of attention to one token, per layer"] = f"{facts['flops']['attention to one token, per layer']:,}"
     width = max(len(name) for name in rows)
     return "\n".join(lines + [f"{name:<{width}}  {value:>18}" for name, value in rows.items()])

@@ -45,7 +45,7 @@ def convert(source: str | os.PathLike, out: str | os.PathLike, to: str | None = 
 
 
 def convert_torch(
-    source: str | os.PathLike, out: str | os.PathLike, embeddings: str | os.PathLike, force: bool = False, **fields
+    source: str | os.PathLike, out: str | os.PathLike, embeddings: str | os.PathLike | None, force: bool = False, **fields
 ) -> dict:
     """`from_torch` on the files `source` and `embeddings` (safetensors, or pickles of tensors), saved as the checkpoint
     `out`. `fields` are those of `from_torch`, `num_attention_heads` among them. Returns what was written.
@@ -55,6 +55,8 @@ def convert_torch(
     refuse_existing(out, force)
     if "num_attention_heads" not in fields:
         raise ValueError(f"num_attention_heads must be given, a state dict does not hold it; got {sorted(fields)}")
+    if embeddings is None:
+        raise ValueError("embeddings must be given, a file with embed_tokens: a state dict does not hold them")
     state_dict, tables = ({name: files.read(name) for name in files.shapes} for files in map(TensorFiles, (source, embeddings)))
     model = from_torch(state_dict, embeddings=tables, **fields)
     with new_directory(out, force) as directory:

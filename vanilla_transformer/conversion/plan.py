@@ -91,8 +91,9 @@ class Plan:
     def _check_shapes(self):
         tied = self.model.get_expanded_tied_weights_keys(all_submodels=True)
         expected = {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items() if name not in tied}
-        if expected.keys() != self.shapes.keys():
-            difference = sorted(expected.keys() ^ self.shapes.keys())
+        optional = self.model._keys_to_ignore_on_load_missing or ()  # Marian computes its sinusoids
+        difference = sorted(expected.keys() ^ self.shapes.keys())
+        if difference := [name for name in difference if not {name, f"model.{name}"} & set(optional)]:
             raise RuntimeError(f"the mapping of {type(self.model).__name__} is not complete: {difference}")
         for step in self.steps:
             for name in step.writes:
@@ -166,7 +167,7 @@ def plan_to_ours(source: str | os.PathLike) -> Plan:
     model = empty_model(model_class, config, files, theirs)
     steps, left_out = forward_steps(model, family, theirs, architecture, files)
     plan = Plan(model, files, steps, left_out, config.dtype)
-    return with_companions(plan, path, theirs)
+    return with_companions(plan, path)
 
 
 def forward_steps(model, family: ModuleType, theirs, architecture, files) -> tuple[list[Step], list[str]]:
@@ -224,7 +225,7 @@ def plan_to_theirs(source: str | os.PathLike, to: str) -> Plan:
         files.rename(lambda name: f"model.{name}")
     model = empty_model(model_class, config, files, ours)
     steps, left_out = backward_steps(model, family, ours, architecture, files)
-    return with_companions(Plan(model, files, steps, left_out, config.dtype), path, ours)
+    return with_companions(Plan(model, files, steps, left_out, config.dtype), path)
 
 
 def backward_steps(model, family: ModuleType, ours, architecture, files) -> tuple[list[Step], list[str]]:
@@ -305,13 +306,12 @@ def empty_model(model_class, config, files, source_config):
         return model_class(config)
 
 
-def with_companions(plan, path, config):
-    """The generation config and the tokenizer of the source."""
+def with_companions(plan, path):
+    """The generation config and the tokenizer of the source. Old checkpoints have the first inside config.json."""
     if plan.model.can_generate():
         has_file = (path / "generation_config.json").is_file()
-        plan.generation_config = (
-            GenerationConfig.from_pretrained(path) if has_file else GenerationConfig.from_model_config(config)
-        )
+        where = {} if has_file else {"config_file_name": "config.json", "_from_model_config": True}
+        plan.generation_config = GenerationConfig.from_pretrained(path, **where)
     if any((path / name).is_file() for name in TOKENIZER_FILES):
         plan.tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     return plan

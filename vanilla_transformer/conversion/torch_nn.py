@@ -46,6 +46,10 @@ def from_torch(
     stacks = {side: {n.removeprefix(side): t for n, t in state_dict.items() if n.startswith(side)} for side in sides}
     if is_pair and (stray := [name for name in state_dict if not name.startswith(sides)]):
         raise ValueError(f"{', '.join(stray)} belongs to no torch.nn.Transformer")
+    if not any(".linear1.weight" in name for name in state_dict):
+        raise ValueError(
+            f"the state dict has no layers, expected names as layers.0.linear1.weight, got {sorted(state_dict)[:5]}"
+        )
     final_norms = {"norm.weight" in tensors for tensors in stacks.values()}
     if len(final_norms) > 1:
         raise ValueError("only one of encoder and decoder has a final norm, expected both or none")
@@ -65,7 +69,7 @@ def from_torch(
         "vocab_size": len(embeddings["embed_tokens"]),
         "hidden_size": embeddings["embed_tokens"].shape[-1],
         "num_attention_heads": num_attention_heads,
-        "intermediate_size": next((len(t) for n, t in state_dict.items() if n.endswith("linear1.weight")), 0),
+        "intermediate_size": next(len(t) for n, t in state_dict.items() if n.endswith("linear1.weight")),
         "final_norm": final_norms.pop(),
         "linear_bias": any(name.endswith("linear1.bias") for name in state_dict),
     }

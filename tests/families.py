@@ -1,0 +1,123 @@
+"""Random models of other families, with small configs that use their switches; what goes in and comes out of them."""
+
+import random
+
+import torch
+import transformers
+from torch import nn
+
+from vanilla_transformer.conversion.plan import FAMILIES
+
+LENGTHS = [7, 3, 5]
+RIGHT = torch.tensor([[1] * length + [0] * (7 - length) for length in LENGTHS])
+
+
+def random_config(family, architecture, seed):
+    """A small config of `family`: odd numbers of heads, all the switches that are representable."""
+    rng = random.Random(f"{family} {seed}")
+    heads, vocabulary, positions = rng.choice([1, 3, 5]), rng.randint(30, 60), rng.randint(24, 40)
+    width = heads * rng.choice([4, 6, 8])
+    act = rng.choice(["gelu", "relu", "silu", "gelu_new"])
+    common = dict(vocab_size=vocabulary, tie_word_embeddings=seed % 2 == 0)
+    labels = dict(num_labels=2 if "QuestionAnswering" in architecture else 3)
+    if family in ("bert", "roberta", "electra"):
+        fields = dict(
+            hidden_size=width, intermediate_size=rng.randint(10, 30), num_hidden_layers=rng.randint(1, 3),
+            num_attention_heads=heads, hidden_act=act, max_position_embeddings=positions,
+            type_vocab_size=rng.choice([1, 2, 3]), layer_norm_eps=rng.choice([1e-12, 1e-5]),
+        )  # fmt: skip
+        fields |= dict(embedding_size=width) if family == "electra" else {}
+    elif family == "distilbert":
+        fields = dict(
+            dim=width, hidden_dim=rng.randint(10, 30), n_layers=rng.randint(1, 3), n_heads=heads, activation=act,
+            max_position_embeddings=positions, sinusoidal_pos_embds=rng.random() < 0.5,
+        )  # fmt: skip
+    elif family == "gpt2":
+        fields = dict(
+            n_embd=width, n_inner=rng.choice([None, 17]), n_layer=rng.randint(1, 3), n_head=heads, n_positions=positions,
+            activation_function=act, scale_attn_weights=rng.random() < 0.5, bos_token_id=1, eos_token_id=2,
+            scale_attn_by_inverse_layer_idx=rng.random() < 0.5, reorder_and_upcast_attn=rng.random() < 0.5, pad_token_id=0,
+        )  # fmt: skip
+    elif family == "opt":
+        norm_first = rng.random() < 0.5
+        fields = dict(
+            hidden_size=width, ffn_dim=rng.randint(10, 30), num_hidden_layers=rng.randint(1, 3), num_attention_heads=heads,
+            max_position_embeddings=positions, activation_function=act, word_embed_proj_dim=width,
+            do_layer_norm_before=norm_first, enable_bias=rng.random() < 0.5,
+            _remove_final_layer_norm=norm_first and rng.random() < 0.5,
+        )  # fmt: skip
+    else:
+        inner = rng.randint(10, 30)
+        fields = dict(
+            d_model=width, encoder_layers=rng.randint(1, 3), decoder_layers=rng.randint(1, 3), encoder_ffn_dim=inner,
+            decoder_ffn_dim=inner, encoder_attention_heads=heads, decoder_attention_heads=heads, activation_function=act,
+            max_position_embeddings=positions, scale_embedding=rng.random() < 0.5, decoder_start_token_id=2,
+        )  # fmt: skip
+        if family == "marian":
+            last = vocabulary - 1
+            fields |= dict(pad_token_id=last, decoder_start_token_id=last, eos_token_id=0, forced_eos_token_id=0)
+            fields |= dict(share_encoder_decoder_embeddings=rng.random() < 0.5, decoder_vocab_size=vocabulary)
+    return getattr(transformers, FAMILIES[family].CONFIG)(**common, **labels, **fields)
+
+
+def random_model(architecture, config, dtype=torch.float32):
+    """Every parameter and buffer with a value of its own, biases and norms too."""
+    transformers.set_seed(0)
+    model = getattr(transformers, architecture)(config).to(dtype).eval()
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if is_sinusoidal(name, config):
+                half = config.d_model // 2
+                angles = (
+                    torch.arange(len(tensor)).double()[:, None] / 10000 ** (torch.arange(half) * 2 / config.d_model).double()
+                )
+                tensor.copy_(torch.cat([angles.sin(), angles.cos()], dim=1))
+            else:
+                tensor.uniform_(-0.4, 0.4)
+        for module in model.modules():
+            if isinstance(module, nn.LayerNorm) and module.weight is not None:
+                module.weight += 1  # around 1, so that what is in front of it stays visible
+    return model
+
+
+def is_sinusoidal(name, config):
+    return config.model_type == "marian" and "embed_positions" in name
+
+
+def given_to(model, position_ids=None):
+    """Random inputs, rows of several lengths padded on the right."""
+    config = model.config
+    pad = config.pad_token_id if config.pad_token_id is not None else 0
+    first, last = (1, config.vocab_size - 2) if config.model_type == "marian" else (3, config.vocab_size - 1)
+    ids = torch.randint(first, last, RIGHT.shape).masked_fill(RIGHT == 0, pad)
+    given = dict(input_ids=ids, attention_mask=RIGHT)
+    if getattr(config, "type_vocab_size", 0):
+        given["token_type_ids"] = torch.randint(0, config.type_vocab_size, RIGHT.shape)
+    if "MultipleChoice" in type(model).__name__:
+        return {name: torch.stack([tensor, tensor.flip(0)], dim=1) for name, tensor in given.items()}
+    if config.is_encoder_decoder:
+        given["decoder_input_ids"] = torch.randint(first, last, (3, 6))
+    return given
+
+
+def outputs_of(model, given):
+    """All tensors that both families return, under one name; only real tokens."""
+    with torch.no_grad():
+        outputs = model(**given)
+    found = {}
+    for name in ("last_hidden_state", "pooler_output", "logits", "start_logits", "end_logits", "prediction_logits"):
+        if outputs.get(name) is not None:
+            found[name] = outputs[name]
+    if "seq_relationship_logits" in outputs:
+        found["seq_relationship_logits"] = outputs.seq_relationship_logits
+    mask = given["attention_mask"].bool()
+    if "decoder_input_ids" in given:
+        return found
+    per_token = mask.shape if mask.ndim == 2 else ()
+    return {name: tensor[mask] if tuple(tensor.shape[:2]) == tuple(per_token) else tensor for name, tensor in found.items()}
+
+
+def assert_exact(got, expected, dtype):
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-5
+    error = (got - expected).abs() / expected.abs().clamp(min=1)
+    assert got.shape == expected.shape and error.max() <= tolerance, f"error {error.max():.1e}"

@@ -1,0 +1,170 @@
+"""Our checkpoints, converted to other families: the same numbers; and there and back again: the same bits."""
+
+import random
+
+import pytest
+import torch
+import transformers
+from families import RIGHT, assert_exact, given_to, outputs_of, random_config, random_model
+from safetensors.torch import load_file
+from torch import nn
+
+import vanilla_transformer
+from vanilla_transformer.conversion import convert
+from vanilla_transformer.conversion.plan import BACK
+
+# What each family's own config says beside sizes, activations, biases and tying.
+FIXED = {
+    "bert": dict(position_embedding_type="learned", scale_embedding=False, embedding_norm=True),
+    "gpt2": dict(position_embedding_type="learned", scale_embedding=False, norm_first=True, lm_head_bias=False),
+    "bart": dict(position_embedding_type="learned", embedding_norm=True),
+    "marian": dict(),
+}
+CASES = [(family, ours) for family, module in BACK.items() for ours in module.ARCHITECTURES.values()]
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+SEEDS = pytest.mark.parametrize("seed", [0, 1])
+
+
+def our_model(family, architecture, seed, dtype=torch.float32, **changes):
+    """A random model of ours that `family` can represent."""
+    rng = random.Random(f"{family} {architecture} {seed}")
+    heads = rng.choice([1, 3, 5])
+    activation = rng.choice(["relu", "gelu", "silu"])
+    fields = dict(
+        vocab_size=rng.randint(30, 60), hidden_size=heads * rng.choice([4, 6]), num_attention_heads=heads,
+        intermediate_size=rng.randint(10, 30), hidden_act=activation, max_position_embeddings=rng.randint(24, 40),
+        tie_word_embeddings=seed % 2 == 0, num_labels=2 if "QuestionAnswering" in architecture else 3,
+    )  # fmt: skip
+    if "Seq2Seq" in architecture:
+        fields |= dict(encoder_layers=rng.randint(1, 3), decoder_layers=rng.randint(1, 3), scale_embedding=rng.random() < 0.5)
+        fields |= dict(lm_head_bias=rng.random() < 0.5)
+    else:
+        fields |= dict(num_hidden_layers=rng.randint(1, 3))
+    if family == "bert":
+        fields |= dict(pooler_act="tanh", lm_transform_act=activation, type_vocab_size=rng.choice([0, 2]))
+    model_class = getattr(vanilla_transformer, architecture)
+    config = model_class.config_class(**fields | FIXED[family] | changes)
+    transformers.set_seed(0)
+    model = model_class(config).to(dtype).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-0.4, 0.4)
+        for module in model.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.weight += 1
+    return model
+
+
+def converted_back(model, family, tmp_path):
+    model.save_pretrained(tmp_path / "ours")
+    result = convert(tmp_path / "ours", tmp_path / "theirs", to=family)
+    return getattr(transformers, result["architecture"]).from_pretrained(tmp_path / "theirs").eval()
+
+
+@SEEDS
+@pytest.mark.parametrize("family, architecture", CASES)
+@DTYPES
+def test_a_checkpoint_of_ours_converted_gives_the_same_outputs(family, architecture, dtype, seed, tmp_path):
+    ours = our_model(family, architecture, seed, dtype)
+    theirs = converted_back(ours, family, tmp_path)
+    assert theirs.dtype == dtype
+    if family == "marian":  # transformers keeps its table of sinusoids in float32 whatever the model is in
+        for stack in (theirs.get_encoder(), theirs.get_decoder()):
+            half = ours.config.hidden_size // 2
+            angles = torch.arange(len(stack.embed_positions.weight)).double()[:, None]
+            angles = angles / 10000 ** (torch.arange(half).double() * 2 / ours.config.hidden_size)
+            stack.embed_positions.weight.data.copy_(torch.cat([angles.sin(), angles.cos()], dim=1))
+    given = given_to(ours)
+    got, expected = outputs_of(theirs, given), outputs_of(ours, given)
+    if family == "marian" and architecture == "VanillaSeq2SeqModel":
+        got["last_hidden_state"] = got["last_hidden_state"].unflatten(-1, (2, -1)).mT.flatten(-2)
+    assert got.keys() == expected.keys() and got
+    for name in got:
+        assert_exact(got[name], expected[name], dtype)
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("family", ["gpt2", "bart", "marian"])
+def test_generated_tokens_are_the_same(family, beams, tmp_path):
+    architecture = [name for name in BACK[family].ARCHITECTURES.values() if "CausalLM" in name or "Conditional" in name][0]
+    ours = our_model(family, architecture, 0, eos_token_id=2)
+    ours.generation_config.update(
+        max_new_tokens=12, num_beams=beams, do_sample=False, no_repeat_ngram_size=2, min_new_tokens=6, pad_token_id=0
+    )
+    theirs = converted_back(ours, family, tmp_path)
+    given = dict(input_ids=given_to(ours)["input_ids"], attention_mask=RIGHT)
+    if family == "gpt2":
+        given = {name: tensor.flip(1) for name, tensor in given.items()}
+    expected = ours.generate(**given)
+    assert len(expected.unique()) > 4, "a model that repeats itself proves little"
+    assert theirs.generate(**given).tolist() == expected.tolist()
+
+
+@SEEDS
+@pytest.mark.parametrize("family, architecture", [(f, name) for f, module in BACK.items() for name in module.ARCHITECTURES])
+def test_there_and_back_again_every_tensor_is_the_same(family, architecture, seed, tmp_path):
+    config = random_config(family, architecture, seed)
+    plain = dict(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, share_encoder_decoder_embeddings=True)
+    config.update({name: value for name, value in plain.items() if hasattr(config, name)})
+    config.update({"classifier_dropout": None if family == "bert" else 0.0})
+    random_model(architecture, config).save_pretrained(tmp_path / "there")
+    convert(tmp_path / "there", tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "back", to=family)
+    there, back = (load_file(tmp_path / name / "model.safetensors") for name in ("there", "back"))
+    read_by_nobody = (
+        {"model.shared.weight", "shared.weight", "cls.predictions.bias"} if not config.tie_word_embeddings else set()
+    )
+    computed = {name for name in there if "embed_positions" in name and family == "marian"}
+    assert there.keys() - computed == back.keys()
+    for name in back.keys() - read_by_nobody:
+        offset = 2 if family == "bart" and "embed_positions" in name else 0  # rows that no token reads
+        assert torch.equal(there[name][offset:], back[name][offset:]), name
+
+
+WRONG = {
+    "bert": dict(
+        position_embedding_type="sinusoidal", scale_embedding=True, embedding_norm=False, norm_first=True, final_norm=True,
+        linear_bias=False, sliding_window=4, activation_dropout=0.2, embedding_dropout=0.3, head_dim=2, value_head_dim=3,
+        pooler_act="relu", lm_transform_act=None, lm_head_bias=False,
+    ),
+    "gpt2": dict(
+        position_embedding_type="rotary", scale_embedding=True, embedding_norm=True, norm_first=False, final_norm=False,
+        linear_bias=False, sliding_window=4, activation_dropout=0.2, lm_head_bias=True, head_dim=2, add_cross_attention=True,
+    ),
+    "bart": dict(
+        position_embedding_type="none", embedding_norm=False, norm_first=True, final_norm=True, linear_bias=False,
+        sliding_window=4, embedding_dropout=0.3, layer_norm_eps=1e-6, share_encoder_decoder_embeddings=False, value_head_dim=3,
+    ),
+    "marian": dict(
+        position_embedding_type="learned", embedding_norm=True, norm_first=True, linear_bias=False, layer_norm_eps=1e-6,
+    ),
+}  # fmt: skip
+HEAD = {
+    "bert": "VanillaEncoderForPreTraining",
+    "gpt2": "VanillaDecoderForCausalLM",
+    "bart": "VanillaSeq2SeqForConditionalGeneration",
+    "marian": "VanillaSeq2SeqForConditionalGeneration",
+}
+
+
+@pytest.mark.parametrize("family, field", [(family, field) for family, fields in WRONG.items() for field in fields])
+def test_what_the_family_cannot_represent_is_refused_by_name_and_nothing_is_written(family, field, tmp_path):
+    wrong = WRONG[family][field]
+    pre_norm = dict(final_norm=FIXED[family].get("norm_first", False)) if field == "norm_first" else {}
+    if field == "head_dim":
+        wrong = 20
+    model = our_model(family, HEAD[family], 0, **pre_norm, **{field: wrong})
+    model.save_pretrained(tmp_path / "ours")
+    with pytest.raises(ValueError, match=f"{field}={wrong!r} cannot be converted, expected "):
+        convert(tmp_path / "ours", tmp_path / "theirs", to=family)
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_another_variant_is_refused(tmp_path):
+    our_model("gpt2", "VanillaDecoderModel", 0).save_pretrained(tmp_path / "ours")
+    with pytest.raises(
+        ValueError, match=r"architectures=\['VanillaDecoderModel'\] cannot be converted, expected one of VanillaE"
+    ):
+        convert(tmp_path / "ours", tmp_path / "theirs", to="bert")
+    with pytest.raises(ValueError, match="checkpoints can be converted to bert, gpt2, bart, marian, got 't5'"):
+        convert(tmp_path / "ours", tmp_path / "theirs", to="t5")

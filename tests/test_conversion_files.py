@@ -1,0 +1,424 @@
+"""What conversion reads, refuses and writes."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import sentencepiece
+import torch
+import transformers
+from checkpoints import edit_json
+from families import assert_exact, given_to, outputs_of, random_config, random_model
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast, pipeline
+
+import vanilla_transformer
+from vanilla_transformer.conversion import convert, plan
+from vanilla_transformer_export.cli import main
+
+
+@pytest.fixture
+def bert(tmp_path):
+    """A checkpoint with the masked-LM head, and the model."""
+    return saved("BertForMaskedLM", "bert", tmp_path)
+
+
+def saved(architecture, family, tmp_path, **changes):
+    config = random_config(family, architecture, 0)
+    config.update(changes)
+    model = random_model(architecture, config)
+    model.save_pretrained(tmp_path / "theirs")
+    return tmp_path / "theirs", model
+
+
+def edit_tensors(directory, change):
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def assert_converts(directory, theirs, tmp_path):
+    result = convert(directory, tmp_path / "ours")
+    ours = getattr(vanilla_transformer, result["architecture"]).from_pretrained(tmp_path / "ours").eval()
+    given = given_to(theirs)
+    got, expected = outputs_of(ours, given), outputs_of(theirs, given)
+    for name in expected:
+        assert_exact(got[name], expected[name], torch.float32)
+    return result
+
+
+# -------------------------------------------------------------------------------------------------------------- layouts
+
+
+def test_a_checkpoint_in_shards(bert, tmp_path):
+    directory, model = bert
+    model.save_pretrained(tmp_path / "shards", max_shard_size=4000)
+    assert len(list((tmp_path / "shards").glob("model-*.safetensors"))) > 2
+    assert_converts(tmp_path / "shards", model, tmp_path)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_pickled_weights(bert, shards, tmp_path):
+    directory, model = bert
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    names = sorted(tensors)
+    parts = {f"pytorch_model-{i}.bin" if shards > 1 else "pytorch_model.bin": names[i::shards] for i in range(shards)}
+    for file, part in parts.items():
+        torch.save({name: tensors[name] for name in part}, directory / file)
+    if shards > 1:
+        index = {"weight_map": {name: file for file, part in parts.items() for name in part}}
+        (directory / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    assert_converts(directory, model, tmp_path)
+
+
+def test_the_names_of_checkpoints_that_came_from_tensorflow(bert, tmp_path):
+    directory, model = bert
+
+    def rename(tensors):
+        for name in list(tensors):
+            old = re.sub(r"LayerNorm\.bias$", "LayerNorm.beta", re.sub(r"LayerNorm\.weight$", "LayerNorm.gamma", name))
+            tensors[old] = tensors.pop(name)
+
+    edit_tensors(directory, rename)
+    assert_converts(directory, model, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "family, architecture, prefix", [("gpt2", "GPT2LMHeadModel", "transformer."), ("bert", "BertModel", "")]
+)
+def test_names_with_and_without_the_prefix_of_the_base_model(family, architecture, prefix, tmp_path):
+    directory, model = saved(architecture, family, tmp_path)
+
+    def rename(tensors):
+        for name in list(tensors):
+            tensors[name.removeprefix(prefix) if prefix else f"bert.{name}"] = tensors.pop(name)
+
+    edit_tensors(directory, rename)
+    assert_converts(directory, model, tmp_path)
+
+
+def test_tensors_of_the_family_s_other_heads_are_left_out_and_named(tmp_path):
+    """As in bert-base-uncased: a masked-LM checkpoint by its config, with everything BERT was pre-trained with."""
+    directory, model = saved("BertForPreTraining", "bert", tmp_path)
+    edit_json(directory / "config.json", architectures=["BertForMaskedLM"])
+    masked = transformers.BertForMaskedLM.from_pretrained(directory).eval()
+    result = assert_converts(directory, masked, tmp_path)
+    assert result["left_out"] == sorted(
+        f"{name}.{part}" for name in ("cls.seq_relationship", "pooler.dense") for part in ("weight", "bias")
+    )
+
+
+def test_buffers_of_old_checkpoints_are_no_weights(tmp_path):
+    directory, model = saved("GPT2LMHeadModel", "gpt2", tmp_path)
+    edit_tensors(
+        directory,
+        lambda t: t.update(
+            {"transformer.h.0.attn.bias": torch.ones(1, 1, 8, 8), "transformer.h.0.attn.masked_bias": torch.ones(())}
+        ),
+    )
+    assert assert_converts(directory, model, tmp_path)["left_out"] == []
+
+
+def test_a_table_of_sinusoids_in_an_old_marian_checkpoint_is_read_and_another_table_refused(tmp_path):
+    directory, model = saved("MarianMTModel", "marian", tmp_path)
+    name = "model.encoder.embed_positions.weight"
+    table = model.state_dict()[name].clone()
+    edit_tensors(directory, lambda t: t.update({name: table}))
+    assert_converts(directory, model, tmp_path)
+    edit_tensors(directory, lambda t: t.update({name: table + 0.1}))
+    with pytest.raises(ValueError, match="encoder.embed_positions.weight is not the table of sinusoids"):
+        plan(directory)
+
+
+def test_a_base_model_without_a_pooler(tmp_path):
+    directory, _ = saved("BertModel", "bert", tmp_path)
+    edit_tensors(directory, lambda t: [t.pop(name) for name in list(t) if "pooler" in name])
+    convert(directory, tmp_path / "ours")
+    model = AutoModel.from_pretrained(tmp_path / "ours")
+    assert model.pooler is None and model.config.pooler_act is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_tensors_keep_their_dtype(dtype, tmp_path):
+    model = random_model("BartForConditionalGeneration", random_config("bart", "", 0)).to(dtype)
+    model.save_pretrained(tmp_path / "theirs")
+    convert(tmp_path / "theirs", tmp_path / "ours")
+    assert {tensor.dtype for tensor in load_file(tmp_path / "ours" / "model.safetensors").values()} == {dtype}
+    assert transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours").dtype == dtype
+
+
+def test_special_tokens_outside_the_vocabulary_become_none(tmp_path):
+    directory, model = saved("GPT2LMHeadModel", "gpt2", tmp_path, bos_token_id=50256, eos_token_id=50256)
+    assert_converts(directory, model, tmp_path)
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "ours")
+    assert config.bos_token_id is None and config.eos_token_id is None
+
+
+MEMORY = """
+import resource, sys
+from vanilla_transformer.conversion import convert
+convert(sys.argv[1], sys.argv[2])  # all that is imported on the way
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+convert(sys.argv[3], sys.argv[4])
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+def test_peak_memory_is_below_1_3_times_the_checkpoint(tmp_path):
+    config = transformers.GPT2Config(vocab_size=20000, n_embd=768, n_layer=6, n_head=4, bos_token_id=1, eos_token_id=1)
+    for name, fields in (("small", dict(n_layer=1, n_embd=8, vocab_size=20)), ("large", {})):
+        config = transformers.GPT2Config(**config.to_dict() | fields)
+        with torch.device("meta"):
+            model = transformers.GPT2LMHeadModel(config)
+        model.to_empty(device="cpu").tie_weights()
+        model.save_pretrained(tmp_path / name)
+        config = transformers.GPT2Config(vocab_size=20000, n_embd=768, n_layer=6, n_head=4, bos_token_id=1, eos_token_id=1)
+    size = os.path.getsize(tmp_path / "large" / "model.safetensors")
+    assert size > 200e6
+    arguments = [tmp_path / "small", tmp_path / "small-ours", tmp_path / "large", tmp_path / "large-ours"]
+    process = subprocess.run([sys.executable, "-c", MEMORY, *arguments], capture_output=True, text=True, check=True)
+    assert int(process.stdout) < 1.3 * size
+
+
+# ------------------------------------------------------------------------------------------------------------- refusals
+
+UNREPRESENTABLE = [
+    ("bert", "BertModel", dict(is_decoder=True)),
+    ("bert", "BertModel", dict(position_embedding_type="relative_key")),
+    ("roberta", "RobertaModel", dict(is_decoder=True)),
+    ("electra", "ElectraModel", dict(embedding_size=7)),
+    ("electra", "ElectraForMultipleChoice", dict(summary_type="last")),
+    ("gpt2", "GPT2Model", dict(add_cross_attention=True)),
+    ("opt", "OPTModel", dict(word_embed_proj_dim=7)),
+    ("opt", "OPTModel", dict(layer_norm_elementwise_affine=False)),
+    ("opt", "OPTModel", dict(layerdrop=0.1)),
+    ("bart", "BartModel", dict(decoder_ffn_dim=9)),
+    ("bart", "BartModel", dict(decoder_attention_heads=2)),
+    ("mbart", "MBartModel", dict(encoder_layerdrop=0.1)),
+    ("marian", "MarianModel", dict(decoder_vocab_size=9)),
+]
+
+
+@pytest.mark.parametrize(
+    "family, architecture, field", UNREPRESENTABLE, ids=lambda x: next(iter(x)) if isinstance(x, dict) else x
+)
+def test_what_cannot_be_represented_is_refused_by_name(family, architecture, field, tmp_path):
+    directory, _ = saved(architecture, family, tmp_path)
+    edit_json(directory / "config.json", **field)
+    [(name, value)] = field.items()
+    with pytest.raises(ValueError, match=f"{name}={value!r} cannot be converted, expected "):
+        convert(directory, tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
+
+
+def test_an_odd_width_has_no_sinusoids(tmp_path):
+    directory, _ = saved("MarianModel", "marian", tmp_path)
+    edit_json(directory / "config.json", d_model=15, encoder_attention_heads=3, decoder_attention_heads=3)
+    with pytest.raises(ValueError, match="d_model=15 cannot be converted: sinusoids need an even width"):
+        plan(directory)
+
+
+@pytest.mark.parametrize("architecture", ["BertLMHeadModel", None])
+def test_an_architecture_without_a_counterpart_is_refused(architecture, bert):
+    edit_json(bert[0] / "config.json", architectures=architecture and [architecture])
+    with pytest.raises(ValueError, match=r"architectures=.* cannot be converted, expected one of BertModel, "):
+        plan(bert[0])
+
+
+def test_another_family_is_refused(bert):
+    edit_json(bert[0] / "config.json", model_type="t5")
+    with pytest.raises(ValueError, match="is a t5 checkpoint, expected one of bert, roberta, "):
+        plan(bert[0])
+
+
+def test_one_of_ours_needs_a_family(bert, tmp_path):
+    convert(bert[0], tmp_path / "ours")
+    with pytest.raises(ValueError, match="is a vanilla-encoder checkpoint already, expected a family to convert it to"):
+        plan(tmp_path / "ours")
+    with pytest.raises(ValueError, match="is a bert checkpoint, expected one of vanilla-encoder, "):
+        plan(bert[0], to="bert")
+
+
+def test_unknown_tensors_are_named(bert):
+    edit_tensors(bert[0], lambda t: t.update({"bert.adapter.weight": torch.ones(3), "extra": torch.ones(2)}))
+    with pytest.raises(ValueError, match="has tensors that BertForMaskedLM does not know: adapter.weight, extra"):
+        plan(bert[0])
+
+
+def test_missing_tensors_are_named(bert):
+    edit_tensors(bert[0], lambda t: t.pop("bert.encoder.layer.0.output.dense.bias"))
+    with pytest.raises(ValueError, match="lacks the tensor encoder.layer.0.output.dense.bias, which BertForMaskedLM needs"):
+        plan(bert[0])
+
+
+def test_misshapen_tensors_are_named(bert):
+    edit_json(bert[0] / "config.json", intermediate_size=999)
+    with pytest.raises(ValueError, match=r"intermediate.dense.weight gives .*up_proj.weight the shape .*, expected \(999, "):
+        plan(bert[0])
+
+
+def test_tied_tensors_that_differ_are_refused_and_nothing_is_written(bert, tmp_path):
+    edit_tensors(
+        bert[0], lambda t: t.update({"cls.predictions.decoder.weight": t["bert.embeddings.word_embeddings.weight"] + 1})
+    )
+    with pytest.raises(ValueError, match="cls.predictions.decoder.weight differs from embeddings.word_embeddings.weight"):
+        convert(bert[0], tmp_path / "ours")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["theirs"]
+
+
+class Payload:
+    def __reduce__(self):
+        return (os.mkdir, ("payload-ran",))
+
+
+def test_a_pickle_that_holds_more_than_tensors_is_refused_and_not_run(bert, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (bert[0] / "model.safetensors").unlink()
+    torch.save({"weight": Payload()}, bert[0] / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="pytorch_model.bin does not load with weights_only=True"):
+        plan(bert[0])
+    assert not (tmp_path / "payload-ran").exists()
+
+
+def test_a_truncated_file_is_refused(bert):
+    data = (bert[0] / "model.safetensors").read_bytes()
+    (bert[0] / "model.safetensors").write_bytes(data[: len(data) // 2])
+    with pytest.raises(ValueError, match=f"model.safetensors is not a whole safetensors file \\({len(data) // 2} bytes\\)"):
+        plan(bert[0])
+
+
+def test_missing_files_are_named(bert, tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere is no checkpoint directory"):
+        plan(tmp_path / "nowhere")
+    (bert[0] / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="has no weights: expected model.safetensors or pytorch_model.bin, found"):
+        plan(bert[0])
+    (bert[0] / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match="has no config.json"):
+        plan(bert[0])
+
+
+def test_an_existing_directory_is_kept_unless_forced(bert, tmp_path):
+    (tmp_path / "ours").mkdir()
+    with pytest.raises(FileExistsError, match="exists already"):
+        convert(bert[0], tmp_path / "ours")
+    assert list((tmp_path / "ours").iterdir()) == []
+    assert convert(bert[0], tmp_path / "ours", force=True)["architecture"] == "VanillaEncoderForMaskedLM"
+
+
+# ---------------------------------------------------------------------------------------------- tokenizers and pipelines
+
+
+def tokenizer_for(vocab_size, pad, eos, mask=None):
+    """Words `w3`, `w4` ... and the special tokens where the model has them."""
+    special = {pad: "<pad>", eos: "</s>"} | ({mask: "<mask>"} if mask is not None else {})
+    vocabulary = {special.get(i, "<unk>" if i == max(special) + 1 else f"w{i}"): i for i in range(vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.WhitespaceSplit(), decoders.WordPiece(prefix="##")
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", eos)])
+    tokens = dict(pad_token="<pad>", eos_token="</s>", unk_token="<unk>") | ({"mask_token": "<mask>"} if mask else {})
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_input_names=["input_ids", "attention_mask"], padding_side="left", **tokens
+    )
+
+
+PIPELINES = [
+    ("bert", "BertForMaskedLM", "fill-mask", "w7 w8 <mask> w9"),
+    ("roberta", "RobertaForSequenceClassification", "text-classification", "w7 w8 w9"),
+    ("distilbert", "DistilBertForTokenClassification", "token-classification", "w7 w8 w9"),
+    ("gpt2", "GPT2LMHeadModel", "text-generation", "w7 w8 w9"),
+    ("opt", "OPTForCausalLM", "text-generation", "w7 w8 w9"),
+]
+
+
+@pytest.mark.parametrize("family, architecture, task, text", PIPELINES)
+def test_a_converted_directory_gives_what_the_source_gives_in_a_pipeline(family, architecture, task, text, tmp_path):
+    directory, model = saved(architecture, family, tmp_path)
+    config = model.config
+    eos = config.eos_token_id if config.eos_token_id is not None else 2
+    tokenizer_for(config.vocab_size, config.pad_token_id, eos, mask=5).save_pretrained(directory)
+    convert(directory, tmp_path / "ours")
+    options = dict(do_sample=False, max_new_tokens=6) if task == "text-generation" else {}
+    ours, theirs = (pipeline(task, model=str(tmp_path / name))(text, **options) for name in ("ours", "theirs"))
+    assert [{k: v for k, v in found.items() if "score" not in k} for found in ours] == [
+        {k: v for k, v in found.items() if "score" not in k} for found in theirs
+    ]
+    assert [found.get("score") for found in ours] == pytest.approx([found.get("score") for found in theirs], abs=1e-5)
+
+
+def test_a_marian_checkpoint_comes_with_its_sentencepiece_tokenizer_and_translates(tmp_path):
+    (tmp_path / "text").write_text("\n".join(f"a man sees the dog number {i} in the park" for i in range(200)))
+    directory, _ = saved("MarianMTModel", "marian", tmp_path)
+    (tmp_path / "spm").mkdir()
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "text"), model_prefix=str(tmp_path / "spm" / "source"), vocab_size=40, minloglevel=2
+    )
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spm" / "source.model"))
+    names = ["</s>", "<unk>", *(pieces.id_to_piece(i) for i in range(3, 40)), "<pad>"]
+    for name in ("source.spm", "target.spm"):
+        (directory / name).write_bytes((tmp_path / "spm" / "source.model").read_bytes())
+    (directory / "vocab.json").write_text(json.dumps({name: i for i, name in enumerate(names)}))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"source_lang": "en", "target_lang": "de"}))
+    tokens = dict(pad_token_id=39, decoder_start_token_id=39, eos_token_id=0, forced_eos_token_id=0)
+    config = transformers.MarianConfig(
+        **{**random_config("marian", "", 0).to_dict(), **tokens, "vocab_size": 40, "decoder_vocab_size": 40}
+    )
+    model = random_model("MarianMTModel", config)
+    model.generation_config.update(num_beams=3, max_new_tokens=8, no_repeat_ngram_size=2, min_new_tokens=4, **tokens)
+    model.save_pretrained(directory)
+    convert(directory, tmp_path / "ours")
+    assert type(AutoTokenizer.from_pretrained(tmp_path / "ours")).__name__ == "MarianTokenizer"
+    texts = ["a man sees the dog", "the park"]
+    ours, theirs = (pipeline("translation", model=str(tmp_path / name))(texts) for name in ("ours", "theirs"))
+    assert ours == theirs and any(found["translation_text"] for found in ours)
+
+
+# --------------------------------------------------------------------------------------------------------- command line
+
+
+def test_a_dry_run_prints_the_mapping_and_writes_nothing(bert, tmp_path, capsys):
+    main(["convert", str(bert[0]), str(tmp_path / "ours"), "--dry-run"])
+    lines = capsys.readouterr().out.splitlines()
+    width = bert[1].config.hidden_size
+    assert lines[0].startswith("VanillaEncoderForMaskedLM, ")
+    assert f"pooler.dense.bias -> model.pooler.dense.bias [{width}]" not in lines
+    query = "encoder.layer.0.attention.self.query.bias -> model.layers.0.self_attn.q_proj.bias"
+    assert f"{query} [{width}]" in lines
+    assert len(lines) == 1 + len(load_file(bert[0] / "model.safetensors"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["theirs"]
+
+
+def test_the_dry_run_of_gpt2_shows_what_is_split_and_transposed(tmp_path, capsys):
+    directory, _ = saved("GPT2Model", "gpt2", tmp_path)
+    main(["convert", str(directory), str(tmp_path / "ours"), "--dry-run"])
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("h.0.attn.c_attn.weight")]
+    assert all(f"layers.0.self_attn.{projection}_proj.weight" in line for projection in "qkv")
+    assert "(in three parts, transposed" in line
+
+
+def test_the_command_converts_there_and_back(bert, tmp_path, capsys):
+    main(["convert", str(bert[0]), str(tmp_path / "ours")])
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["architecture"] == "VanillaEncoderForMaskedLM" and printed["parameters"] == bert[1].num_parameters()
+    main(["convert", str(tmp_path / "ours"), str(tmp_path / "back"), "--to", "bert"])
+    assert json.loads(capsys.readouterr().out)["architecture"] == "BertForMaskedLM"
+
+
+def test_the_command_says_what_is_wrong_in_one_line(bert, tmp_path):
+    edit_json(bert[0] / "config.json", is_decoder=True)
+    with pytest.raises(SystemExit, match="^vanilla-transformer: is_decoder=True cannot be converted, expected False$"):
+        main(["convert", str(bert[0]), str(tmp_path / "ours")])
+
+
+def test_the_converted_code_runs_where_the_package_is_not_installed(bert, tmp_path):
+    convert(bert[0], tmp_path / "ours")
+    names = {path.name for path in (tmp_path / "ours").iterdir()}
+    assert {"configuration_vanilla_transformer.py", "layers_vanilla_transformer.py", "modeling_vanilla_transformer.py"} <= names
+    config = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert config["auto_map"] == vanilla_transformer.VanillaEncoderConfig.default_auto_map
+    assert config["architectures"] == ["VanillaEncoderForMaskedLM"]

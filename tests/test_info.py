@@ -1,0 +1,83 @@
+"""`vanilla-transformer info`: counts against torch's own counters and sums by hand."""
+
+import json
+
+import pytest
+import torch
+from checkpoints import CHECKPOINTS, build
+from torch.utils.flop_counter import FlopCounterMode
+
+from vanilla_transformer import VanillaSeq2SeqConfig, VanillaSeq2SeqForConditionalGeneration
+from vanilla_transformer.info import info
+from vanilla_transformer_export.cli import main
+
+
+@pytest.fixture(params=CHECKPOINTS)
+def model(request, tmp_path):
+    model = build(request.param)
+    model.save_pretrained(tmp_path)
+    return model
+
+
+def test_parameters_add_up_to_those_of_the_model(model, tmp_path):
+    facts = info(tmp_path)
+    assert facts["architecture"] == type(model).__name__
+    assert facts["total_parameters"] == sum(facts["parameters"].values()) == model.num_parameters()
+    assert facts["memory"]["float32"] == 4 * model.num_parameters()
+    assert facts["memory"]["float16 or bfloat16"] == 2 * model.num_parameters()
+
+
+@pytest.mark.parametrize("lengths", [(5, 3), (9, 6)])
+def test_flops_are_those_torch_counts(model, lengths, tmp_path):
+    source, target = lengths
+    config, flops = model.config, info(tmp_path)["flops"]
+    is_pair, is_decoder = config.is_encoder_decoder, "Decoder" in type(model).__name__
+    given = dict(input_ids=torch.zeros(1, source, dtype=int))
+    given |= dict(decoder_input_ids=torch.zeros(1, target, dtype=int)) if is_pair else {}
+    model.set_attn_implementation("eager")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(**given)
+    if is_pair:
+        looks = config.encoder_layers * source**2 + config.decoder_layers * (target**2 + source * target)
+    else:
+        looks = config.num_hidden_layers * source**2
+    expected = flops.get("source token", 0) * source + flops.get("sequence", 0)
+    expected += flops.get("target token", 0) * (target if is_pair else source if is_decoder else 0)
+    assert counter.get_total_flops() == expected + looks * flops["attention to one token, per layer"]
+
+
+def test_the_paper_s_base_model_by_hand(tmp_path):
+    config = VanillaSeq2SeqConfig.preset("base")
+    with torch.device("meta"):
+        model = VanillaSeq2SeqForConditionalGeneration(config)
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(tmp_path)
+    facts = info(tmp_path)
+    attention, feed_forward, norm = 4 * (512 * 512 + 512), 512 * 2048 + 2048 + 2048 * 512 + 512, 1024
+    assert facts["parameters"] == {
+        "encoder.embeddings": 37000 * 512,
+        "encoder.layers": 6 * (attention + feed_forward + 2 * norm),
+        "decoder.layers": 6 * (2 * attention + feed_forward + 3 * norm),
+        "lm_head": 37000,
+    }
+    assert facts["cache_values"] == 6 * 2 * 512
+    assert facts["variant"] == "seq2seq" and facts["shape"]["encoder_layers"] == 6
+    assert facts["flops"]["source token"] == 6 * 2 * (4 * 512**2 + 2 * 512 * 2048) + 6 * 2 * 2 * 512**2
+
+
+def test_the_command_prints_text_or_json(tmp_path, capsys):
+    build("causal").save_pretrained(tmp_path)
+    main(["info", str(tmp_path)])
+    text = capsys.readouterr().out
+    main(["info", str(tmp_path), "--json"])
+    facts = json.loads(capsys.readouterr().out)
+    assert text.startswith("VanillaDecoderForCausalLM (decoder)\n")
+    assert f"parameters in all {facts['total_parameters']:>,}".split() == [
+        word for line in text.splitlines() if line.startswith("parameters in all") for word in line.split()
+    ]
+
+
+def test_a_checkpoint_of_another_family_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    with pytest.raises(SystemExit, match="is a bert checkpoint, expected one of ours: convert it first"):
+        main(["info", str(tmp_path)])
