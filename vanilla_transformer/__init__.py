@@ -9,7 +9,13 @@ from . import configuration_vanilla_transformer as _configuration
 from . import modeling_vanilla_transformer as _modeling
 from .configuration_vanilla_transformer import *
 from .modeling_vanilla_transformer import *
-from .pipelines import TranslationPipeline, register_pipelines
+from .pipelines import (
+    QuestionAnsweringPipeline,
+    SummarizationPipeline,
+    Text2TextGenerationPipeline,
+    TranslationPipeline,
+    register_pipelines,
+)
 
 __version__ = "0.1.0"
 
@@ -32,4 +38,11 @@ def _register_auto_classes():
 _register_auto_classes()
 register_pipelines()
 
-__all__ = [*_configuration.__all__, *_modeling.__all__, "TranslationPipeline"]
+__all__ = [
+    *_configuration.__all__,
+    *_modeling.__all__,
+    "QuestionAnsweringPipeline",
+    "SummarizationPipeline",
+    "Text2TextGenerationPipeline",
+    "TranslationPipeline",
+]

@@ -1,35 +1,69 @@
-"""Joint byte-pair encoding (section 5.1 of the paper, Sennrich et al. 2016) with the `tokenizers` library."""
+"""Tokenizers of one vocabulary, trained on text with the `tokenizers` library."""
 
 from collections.abc import Iterable
+from typing import Literal
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}  # ids 0 to 3
 
 
-def train_tokenizer(lines: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """One vocabulary for all `lines`, source and target together.
+def train_tokenizer(
+    lines: Iterable[str], vocab_size: int | None = None, kind: Literal["bpe", "byte-bpe", "character"] = "bpe"
+) -> PreTrainedTokenizerFast:
+    """One vocabulary for all `lines`, source and target together. An encoded sequence ends with `</s>`.
 
-    Words keep the space in front of them as "▁", so decoding gives back the text; punctuation is always its own token.
-    An encoded sequence ends with `</s>`.
+    Args:
+        lines: the text.
+        vocab_size: entries of the vocabulary, with the four special tokens. May be `None` for characters only, whose number
+            the text determines; where it is given, it has to be that number.
+        kind: `"bpe"` is byte-pair encoding (section 5.1 of the paper, Sennrich et al. 2016) of words that keep the space in
+            front of them as "▁"; punctuation is always its own token. Decoding gives back the text, in composed Unicode
+            characters and without a space in front. A character that `lines` do not have is `<unk>`.
+            `"byte-bpe"` is byte-pair encoding of UTF-8 bytes (Radford et al. 2019): nothing is `<unk>`, and decoding gives
+            back every string exactly.
+            `"character"` has one entry for each character of `lines`, spaces and line breaks too; decoding gives back
+            exactly every string of those, and any other character is `<unk>`.
+            The names of the special tokens stand for these tokens wherever they are in a text, for all kinds.
 
     Raises:
-        ValueError: if `lines` have fewer distinct pieces than `vocab_size`, or more characters.
+        ValueError: for an unknown `kind`, if `vocab_size` is missing, and if `lines` have fewer distinct pieces than
+            `vocab_size`, or more characters.
     """
-    tokenizer = Tokenizer(models.BPE(unk_token=SPECIAL_TOKENS["unk_token"]))
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
-    tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS.values()), show_progress=False)
+    if kind not in ("bpe", "byte-bpe", "character"):
+        raise ValueError(f'kind must be "bpe", "byte-bpe" or "character", got {kind!r}')
+    if vocab_size is None and kind != "character":
+        raise ValueError(f"a tokenizer of kind {kind!r} needs a vocab_size, got None")
+    unk, eos = SPECIAL_TOKENS["unk_token"], SPECIAL_TOKENS["eos_token"]
+    options = {"special_tokens": list(SPECIAL_TOKENS.values()), "show_progress": False}
+    if kind == "character":
+        tokenizer = Tokenizer(models.WordLevel(unk_token=unk))
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # "." would leave out line breaks
+        tokenizer.decoder = decoders.Fuse()
+        trainer = trainers.WordLevelTrainer(vocab_size=2**21, **options)  # more than Unicode has
+    elif kind == "byte-bpe":
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, **options)
+    else:
+        tokenizer = Tokenizer(models.BPE(unk_token=unk))
+        tokenizer.normalizer = normalizers.NFC()
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
+        tokenizer.decoder = decoders.Metaspace()
+        trainer = trainers.BpeTrainer(vocab_size=vocab_size, **options)
     tokenizer.train_from_iterator(lines, trainer)
-    if (found := tokenizer.get_vocab_size()) != vocab_size:
+    found = tokenizer.get_vocab_size()
+    if vocab_size is not None and found != vocab_size:
         remedy = "ask for fewer" if found < vocab_size else "ask for more, its characters alone need them"
         raise ValueError(f"the text gives a vocabulary of {found} entries, expected {vocab_size}: {remedy}")
-    eos = SPECIAL_TOKENS["eos_token"]
-    tokenizer.post_processor = processors.TemplateProcessing(
+    end = processors.TemplateProcessing(
         single=f"$A {eos}", pair=f"$A {eos} $B {eos}", special_tokens=[(eos, tokenizer.token_to_id(eos))]
     )
+    # A word of bytes has its space within it; the offsets then are those of the word alone.
+    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(), end]) if kind == "byte-bpe" else end
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, model_input_names=["input_ids", "attention_mask"], **SPECIAL_TOKENS
     )

@@ -1,0 +1,408 @@
+"""`pipeline("question-answering")` gives what it gave under transformers 4, for our encoder and for BERT.
+
+The expected answers come from `answers_by_hand`, which loops over windows and spans and computes in float64.
+"""
+
+import functools
+import math
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from checkpoints import SIZES
+from torch.utils.data import Dataset
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForQuestionAnswering,
+    BertTokenizer,
+    CanineTokenizer,
+    pipeline,
+)
+
+from vanilla_transformer import VanillaEncoderConfig, VanillaEncoderForQuestionAnswering
+from vanilla_transformer.pipelines import QuestionAnsweringPipeline
+from vanilla_transformer.training.tokenizer import train_tokenizer
+
+QUESTION = "who sees the red house?"
+CONTEXT = "The old man sees a red house. A woman reads the book, and the Man runs to the river near the big old house."
+QUESTIONS = [QUESTION, "where is it?", "what does the old woman read?"]
+CONTEXTS = [CONTEXT, "two dogs run", "the boy walks, the man runs." + " the boy walks, the man runs." * 5]
+EXAMPLES = [{"question": question, "context": context} for question, context in zip(QUESTIONS, CONTEXTS)]
+
+
+def word_pieces(**options):
+    """[CLS] question [SEP] context [SEP], with words cut into pieces."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = ["the", "old", "man", "red", "house", "woman", "book", "and", "river", "##s", "##ing", *".,?"]
+    entries = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters[:-1]), *words]
+    return BertTokenizer(vocab={entry: index for index, entry in enumerate(dict.fromkeys(entries))}, **options)
+
+
+def pair_encoding():
+    """question </s> context </s>, with words that keep their space."""
+    return train_tokenizer([QUESTION, *CONTEXTS] * 2, 60)
+
+
+def ours(tokenizer, **fields):
+    sizes = {**SIZES, "vocab_size": len(tokenizer), "num_hidden_layers": 1, "type_vocab_size": 2}
+    config = VanillaEncoderConfig(**sizes, **fields)
+    return VanillaEncoderForQuestionAnswering(config)
+
+
+def bert(tokenizer):
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    return BertForQuestionAnswering(config)
+
+
+def build(make_model, tokenizer):
+    transformers.set_seed(0)
+    model = make_model(tokenizer).eval()
+    torch.nn.init.normal_(model.qa_outputs.weight, std=0.6)
+    return model
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(ours, word_pieces), (bert, word_pieces), (ours, pair_encoding)],
+    ids=["ours", "bert", "ours-without-cls"],
+)
+def answer(request, tmp_path_factory):
+    make_model, make_tokenizer = request.param
+    directory = tmp_path_factory.mktemp("checkpoint")
+    tokenizer = make_tokenizer()
+    build(make_model, tokenizer).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return pipeline("question-answering", model=str(directory))
+
+
+def softmax(logits):
+    weights = [math.exp(logit - max(logits)) for logit in logits]
+    return [weight / sum(weights) for weight in weights]
+
+
+def answers_by_hand(
+    answer, question, context, top_k=1, max_answer_len=15, max_seq_len=384, doc_stride=128, impossible=False, align=True
+):
+    """Every answer in order, as a list."""
+    tokenizer = answer.tokenizer
+    cls = [tokenizer.cls_token_id] if tokenizer.cls_token_id is not None else []
+    sep = [tokenizer.sep_token_id if cls else tokenizer.eos_token_id]
+    words = r"\w+|[^\w ]" if cls else r" ?\w+|[^\w ]"
+    question_ids = tokenizer(question, add_special_tokens=False)["input_ids"]
+    tokens = tokenizer(context, add_special_tokens=False, return_offsets_mapping=True)
+    ids, offsets = tokens["input_ids"], tokens["offset_mapping"]
+    head = cls + question_ids + sep
+    room = max_seq_len - len(head) - 1
+    found, null_scores = {}, []
+    for window in range(0, max(1, len(ids) - doc_stride), room - doc_stride):
+        here = range(window, min(window + room, len(ids)))
+        inputs = {"input_ids": torch.tensor([head + [ids[i] for i in here] + sep])}
+        if cls:
+            inputs["token_type_ids"] = torch.tensor([[0] * len(head) + [1] * (len(here) + 1)])
+        with torch.no_grad():
+            logits = answer.model(**inputs)
+        starts, ends = (scores[0].double().tolist() for scores in (logits.start_logits, logits.end_logits))
+        candidates = [len(head) + i for i in range(len(here))] + [0] * len(cls)
+        start, end = softmax([starts[i] for i in candidates]), softmax([ends[i] for i in candidates])
+        null_scores.append(start[-1] * end[-1] if cls else 0)
+        spans = [
+            (start[i] * end[j], here[i], here[j])
+            for i in range(len(here))
+            for j in range(i, min(i + max_answer_len, len(here)))
+        ]
+        for score, first, last in sorted(spans, reverse=True)[: 2 * top_k + 10 if align else top_k]:
+            begin, stop = offsets[first][0], offsets[last][1]
+            if align:
+                # A word that is cut by a window's edge is as long as its part within the window.
+                low, high = offsets[here[0]][0], offsets[here[-1]][1]
+                spans_of_words = [match.span() for match in re.finditer(words, context)]
+                begin = max(low, next(a for a, b in spans_of_words if a <= begin < b))
+                stop = min(high, next(b for a, b in spans_of_words if a < stop <= b))
+            text = context[begin:stop]
+            entry = found.setdefault(text.lower(), {"score": 0, "start": begin, "end": stop, "answer": text})
+            entry["score"] += score
+    answers = list(found.values())
+    if impossible:
+        answers.append({"score": min(null_scores), "start": 0, "end": 0, "answer": ""})
+    return sorted(answers, key=lambda entry: -entry["score"])[:top_k]
+
+
+def close(found, wanted):
+    found = [found] if isinstance(found, dict) else found
+    assert [{**entry, "score": None} for entry in found] == [{**entry, "score": None} for entry in wanted]
+    assert [entry["score"] for entry in found] == pytest.approx([entry["score"] for entry in wanted], rel=1e-5)
+    return True
+
+
+@pytest.fixture(scope="module")
+def three_answers(answer):
+    """Of `EXAMPLES`, with all defaults."""
+    return [answers_by_hand(answer, **example)[0] for example in EXAMPLES]
+
+
+# ------------------------------------------------------------------------------------------------------------------ results
+
+
+def test_the_task_loads_our_pipeline_and_the_model_of_the_checkpoint(answer):
+    assert type(answer) is QuestionAnsweringPipeline
+    assert type(answer.model).__name__ in ("VanillaEncoderForQuestionAnswering", "BertForQuestionAnswering")
+    assert answer.task == "question-answering"
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=["long", "short", "repeated"])
+def test_the_answer_is_a_dict_of_a_span_of_the_context(answer, example):
+    found = answer(**example)
+    assert list(found) == ["score", "start", "end", "answer"]
+    assert [type(value) for value in found.values()] == [float, int, int, str]
+    assert found["answer"] == example["context"][found["start"] : found["end"]]
+    close(found, answers_by_hand(answer, **example))
+
+
+WINDOWS = dict(max_seq_len=40, doc_stride=9)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(top_k=3),
+        dict(top_k=25),
+        dict(top_k=4, max_answer_len=2),
+        dict(top_k=5, align_to_words=False),
+        dict(align_to_words=False, max_answer_len=1),
+        dict(top_k=5, handle_impossible_answer=True),
+        dict(top_k=4, **WINDOWS),
+        dict(top_k=4, handle_impossible_answer=True, **WINDOWS),
+        dict(top_k=4, align_to_words=False, **WINDOWS),
+        dict(top_k=2, max_seq_len=45, doc_stride=0),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("example", [EXAMPLES[0], EXAMPLES[2]], ids=["long", "repeated"])
+def test_answers_are_those_computed_by_hand(answer, example, options):
+    names = {"handle_impossible_answer": "impossible", "align_to_words": "align"}
+    wanted = answers_by_hand(answer, **example, **{names.get(name, name): value for name, value in options.items()})
+    close(answer(**example, **options), wanted)
+    close(answer(**example, **options, batch_size=3), wanted)
+    close(answer(**example, **options, padding="max_length"), wanted)
+
+
+def test_a_context_has_no_more_answers_than_spans(answer):
+    found = answer(question=QUESTION, context="two dogs", top_k=50)
+    assert [entry["answer"].strip() for entry in sorted(found, key=lambda entry: (entry["start"], entry["end"]))] == [
+        "two",
+        "two dogs",
+        "dogs",
+    ]
+
+
+def test_one_answer_alone_is_a_dict_whatever_was_asked_for(answer):
+    assert answer(question=QUESTION, context="dogs", top_k=5)["answer"] == "dogs"
+
+
+def test_arguments_of_the_pipeline_hold_for_each_call(answer):
+    again = pipeline("question-answering", model=answer.model, tokenizer=answer.tokenizer, top_k=3, **WINDOWS)
+    close(again(**EXAMPLES[0]), answers_by_hand(answer, **EXAMPLES[0], top_k=3, **WINDOWS))
+    close(again(**EXAMPLES[0], top_k=1), answers_by_hand(answer, **EXAMPLES[0], top_k=1, **WINDOWS))
+
+
+def test_the_limits_follow_from_the_length_of_the_model(answer, monkeypatch):
+    monkeypatch.setattr(answer.tokenizer, "model_max_length", 40)
+    close(answer(**EXAMPLES[2]), answers_by_hand(answer, **EXAMPLES[2], max_seq_len=40, doc_stride=20))
+
+
+def test_a_question_is_cut_when_asked(answer):
+    tokens = answer.tokenizer(QUESTION, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    cut = QUESTION[: tokens[4][1]]
+    close(answer(**EXAMPLES[0], max_question_len=5), answers_by_hand(answer, cut, CONTEXT))
+    close(answer(**EXAMPLES[0], max_question_len=len(tokens)), answers_by_hand(answer, QUESTION, CONTEXT))
+
+
+def test_half_precision_gives_scores_too(answer):
+    half = build(ours if "Vanilla" in type(answer.model).__name__ else bert, answer.tokenizer).to(torch.bfloat16)
+    found = pipeline("question-answering", model=half, tokenizer=answer.tokenizer)(**EXAMPLES[1])
+    assert 0 < found["score"] < 1
+
+
+@pytest.mark.parametrize("make_model", [ours, bert])
+def test_padding_on_the_left_puts_the_context_in_front(make_model):
+    tokenizer = word_pieces(padding_side="left")
+    answer = pipeline("question-answering", model=build(make_model, tokenizer), tokenizer=tokenizer)
+    ids = tokenizer(CONTEXT, QUESTION, return_tensors="pt")
+    with torch.no_grad():
+        logits = answer.model(**ids)
+    length = len(tokenizer(CONTEXT, add_special_tokens=False)["input_ids"])
+    start, end = (scores[0, : length + 1].softmax(-1) for scores in (logits.start_logits, logits.end_logits))
+    best = max((start[i] * end[j], i, j) for i in range(1, length + 1) for j in range(i, min(i + 15, length + 1)))
+    alone = answer(**EXAMPLES[0], align_to_words=False)
+    assert alone["score"] == pytest.approx(best[0].item(), rel=1e-5)
+    assert (alone["start"], alone["end"]) == (ids.token_to_chars(best[1]).start, ids.token_to_chars(best[2]).end)
+    [impossible] = [
+        entry for entry in answer(**EXAMPLES[0], handle_impossible_answer=True, top_k=1000) if entry["answer"] == ""
+    ]
+    assert impossible["score"] == pytest.approx((start[0] * end[0]).item(), rel=1e-5)
+
+
+def test_batches_padded_on_the_left_give_the_same_answers():
+    tokenizer = word_pieces(padding_side="left")
+    # Absolute positions would be others behind padding.
+    model = build(functools.partial(ours, position_embedding_type="relative"), tokenizer)
+    answer = pipeline("question-answering", model=model, tokenizer=tokenizer, handle_impossible_answer=True, top_k=4)
+    alone = [answer(**example) for example in EXAMPLES]
+    for batch_size in (2, 3):
+        for found, wanted in zip(answer(EXAMPLES, batch_size=batch_size), alone):
+            close(found, wanted)
+    for found, wanted in zip(answer(EXAMPLES, padding="max_length", max_seq_len=200), alone):
+        close(found, wanted)
+
+
+# -------------------------------------------------------------------------------------------------------------- forms of a call
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return len(EXAMPLES)
+
+    def __getitem__(self, index):
+        return EXAMPLES[index]  # an IndexError ends the iteration
+
+
+def squad(example):
+    return SimpleNamespace(question_text=example["question"], context_text=example["context"])
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda answer: answer(question=QUESTIONS, context=CONTEXTS),
+        lambda answer: answer(question=tuple(QUESTIONS), context=tuple(CONTEXTS)),
+        lambda answer: answer(EXAMPLES),
+        lambda answer: answer(tuple(EXAMPLES)),
+        lambda answer: answer(*EXAMPLES),
+        lambda answer: answer(data=EXAMPLES),
+        lambda answer: answer(X=EXAMPLES),
+        lambda answer: answer([{**example, "id": 7} for example in EXAMPLES]),
+        lambda answer: answer([squad(example) for example in EXAMPLES]),
+        lambda answer: answer(EXAMPLES, batch_size=2),
+        lambda answer: answer(question=QUESTIONS, context=CONTEXTS, batch_size=8),
+    ],
+)
+def test_several_examples_give_a_list(answer, three_answers, ask):
+    found = ask(answer)
+    assert isinstance(found, list)
+    close(found, three_answers)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda answer: answer(question=QUESTION, context=CONTEXT),
+        lambda answer: answer(question=[QUESTION], context=[CONTEXT]),
+        lambda answer: answer(QUESTION, CONTEXT),
+        lambda answer: answer(EXAMPLES[0]),
+        lambda answer: answer(EXAMPLES[:1]),
+        lambda answer: answer(data=EXAMPLES[0]),
+        lambda answer: answer(squad(EXAMPLES[0])),
+    ],
+)
+def test_one_example_gives_a_dict(answer, three_answers, ask):
+    found = ask(answer)
+    assert isinstance(found, dict)
+    close(found, three_answers[:1])
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.parametrize("stream", [lambda: (example for example in EXAMPLES), Rows], ids=["generator", "dataset"])
+def test_streams_give_an_iterator(answer, three_answers, stream, batch_size):
+    found = answer(stream(), batch_size=batch_size)
+    assert not isinstance(found, list)
+    close(list(found), three_answers)
+
+
+def test_several_questions_may_share_a_context(answer):
+    found = answer(question=QUESTIONS, context=CONTEXT)
+    close(found, [answers_by_hand(answer, question, CONTEXT)[0] for question in QUESTIONS])
+
+
+def test_no_examples_give_no_answers(answer):
+    assert answer([]) == []
+
+
+# --------------------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (dict(), "got None and None"),
+        (dict(question=QUESTION), "expected question= and context= .* got 'who sees the red house.' and None"),
+        (dict(question=QUESTION, context=CONTEXTS), "expected question= and context= as two strings, two lists"),
+        (dict(question=QUESTIONS, context=CONTEXTS[:2]), "as many contexts as questions, got 2 and 3"),
+        (dict(question="", context=CONTEXT), "question must be a non-empty string, got ''"),
+        (dict(question=QUESTION, context=" \n"), r"context must be a non-empty string, got ' \\n'"),
+        (dict(question=[QUESTION, None], context=CONTEXT), "question must be a non-empty string, got None"),
+        (dict(question=[QUESTION, QUESTION], context=[CONTEXT, 7]), "context must be a non-empty string, got 7"),
+        (dict(data={"question": QUESTION}), "context must be a non-empty string, got None"),
+        (dict(data=[EXAMPLES[0], QUESTION]), "expected an example that is a dict .* got 'who sees"),
+        (dict(data=QUESTION), "expected an example or several, got 'who sees"),
+        (dict(data=5), "expected an example or several, got 5"),
+        (dict(**EXAMPLES[0], top_k=0), "top_k must be at least 1, got 0"),
+        (dict(**EXAMPLES[0], max_answer_len=0), "max_answer_len must be at least 1, got 0"),
+        (dict(**EXAMPLES[0], max_seq_len=-1), "max_seq_len must be at least 1, got -1"),
+        (dict(**EXAMPLES[0], max_question_len=0), "max_question_len must be at least 1, got 0"),
+        (dict(**EXAMPLES[1], max_seq_len=40, doc_stride=41), "doc_stride must be at most max_seq_len=40, got 41"),
+        (dict(**EXAMPLES[0], doc_stride=-1), "doc_stride must be at least 0, got -1"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_with_the_value(answer, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        answer(**arguments)
+
+
+def test_examples_come_in_one_way_only(answer):
+    with pytest.raises(ValueError, match="as arguments or by name, not both"):
+        answer(EXAMPLES[0], question=QUESTION)
+
+
+def test_a_misspelt_argument_is_refused(answer):
+    with pytest.raises(TypeError, match="max_anser_len"):
+        answer(**EXAMPLES[0], max_anser_len=3)
+
+
+@pytest.mark.parametrize("max_seq_len, doc_stride", [(4, 1), (30, 29), (40, 40)])
+def test_windows_that_do_not_advance_are_refused_with_the_numbers(answer, max_seq_len, doc_stride):
+    pattern = f"max_seq_len={max_seq_len} leaves -?[0-9]+ tokens .* needs more than doc_stride={doc_stride}"
+    with pytest.raises(ValueError, match=pattern):
+        answer(**EXAMPLES[2], max_seq_len=max_seq_len, doc_stride=doc_stride)
+
+
+def test_a_short_context_needs_no_windows(answer):
+    example = EXAMPLES[1]
+    close(answer(**example, max_seq_len=60, doc_stride=60), answers_by_hand(answer, **example))
+
+
+@pytest.mark.parametrize("tokenizer, name", [(CanineTokenizer(), "CanineTokenizer"), (None, "None")])
+def test_a_fast_tokenizer_is_needed(answer, tokenizer, name):
+    with pytest.raises(ValueError, match=f"needs a fast tokenizer, .* got {name}"):
+        QuestionAnsweringPipeline(answer.model, tokenizer)
+
+
+def test_a_model_without_start_and_end_logits_is_refused_by_its_class():
+    tokenizer = word_pieces()
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
+    )
+    answer = pipeline("question-answering", model=BertForMaskedLM(config), tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="start and end logits, got BertForMaskedLM"):
+        answer(**EXAMPLES[0])
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused_with_both_sizes():
+    tokenizer = word_pieces()
+    answer = pipeline("question-answering", model=build(ours, range(20)), tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="token id [0-9]+, .* vocabulary has 20 entries"):
+        answer(**EXAMPLES[0])

@@ -1,0 +1,109 @@
+"""sentence-transformers makes sentence embeddings with our encoder, from a checkpoint and from what it saves itself."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from checkpoints import SIZES
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+
+from vanilla_transformer import VanillaEncoderConfig, VanillaEncoderModel
+from vanilla_transformer.training.tokenizer import train_tokenizer
+
+TEXTS = ["the old man sees a red house", "two dogs", "a woman reads the book ."]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("encoder")
+    tokenizer = train_tokenizer(TEXTS * 2, 50)
+    transformers.set_seed(0)
+    config = VanillaEncoderConfig(**{**SIZES, "vocab_size": len(tokenizer)}, num_hidden_layers=2)
+    VanillaEncoderModel(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return str(directory)
+
+
+def by_hand(checkpoint, text, pooling):
+    """Of one text alone, so there is no padding."""
+    model = VanillaEncoderModel.from_pretrained(checkpoint)
+    ids = transformers.AutoTokenizer.from_pretrained(checkpoint)(text, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        states = model(ids).last_hidden_state[0]
+    return {"mean": states.mean(0), "cls": states[0]}[pooling].numpy()
+
+
+def embedder(checkpoint, pooling):
+    encoder = Transformer(checkpoint)
+    return SentenceTransformer(modules=[encoder, Pooling(SIZES["hidden_size"], pooling_mode=pooling)], device="cpu")
+
+
+def test_a_checkpoint_becomes_an_embedder_with_mean_pooling(checkpoint):
+    found = SentenceTransformer(checkpoint, device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(found, [by_hand(checkpoint, text, "mean") for text in TEXTS], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_embeddings_are_those_of_each_text_alone(checkpoint, pooling, batch_size):
+    model = embedder(checkpoint, pooling)
+    assert type(model[0].model) is VanillaEncoderModel
+    wanted = [by_hand(checkpoint, text, pooling) for text in TEXTS]
+    np.testing.assert_allclose(model.encode(TEXTS, batch_size=batch_size), wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(model.encode(TEXTS[0]), wanted[0], rtol=1e-5, atol=1e-5)
+
+
+def test_similarities_are_the_cosines(checkpoint):
+    model = embedder(checkpoint, "mean")
+    model.append(Normalize())
+    vectors = np.array([by_hand(checkpoint, text, "mean") for text in TEXTS])
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    embeddings = model.encode(TEXTS)
+    np.testing.assert_allclose(embeddings, vectors, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(model.similarity(embeddings, embeddings), vectors @ vectors.T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_a_saved_embedder_loads_again(checkpoint, pooling, tmp_path):
+    model = embedder(checkpoint, pooling)
+    model.save(str(tmp_path))
+    again = SentenceTransformer(str(tmp_path), device="cpu")
+    assert type(again[0].model) is VanillaEncoderModel
+    assert again[1].pooling_mode == pooling
+    np.testing.assert_array_equal(again.encode(TEXTS), model.encode(TEXTS))
+
+
+@pytest.mark.slow
+def test_a_saved_embedder_loads_without_this_package_where_its_code_is_trusted(checkpoint, tmp_path):
+    model = embedder(checkpoint, "mean")
+    model.save(str(tmp_path / "embedder"))
+    code = f"""
+import sys
+sys.modules["vanilla_transformer"] = None
+import numpy
+from sentence_transformers import SentenceTransformer
+model = SentenceTransformer({str(tmp_path / "embedder")!r}, device="cpu", trust_remote_code=True)
+numpy.save({str(tmp_path / "found.npy")!r}, model.encode({TEXTS!r}))
+"""
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, env=environment)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(np.load(tmp_path / "found.npy"), model.encode(TEXTS), rtol=1e-6, atol=1e-6)
+
+
+def test_an_embedder_trains(checkpoint):
+    model = embedder(checkpoint, "mean")
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(5):
+        vectors = model(model.preprocess(TEXTS))["sentence_embedding"]
+        losses.append((vectors[0] - vectors[1]).square().mean())
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < losses[0] / 2

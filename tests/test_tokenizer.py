@@ -1,0 +1,160 @@
+"""The byte-level and the character tokenizer, and what all three kinds have in common."""
+
+import pytest
+import tokenizers
+from transformers import AutoTokenizer
+
+from vanilla_transformer.training.tokenizer import train_tokenizer
+
+LINES = ["Two young men are outside.", "Zwei junge Männer sind im Freien.\n", '  he said:\t"no"\r\n', "x = f(y) # 1"] * 3
+CHARACTERS = sorted(set("".join(LINES)))
+SIZES = {"bpe": 90, "byte-bpe": 290, "character": None}
+ANYTHING = [
+    "",
+    " ",
+    "   three spaces in front",
+    "spaces  within\n\nand lines\r\n\tand tabs behind  \n",
+    "emoji 😀👩‍👩‍👧 and 漢字, ﬁ, e\u0301 and é",
+    "a , b . c ! n 't ' s",
+    "\0\x7f\ufeff\U0010ffff",
+]
+
+
+@pytest.fixture(scope="module", params=list(SIZES))
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def tokenizer(kind):
+    return train_tokenizer(LINES, SIZES[kind], kind=kind)
+
+
+@pytest.fixture(scope="module")
+def of_bytes():
+    return train_tokenizer(LINES, 290, kind="byte-bpe")
+
+
+@pytest.fixture(scope="module")
+def of_characters():
+    return train_tokenizer(LINES, kind="character")
+
+
+def decoded(tokenizer, text):
+    return tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True)
+
+
+# ------------------------------------------------------------------------------------------------------------ what all have
+
+
+def test_the_special_tokens_have_the_ids_of_the_configs(tokenizer):
+    assert tokenizer.convert_tokens_to_ids(["<pad>", "<s>", "</s>", "<unk>"]) == [0, 1, 2, 3]
+    assert (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id) == (0, 1, 2, 3)
+
+
+def test_each_sequence_ends_with_the_end_token_and_has_no_other_special_token(tokenizer):
+    first, second = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("Two men", "are"))
+    assert min(first + second) > 3
+    assert tokenizer("Two men")["input_ids"] == [*first, 2]
+    assert tokenizer("Two men", "are")["input_ids"] == [*first, 2, *second, 2]
+    assert list(tokenizer("Two men")) == ["input_ids", "attention_mask"]
+
+
+def test_a_saved_tokenizer_loads_in_transformers_and_alone(tokenizer, kind, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    fast, alone = AutoTokenizer.from_pretrained(tmp_path), tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert fast.is_fast
+    assert fast.get_vocab() == tokenizer.get_vocab()
+    assert (fast.pad_token, fast.eos_token, fast.bos_token, fast.unk_token) == ("<pad>", "</s>", "<s>", "<unk>")
+    for text in [*LINES, *ANYTHING]:
+        ids = tokenizer(text)["input_ids"]
+        assert fast(text)["input_ids"] == alone.encode(text).ids == ids
+        assert alone.decode(ids) == fast.decode(ids, skip_special_tokens=True) == decoded(tokenizer, text)
+
+
+def test_rows_are_padded_on_the_right_with_a_mask(tokenizer):
+    batch = tokenizer(["Two young men", "a"], padding=True)
+    lengths = [len(tokenizer(text)["input_ids"]) for text in ("Two young men", "a")]
+    assert batch["attention_mask"] == [[1] * lengths[0], [1] * lengths[1] + [0] * (lengths[0] - lengths[1])]
+    assert batch["input_ids"][1][lengths[1] :] == [0] * (lengths[0] - lengths[1])
+
+
+def test_the_default_is_pair_encoding_of_words():
+    assert train_tokenizer(LINES, 90).get_vocab() == train_tokenizer(LINES, 90, kind="bpe").get_vocab()
+    assert "\u2581men" in train_tokenizer(LINES, 90).get_vocab()
+
+
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(ValueError, match='kind must be "bpe", "byte-bpe" or "character", got \'unigram\''):
+        train_tokenizer(LINES, 90, kind="unigram")
+
+
+@pytest.mark.parametrize("kind", ["bpe", "byte-bpe"])
+def test_pair_encoding_needs_a_size(kind):
+    with pytest.raises(ValueError, match=f"kind '{kind}' needs a vocab_size, got None"):
+        train_tokenizer(LINES, kind=kind)
+
+
+# ------------------------------------------------------------------------------------------------------------------- bytes
+
+
+@pytest.mark.parametrize("text", [*LINES, *ANYTHING])
+def test_every_string_comes_back_from_bytes(of_bytes, text):
+    assert decoded(of_bytes, text) == text
+    assert of_bytes.unk_token_id not in of_bytes(text)["input_ids"]
+
+
+def test_bytes_are_merged_to_the_size_asked_for(of_bytes):
+    assert len(of_bytes) == of_bytes.vocab_size == 290
+    assert len(train_tokenizer(LINES, 260, kind="byte-bpe")) == 260
+    assert len(of_bytes("Männer")["input_ids"]) < len("Männer".encode()) + 1
+    assert len(train_tokenizer(LINES, 260, kind="byte-bpe")("Männer")["input_ids"]) == len("Männer".encode()) + 1
+
+
+@pytest.mark.parametrize("vocab_size, remedy", [(259, "ask for more"), (5000, "ask for fewer")])
+def test_a_size_that_bytes_cannot_give_is_refused_with_both_sizes(vocab_size, remedy):
+    with pytest.raises(ValueError, match=f"vocabulary of [0-9]+ entries, expected {vocab_size}: {remedy}"):
+        train_tokenizer(LINES, vocab_size, kind="byte-bpe")
+
+
+def test_the_offsets_of_a_word_of_bytes_leave_out_its_space(of_bytes):
+    text = "young men are"
+    offsets = of_bytes(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    assert not any(text[start:end].startswith(" ") for start, end in offsets)
+    assert "".join(text[start:end] for start, end in offsets) == "youngmenare"
+
+
+# --------------------------------------------------------------------------------------------------------------- characters
+
+
+@pytest.mark.parametrize("text", [*LINES, "\n\n  \t", "Männer\r\n are (no) # f(x)", "", "   "])
+def test_every_string_of_characters_that_were_seen_comes_back(of_characters, text):
+    assert decoded(of_characters, text) == text
+    ids = of_characters(text)["input_ids"]
+    assert len(ids) == len(text) + 1
+    assert of_characters.unk_token_id not in ids
+
+
+def test_the_vocabulary_is_the_characters_of_the_text(of_characters):
+    assert sorted(set(of_characters.get_vocab()) - {"<pad>", "<s>", "</s>", "<unk>"}) == CHARACTERS
+    assert len(of_characters) == of_characters.vocab_size == len(CHARACTERS) + 4
+
+
+def test_other_characters_are_unknown(of_characters):
+    assert [index == 3 for index in of_characters("Q漢a😀\u0301")["input_ids"]] == [True, True, False, True, True, False]
+
+
+def test_the_number_of_characters_may_be_given():
+    assert len(train_tokenizer(LINES, len(CHARACTERS) + 4, kind="character")) == len(CHARACTERS) + 4
+
+
+@pytest.mark.parametrize("difference, remedy", [(-1, "ask for more"), (1, "ask for fewer")])
+def test_another_number_of_characters_is_refused_with_both(difference, remedy):
+    wrong = len(CHARACTERS) + 4 + difference
+    with pytest.raises(ValueError, match=f"vocabulary of {len(CHARACTERS) + 4} entries, expected {wrong}: {remedy}"):
+        train_tokenizer(LINES, wrong, kind="character")
+
+
+def test_thousands_of_characters_are_all_kept():
+    text = "".join(chr(0x4E00 + index) for index in range(20000)) + "".join(chr(0xAC00 + index) for index in range(11000))
+    assert len(train_tokenizer([text], kind="character")) == 31004
