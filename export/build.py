@@ -34,7 +34,11 @@ BART_NAMES = {
 EXPORTABLE = (
     "VanillaEncoderModel",
     "VanillaEncoderForMaskedLM",
+    "VanillaEncoderForPreTraining",
+    "VanillaEncoderForNextSentencePrediction",
     "VanillaEncoderForSequenceClassification",
+    "VanillaEncoderForTokenClassification",
+    "VanillaEncoderForQuestionAnswering",
     "VanillaDecoderForCausalLM",
     "VanillaSeq2SeqForConditionalGeneration",
 )
@@ -93,6 +97,8 @@ def load_checkpoint(checkpoint: str | os.PathLike) -> PreTrainedModel:
         raise ValueError(
             f"{checkpoint} is a {config.model_type} checkpoint of architecture {name}, expected one of {', '.join(EXPORTABLE)}"
         )
+    if getattr(config, "add_cross_attention", False):
+        raise ValueError(f"{checkpoint} has add_cross_attention=True, which no graph here can hold: expected False")
     model_class = getattr(vanilla_transformer, name)
     # Mismatched sizes are ignored here so that they can be named below.
     model, info = model_class.from_pretrained(
@@ -145,14 +151,14 @@ def client_config(config: dict) -> dict:
 
 
 class EncoderGraph(nn.Module):
-    """Tokens and their mask in, the first output of `model` out."""
+    """Tokens, their mask and their types in, all outputs of `model` out."""
 
     def __init__(self, model):
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids, attention_mask):
-        return self.model(input_ids, attention_mask)[0]
+    def forward(self, input_ids, attention_mask, token_type_ids=None):
+        return self.model(input_ids, attention_mask, token_type_ids).to_tuple()
 
 
 class DecoderGraph(nn.Module):

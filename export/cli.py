@@ -129,7 +129,9 @@ def build_parser():
     families = "BERT, RoBERTa, DistilBERT, ELECTRA, GPT-2, OPT, BART, mBART or Marian"
     verb = verbs.add_parser("convert", help="another project's checkpoint -> ours, and back", formatter_class=formatter)
     verb.set_defaults(run=convert, extras="torch")
-    verb.add_argument("source", help=f"checkpoint directory or Hub id ({families}), or a torch.nn.Transformer's state dict file")
+    verb.add_argument(
+        "source", help=f"checkpoint directory or Hub id ({families}), or a torch.nn.Transformer's state dict file"
+    )
     verb.add_argument("out", type=Path, help="checkpoint directory to write")
     verb.add_argument("--to", choices=("bert", "gpt2", "bart", "marian"), help="convert one of our checkpoints to this family")
     verb.add_argument("--dry-run", action="store_true", help="print which tensor becomes which, and write nothing")

@@ -2,7 +2,7 @@
 
 | variant | file | takes | returns |
 |---|---|---|---|
-| encoder | onnx/model.onnx | tokens | `last_hidden_state`, or `logits` of the checkpoint's head |
+| encoder | onnx/model.onnx | tokens, and their types if the model has types | what its head returns, see `encoder_outputs` |
 | decoder | onnx/model.onnx | the tokens that are not in the cache yet, and the cache | `logits`, the longer cache |
 | seq2seq | onnx/encoder_model.onnx | tokens | `last_hidden_state` |
 | | onnx/decoder_model_merged.onnx | as the decoder, and the encoder's output | as the decoder |
@@ -13,7 +13,7 @@ a value (B, H, past, d_v) per layer, `past_key_values.0.key` in and `present.0.k
 `encoder_hidden_states` behind `past_source_length` are projected and appended, so from the second step on none are.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -55,16 +55,9 @@ def graph_specs(config: dict, architecture: str) -> dict[str, GraphSpec]:
 
     Returns the graphs by role: `{"encoder": ...}`, `{"decoder": ...}`, or both for seq2seq.
     """
-    width, vocabulary = config["hidden_size"], config["vocab_size"]
     variant = config["model_type"].removeprefix("vanilla-")
     if variant == "encoder":
-        hidden = TensorSpec("last_hidden_state", "float32", ("batch_size", "source_length", width))
-        output = {
-            "VanillaEncoderModel": hidden,
-            "VanillaEncoderForMaskedLM": TensorSpec("logits", "float32", ("batch_size", "source_length", vocabulary)),
-            "VanillaEncoderForSequenceClassification": TensorSpec("logits", "float32", ("batch_size", len(config["id2label"]))),
-        }[architecture]
-        return {"encoder": encoder_spec("onnx/model.onnx", output)}
+        return {"encoder": encoder_spec("onnx/model.onnx", config, encoder_outputs(config)[architecture])}
     if variant == "decoder":
         inputs = (
             TensorSpec("input_ids", "int64", ("batch_size", "target_length")),
@@ -72,21 +65,46 @@ def graph_specs(config: dict, architecture: str) -> dict[str, GraphSpec]:
             TensorSpec("position_ids", "int64", ("batch_size", "target_length")),
         )
         return {"decoder": decoder_spec("onnx/model.onnx", inputs, config, config["num_hidden_layers"])}
-    hidden = TensorSpec("last_hidden_state", "float32", ("batch_size", "source_length", width))
+    hidden = TensorSpec("encoder_hidden_states", "float32", ("batch_size", "source_length", config["hidden_size"]))
     inputs = (
         TensorSpec("input_ids", "int64", ("batch_size", "target_length")),
         TensorSpec("encoder_attention_mask", "int64", ("batch_size", "source_length")),
-        TensorSpec("encoder_hidden_states", "float32", ("batch_size", "source_length", width)),
+        hidden,
     )
     return {
-        "encoder": encoder_spec("onnx/encoder_model.onnx", hidden),
+        "encoder": encoder_spec("onnx/encoder_model.onnx", config, (replace(hidden, name="last_hidden_state"),)),
         "decoder": decoder_spec("onnx/decoder_model_merged.onnx", inputs, config, config["decoder_layers"]),
     }
 
 
-def encoder_spec(file, output):
-    inputs = tuple(TensorSpec(name, "int64", ("batch_size", "source_length")) for name in ("input_ids", "attention_mask"))
-    return GraphSpec(file, inputs, (output,))
+def encoder_outputs(config: dict) -> dict[str, tuple[TensorSpec, ...]]:
+    """What the graph of each encoder architecture returns: of each token (B, S, ...), or of the sequence (B, ...)."""
+    width, vocabulary, labels = config["hidden_size"], config["vocab_size"], len(config["id2label"])
+
+    def per_token(name, *size):
+        return TensorSpec(name, "float32", ("batch_size", "source_length", *size))
+
+    def per_sequence(name, size):
+        return TensorSpec(name, "float32", ("batch_size", size))
+
+    pooled = (per_sequence("pooler_output", width),) if config.get("pooler_act") else ()
+    return {
+        "VanillaEncoderModel": (per_token("last_hidden_state", width), *pooled),
+        "VanillaEncoderForMaskedLM": (per_token("logits", vocabulary),),
+        "VanillaEncoderForPreTraining": (
+            per_token("prediction_logits", vocabulary),
+            per_sequence("seq_relationship_logits", 2),
+        ),
+        "VanillaEncoderForNextSentencePrediction": (per_sequence("logits", 2),),
+        "VanillaEncoderForSequenceClassification": (per_sequence("logits", labels),),
+        "VanillaEncoderForTokenClassification": (per_token("logits", labels),),
+        "VanillaEncoderForQuestionAnswering": (per_token("start_logits"), per_token("end_logits")),
+    }
+
+
+def encoder_spec(file, config, outputs):
+    names = ["input_ids", "attention_mask"] + ["token_type_ids"] * bool(config.get("type_vocab_size"))
+    return GraphSpec(file, tuple(TensorSpec(name, "int64", ("batch_size", "source_length")) for name in names), outputs)
 
 
 def decoder_spec(file, inputs, config, layers):
@@ -118,6 +136,8 @@ def example_inputs(spec: GraphSpec, vocab_size: int) -> dict[str, np.ndarray]:
         elif "mask" in tensor.name:
             example[tensor.name] = np.ones(shape, np.int64)
             example[tensor.name][1, :2] = 0
+        elif tensor.name == "token_type_ids":
+            example[tensor.name] = np.zeros(shape, np.int64)
         elif tensor.name == "position_ids":
             example[tensor.name] = np.tile(np.arange(shape[1]), (shape[0], 1))
         else:

@@ -44,20 +44,33 @@ class Runtime:
         self.specs = graph_specs(self.config, self.artifact.manifest["architecture"])
         self.sessions = {role: self._session(spec.file, threads) for role, spec in self.specs.items()}
 
-    def encode(self, input_ids: np.ndarray, attention_mask: np.ndarray | None = None) -> np.ndarray:
-        """The first output of the encoder graph: `last_hidden_state` (B, S, D), or the `logits` of the model's head.
+    def encode(
+        self, input_ids: np.ndarray, attention_mask: np.ndarray | None = None, token_type_ids: np.ndarray | None = None
+    ) -> np.ndarray:
+        """The first of `outputs`: `last_hidden_state` (B, S, D), or the `logits` of the model's head."""
+        return next(iter(self.outputs(input_ids, attention_mask, token_type_ids).values()))
 
-        `input_ids` (B, S) integers, rows padded on the right; `attention_mask` (B, S), 1 for real tokens, by default all.
+    def outputs(
+        self, input_ids: np.ndarray, attention_mask: np.ndarray | None = None, token_type_ids: np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
+        """All that the encoder graph returns, by name: of each token (B, S, ...), or of the sequence (B, ...).
+
+        `input_ids` (B, S) integers, rows padded on the right; `attention_mask` (B, S), 1 for real tokens, by default all;
+        `token_type_ids` (B, S), by default 0.
 
         Raises:
-            ValueError: for an empty batch, ids outside the vocabulary, a mask of another shape, a sequence beyond a
-                learned position table, or a model without an encoder.
+            ValueError: for an empty batch, ids outside the vocabulary, token types the model does not have, a mask of
+                another shape, a sequence beyond a learned position table, or a model without an encoder.
         """
         if "encoder" not in self.sessions:
             raise ValueError(f"{self.artifact.manifest['architecture']} has no encoder: use generate")
         ids, mask = self._checked(input_ids, attention_mask)
         self._check_positions(ids.shape[1])
-        return self.sessions["encoder"].run(None, {"input_ids": ids, "attention_mask": mask})[0]
+        feeds = {"input_ids": ids, "attention_mask": mask, "token_type_ids": self._token_types(token_type_ids, ids)}
+        spec = self.specs["encoder"]
+        names = [tensor.name for tensor in spec.outputs]
+        values = self.sessions["encoder"].run(names, {tensor.name: feeds[tensor.name] for tensor in spec.inputs})
+        return dict(zip(names, values, strict=True))
 
     def generate(self, input_ids: np.ndarray, attention_mask: np.ndarray | None = None, **options) -> np.ndarray:
         """Token ids (B, T) as `transformers.generate` returns them: behind the start token for seq2seq, behind the prompt
@@ -146,6 +159,16 @@ class Runtime:
         if not np.isin(mask, (0, 1)).all():
             raise ValueError(f"attention_mask must be 0s and 1s, got {np.unique(mask).tolist()}")
         return ids.astype(np.int64), mask.astype(np.int64)
+
+    def _token_types(self, token_type_ids, ids):
+        """As the models: all 0 by default, and zeros are accepted where there are no types."""
+        types = np.zeros_like(ids) if token_type_ids is None else np.asarray(token_type_ids)
+        if types.shape != ids.shape:
+            raise ValueError(f"token_type_ids must have shape {ids.shape}, got shape {types.shape}")
+        count = self.config.get("type_vocab_size", 0)
+        if types.min() < 0 or types.max() >= max(count, 1):
+            raise ValueError(f"token_type_ids must be in [0, {max(count, 1) - 1}], got {types.min()} to {types.max()}")
+        return types.astype(np.int64)
 
     def _check_positions(self, length):
         rows = self.config["max_position_embeddings"]

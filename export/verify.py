@@ -116,9 +116,12 @@ def sample(rng, vocab_size, longest, padding):
 
 
 def compare_encoder(runtime, model, ids, mask, rng, report, case):
-    found = runtime.encode(ids, mask)
-    expected = model(torch.from_numpy(ids), torch.from_numpy(mask))[0].numpy()
-    report.compare(found, expected, mask.any(axis=1) if found.ndim == 2 else mask == 1, case)
+    types = rng.integers(0, max(model.config.type_vocab_size, 1), ids.shape)
+    found = runtime.outputs(ids, mask, types)
+    expected = model(*map(torch.from_numpy, (ids, mask, types)))
+    for spec in runtime.specs["encoder"].outputs:
+        real = mask == 1 if "source_length" in spec.shape else mask.any(axis=1)
+        report.compare(found[spec.name], expected[spec.name].numpy(), real, f"{case}, {spec.name}")
 
 
 def compare_seq2seq(runtime, model, ids, mask, rng, report, case):

@@ -32,16 +32,35 @@ CHECKPOINTS = {
     "encoder": ("VanillaEncoderModel", dict(num_hidden_layers=2)),
     "masked-lm": ("VanillaEncoderForMaskedLM", dict(num_hidden_layers=1, **LEARNED, **PRE_NORM)),
     "classification": ("VanillaEncoderForSequenceClassification", dict(num_hidden_layers=1, num_labels=3, hidden_act="gelu")),
+    "pretraining": (
+        "VanillaEncoderForPreTraining",
+        dict(
+            num_hidden_layers=1, type_vocab_size=2, pooler_act="tanh", lm_transform_act="gelu", position_embedding_type="none"
+        ),
+    ),
+    "answers": (
+        "VanillaEncoderForQuestionAnswering",
+        dict(num_hidden_layers=1, position_embedding_type="rotary", sliding_window=4),
+    ),
     "causal": ("VanillaDecoderForCausalLM", dict(num_hidden_layers=2)),
+    "causal-relative": (
+        "VanillaDecoderForCausalLM",
+        dict(num_hidden_layers=1, position_embedding_type="relative", sliding_window=6, linear_bias=False),
+    ),
     "causal-learned": ("VanillaDecoderForCausalLM", dict(num_hidden_layers=1, pad_token_id=3, **LEARNED, **PRE_NORM, **UNTIED)),
     "seq2seq": ("VanillaSeq2SeqForConditionalGeneration", dict(encoder_layers=1, decoder_layers=2)),
     "seq2seq-untied": (
         "VanillaSeq2SeqForConditionalGeneration",
         dict(encoder_layers=2, decoder_layers=1, pad_token_id=3, **PRE_NORM, **UNTIED),
     ),
+    "seq2seq-rotary": (
+        "VanillaSeq2SeqForConditionalGeneration",
+        dict(encoder_layers=1, decoder_layers=1, position_embedding_type="rotary", share_encoder_decoder_embeddings=False),
+    ),
 }
 # How much each model likes the end token, so that its rows end at different times.
-END_BIAS = {"causal": 3.75, "causal-learned": 1.0, "seq2seq": 2.4, "seq2seq-untied": 2.0}
+END_BIAS = {"causal": 3.75, "causal-learned": 1.0, "causal-relative": 1.0, "seq2seq": 2.4, "seq2seq-untied": 2.0}
+END_BIAS |= {"seq2seq-rotary": 2.0}
 
 
 @dataclass(frozen=True)

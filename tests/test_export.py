@@ -15,6 +15,7 @@ from transformers import BertConfig, BertModel, DynamicCache
 
 from vanilla_transformer import (
     VanillaDecoderConfig,
+    VanillaDecoderForCausalLM,
     VanillaDecoderModel,
     VanillaEncoderConfig,
     VanillaEncoderModel,
@@ -77,10 +78,19 @@ CONTRACT = {
     "encoder": {"onnx/model.onnx": (TOKENS, HIDDEN)},
     "masked-lm": {"onnx/model.onnx": (TOKENS, {"logits": (FLOAT, [B, S, VOCABULARY])})},
     "classification": {"onnx/model.onnx": (TOKENS, {"logits": (FLOAT, [B, 3])})},
+    "pretraining": {
+        "onnx/model.onnx": (
+            TOKENS | {"token_type_ids": (INT, [B, S])},
+            {"prediction_logits": (FLOAT, [B, S, VOCABULARY]), "seq_relationship_logits": (FLOAT, [B, 2])},
+        )
+    },
+    "answers": {"onnx/model.onnx": (TOKENS, {"start_logits": (FLOAT, [B, S]), "end_logits": (FLOAT, [B, S])})},
     "causal": {"onnx/model.onnx": causal(2)},
+    "causal-relative": {"onnx/model.onnx": causal(1)},
     "causal-learned": {"onnx/model.onnx": causal(1)},
     "seq2seq": {"onnx/encoder_model.onnx": (TOKENS, HIDDEN), "onnx/decoder_model_merged.onnx": seq2seq(2)},
     "seq2seq-untied": {"onnx/encoder_model.onnx": (TOKENS, HIDDEN), "onnx/decoder_model_merged.onnx": seq2seq(1)},
+    "seq2seq-rotary": {"onnx/encoder_model.onnx": (TOKENS, HIDDEN), "onnx/decoder_model_merged.onnx": seq2seq(1)},
 }
 every_checkpoint = pytest.mark.parametrize("name", CHECKPOINTS)
 every_graph = pytest.mark.parametrize("name, file", [(name, file) for name, files in CONTRACT.items() for file in files])
@@ -458,3 +468,9 @@ def test_clients_read_a_model_type_they_know_where_their_empty_caches_fit(config
     for width in ({"head_dim": 6}, {"value_head_dim": 6}):
         other = config_class(**sizes, **width).to_dict()
         assert build.client_config(other) == other
+
+
+def test_a_decoder_with_cross_attention_of_its_own_is_refused(tmp_path):
+    small = dict(hidden_size=16, intermediate_size=16, num_attention_heads=2, num_hidden_layers=1, vocab_size=20)
+    VanillaDecoderForCausalLM(VanillaDecoderConfig(**small, add_cross_attention=True)).save_pretrained(tmp_path / "checkpoint")
+    assert_refused(tmp_path / "checkpoint", tmp_path, ValueError, "add_cross_attention=True")

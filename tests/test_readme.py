@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-MODELING = (ROOT / "vanilla_transformer" / "modeling_vanilla_transformer.py").read_text()
+PAPER_FILES = ("layers_vanilla_transformer.py", "modeling_vanilla_transformer.py")
+MODELING = "".join((ROOT / "vanilla_transformer" / name).read_text() for name in PAPER_FILES)
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 COMMANDS = re.findall(r"^\$ (vanilla-transformer .*)$", README, re.MULTILINE)
 
@@ -34,23 +35,24 @@ def run(arguments, folder):
 
 
 def test_python_snippets_run(workplace):
-    assert len(SNIPPETS) == 4
+    assert len(SNIPPETS) == 5
     output = run([sys.executable, "-c", "\n".join(SNIPPETS)], workplace)
     assert "translation_text" in output
     assert "(2, 3, 64)" in output
+    assert "VanillaEncoderForMaskedLM\nTrue\n" in output
 
 
 def test_command_lines_run_in_order(workplace):
     command = [sys.executable, "-m", "vanilla_transformer_export.cli"]
     outputs = [run([*command, *shlex.split(line)[1:]], workplace) for line in COMMANDS]
     verbs = [shlex.split(line)[1] for line in COMMANDS]
-    assert verbs == ["train", "evaluate", "export", "verify", "evaluate", "generate"]
+    assert verbs == ["train", "evaluate", "export", "verify", "evaluate", "generate", "info", "convert", "convert"]
     assert outputs[1].replace('"torch"', "") == outputs[4].replace('"onnxruntime"', "")  # the same BLEU
     assert "0 failures" in outputs[3]
 
 
 @pytest.mark.parametrize("reference", re.findall(r"`([^`]+)`", README.split("| paper | symbol |")[1].split("\n\n")[0]))
-def test_the_paper_table_names_what_is_in_the_modeling_file(reference):
+def test_the_paper_table_names_what_is_in_the_code(reference):
     scope = MODELING
     for number, name in enumerate(reference.split(".")):
         indent = "    " * number

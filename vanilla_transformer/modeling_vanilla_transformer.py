@@ -274,7 +274,7 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
     def position_bias(self, order, cache):
         if self.relative_positions is None:
             return None
-        length, first = (len(order), 0) if cache is None else cache.get_mask_sizes(len(order), 0)
+        length, first = (order.shape[0], 0) if cache is None else cache.get_mask_sizes(order.shape[0], 0)
         return self.relative_positions(order, first + torch.arange(length, device=order.device))
 
 
