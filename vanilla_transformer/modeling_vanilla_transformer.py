@@ -423,6 +423,8 @@ class VanillaDecoderForCausalLM(VanillaPreTrainedModel, GenerationMixin):
         position_ids: torch.LongTensor | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
@@ -431,7 +433,15 @@ class VanillaDecoderForCausalLM(VanillaPreTrainedModel, GenerationMixin):
         """As `VanillaDecoderModel.forward` -> `logits` (B, T, V), of the last `logits_to_keep` positions if not 0. `labels`
         (B, T) are `input_ids` with -100 where nothing is to be predicted; the shift by one happens in the loss."""
         outputs = self.model(
-            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache=use_cache, **kwargs
+            input_ids,
+            attention_mask,
+            position_ids,
+            past_key_values,
+            inputs_embeds,
+            encoder_hidden_states,
+            encoder_attention_mask,
+            use_cache=use_cache,
+            **kwargs,
         )
         logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None

@@ -43,8 +43,9 @@ class Text2TextGenerationPipeline(Pipeline):
     The text is put behind the `prefix` of the model config's `task_specific_params[task]`, or of the model config, if any.
 
     Raises:
-        ValueError: for a model that is not an encoder-decoder, a missing tokenizer, a text that is empty or no string, a
-            `stop_sequence` without tokens, and a token id outside the model's vocabulary.
+        TypeError: for a text that is no string.
+        ValueError: for a model that is not an encoder-decoder, a missing tokenizer, an empty text, a `stop_sequence` without
+            tokens, and a token id outside the model's vocabulary.
     """
 
     _load_processor = False
@@ -102,7 +103,9 @@ class Text2TextGenerationPipeline(Pipeline):
         return results
 
     def preprocess(self, text, **kwargs):
-        if not isinstance(text, str) or not text.strip():
+        if not isinstance(text, str):
+            raise TypeError(f"the text must be a string, got {text!r}")
+        if not text.strip():
             raise ValueError(f"the text must be a non-empty string, got {text!r}")
         inputs = self.tokenize(text, **kwargs)
         vocab_size = self.model.get_input_embeddings().num_embeddings
