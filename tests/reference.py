@@ -1,4 +1,4 @@
-"""The Transformer of "Attention Is All You Need" in numpy and float64, written from the paper's formulas.
+"""The Transformer of "Attention Is All You Need" in numpy and float64, written from the papers' formulas.
 
 Slow on purpose: one sentence, one head, one position at a time, and nothing shared with the package under test. A model is
 a dict of float64 arrays under the names of its state dict, and a `Paper`, the numbers the arrays alone do not tell.
@@ -19,14 +19,25 @@ class Paper:
     d_k: int
     d_v: int
     N: int
-    learned_positions: bool = False
+    positions: str = "sinusoidal"
+    rope_theta: float = 10000.0
+    buckets: int = 32
+    max_distance: int = 128
+    window: int | None = None
     scale_embedding: bool = True
     embedding_norm: bool = False
     norm_first: bool = False
+    final_norm: bool = False
     activation: str = "relu"
+    bias: bool = True
     lm_head_bias: bool = True
+    lm_transform: str | None = None
     tied: bool = True
+    shared: bool = True
     eps: float = 1e-5
+
+
+# -------------------------------------------------------------------------------------------------------------- positions
 
 
 def position_encoding(position: int, d_model: int) -> np.ndarray:
@@ -38,8 +49,41 @@ def position_encoding(position: int, d_model: int) -> np.ndarray:
     return row
 
 
-def linear(weights, name, x):
-    return x @ weights[name + ".weight"].T + weights.get(name + ".bias", 0.0)
+def rotation(position: int, d: int, theta: float) -> np.ndarray:
+    """Su et al. 2021, equations 15 and 34: the matrix that turns the i-th pair of components by
+    m theta_i = m * 10000^(-2 (i - 1) / d), i = 1 ... d / 2."""
+    matrix = np.zeros((d, d))
+    for i in range(1, d // 2 + 1):
+        angle = position * theta ** (-2 * (i - 1) / d)
+        pair = slice(2 * (i - 1), 2 * i)
+        matrix[pair, pair] = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
+    return matrix
+
+
+def relative_bucket(offset: int, bidirectional: bool, buckets: int, max_distance: int) -> int:
+    """Raffel et al. 2020, section 2.1, `offset` = key - query: half of the buckets are one distance each, the ranges of the
+    others grow logarithmically up to `max_distance`, and what is beyond is in the last. With keys on both sides, each side
+    has half of all buckets. In whole numbers, so nothing is rounded: the j-th of n ranges starts at the first distance d
+    with d / exact >= (max_distance / exact)^(j / n)."""
+    if bidirectional:
+        buckets //= 2
+    distance = abs(offset) if bidirectional else max(-offset, 0)
+    exact = buckets // 2
+    side = buckets if bidirectional and offset > 0 else 0
+    if distance < exact:
+        return side + distance
+    n, j = buckets - exact, 0
+    while j + 1 < n and distance**n * exact ** (j + 1) >= max_distance ** (j + 1) * exact**n:
+        j += 1
+    return side + exact + j
+
+
+# ------------------------------------------------------------------------------------------------------------- the layers
+
+
+def linear(weights, name, x, bias=True):
+    assert (name + ".bias" in weights) == bias, name
+    return x @ weights[name + ".weight"].T + (weights[name + ".bias"] if bias else 0.0)
 
 
 def layer_norm(weights, name, x, eps):
@@ -58,50 +102,89 @@ def activation(name, x):
         return np.maximum(0.0, x)
     if name == "gelu":
         return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+    if name == "tanh":
+        return np.tanh(x)
     raise ValueError(f"no activation {name!r} in the reference")
 
 
-def attention(q, k, v, visible):
-    """Equation 1, softmax(Q K^T / sqrt(d_k)) V, query by query; `visible[t, s]` says whether query t may look at key s."""
+def attention(q, k, v, visible, bias=None):
+    """Equation 1, softmax(Q K^T / sqrt(d_k)) V, query by query; `visible[t, s]` says whether query t may look at key s.
+    `bias[t, s]`, if there is one, is added to the scores."""
     output = np.zeros((len(q), v.shape[1]))
     for t in range(len(q)):
         seen = np.flatnonzero(visible[t])
         if len(seen):  # a padded query that sees nothing stays 0, and nobody looks at it
-            output[t] = softmax(k[seen] @ q[t] / math.sqrt(q.shape[1])) @ v[seen]
+            scores = k[seen] @ q[t] / math.sqrt(q.shape[1])
+            output[t] = softmax(scores if bias is None else scores + bias[t, seen]) @ v[seen]
     return output
 
 
-def multi_head(weights, name, paper, x, source, visible):
-    """Section 3.2.2: Concat(head_1, ..., head_h) W^O, head_i = Attention(x W^Q_i, source W^K_i, source W^V_i)."""
-    q, k, v = (linear(weights, f"{name}.{p}_proj", s) for p, s in (("q", x), ("k", source), ("v", source)))
+def multi_head(weights, name, paper, x, source, visible, rotations=None, biases=None):
+    """Section 3.2.2: Concat(head_1, ..., head_h) W^O, head_i = Attention(x W^Q_i, source W^K_i, source W^V_i).
+    `rotations` are one matrix for each position, which turns its query and its key; `biases` are one for each head."""
+    q, k, v = (linear(weights, f"{name}.{p}_proj", s, paper.bias) for p, s in (("q", x), ("k", source), ("v", source)))
     assert q.shape[1] == k.shape[1] == paper.h * paper.d_k and v.shape[1] == paper.h * paper.d_v
     heads = []
     for i in range(paper.h):
-        keys, values = slice(i * paper.d_k, (i + 1) * paper.d_k), slice(i * paper.d_v, (i + 1) * paper.d_v)
-        heads.append(attention(q[:, keys], k[:, keys], v[:, values], visible))
-    return linear(weights, name + ".o_proj", np.concatenate(heads, axis=1))
+        columns, values = slice(i * paper.d_k, (i + 1) * paper.d_k), slice(i * paper.d_v, (i + 1) * paper.d_v)
+        queries, keys = q[:, columns], k[:, columns]
+        if rotations is not None:
+            queries, keys = (np.stack([r @ row for r, row in zip(rotations, rows)]) for rows in (queries, keys))
+        heads.append(attention(queries, keys, v[:, values], visible, None if biases is None else biases[i]))
+    return linear(weights, name + ".o_proj", np.concatenate(heads, axis=1), paper.bias)
 
 
 def feed_forward(weights, name, paper, x):
     """Equation 2: max(0, x W_1 + b_1) W_2 + b_2."""
-    return linear(weights, name + ".down_proj", activation(paper.activation, linear(weights, name + ".up_proj", x)))
+    inner = activation(paper.activation, linear(weights, name + ".up_proj", x, paper.bias))
+    return linear(weights, name + ".down_proj", inner, paper.bias)
 
 
-def embed(weights, name, paper, table, tokens, positions):
-    """Section 3.4: token embeddings times sqrt(d_model), plus positions."""
+def embed(weights, name, paper, table, tokens, positions, types=None):
+    """Section 3.4: token embeddings times sqrt(d_model), plus positions (and, in BERT, the embedding of the token's type)."""
     x = np.zeros((len(tokens), paper.d_model))
     for t, (token, position) in enumerate(zip(tokens, positions, strict=True)):
         x[t] = table[token] * (math.sqrt(paper.d_model) if paper.scale_embedding else 1.0)
-        if paper.learned_positions:
+        if paper.positions == "learned":
             x[t] += weights[name + ".embed_positions.weight"][position]
-        else:
+        if paper.positions == "sinusoidal":
             x[t] += position_encoding(position, paper.d_model)
+        if types is not None:
+            x[t] += weights[name + ".embed_token_types.weight"][types[t]]
     return layer_norm(weights, name + ".norm", x, paper.eps) if paper.embedding_norm else x
 
 
-def stack(weights, name, paper, table, tokens, positions, visible, memory=None, memory_visible=None):
+# ------------------------------------------------------------------------------------------------------------- the stacks
+
+
+def everyone(queries, mask):
+    """Every query sees every real token."""
+    return np.tile(np.asarray(mask, bool), (queries, 1))
+
+
+def visible_in(paper, mask, is_causal):
+    """Who sees whom in self-attention: query t the real tokens s <= t, in an encoder all; with a window (Beltagy et al.
+    2020, section 3.1), only the last `window` of those, itself included, in an encoder `window` on each side of t."""
+    visible = everyone(len(mask), mask)
+    for t in range(len(mask)):
+        for s in range(len(mask)):
+            near = paper.window is None or (t - s < paper.window if is_causal else abs(t - s) <= paper.window)
+            visible[t, s] &= near and (s <= t or not is_causal)
+    return visible
+
+
+def stack(weights, name, paper, table, tokens, positions, mask, is_causal, types=None, memory=None, memory_mask=None):
     """One side of Figure 1 for one sentence; `memory` is the encoder's output, for the side that looks at it."""
-    x = embed(weights, name + "embeddings", paper, table, tokens, positions)
+    x = embed(weights, name + "embeddings", paper, table, tokens, positions, types)
+    visible, rotations, biases = visible_in(paper, mask, is_causal), None, None
+    seen = None if memory is None else everyone(len(tokens), memory_mask)
+    if paper.positions == "rotary":
+        rotations = [rotation(position, paper.d_k, paper.rope_theta) for position in positions]
+    if paper.positions == "relative":
+        learned = weights[name + "relative_positions.bias.weight"]
+        numbers = (not is_causal, paper.buckets, paper.max_distance)
+        biases = np.array([[learned[relative_bucket(int(s - t), *numbers)] for s in positions] for t in positions])
+        biases = biases.transpose(2, 0, 1)
 
     def residual(x, norm, sublayer):
         if paper.norm_first:
@@ -110,15 +193,33 @@ def stack(weights, name, paper, table, tokens, positions, visible, memory=None, 
 
     for n in range(paper.N):
         layer = f"{name}layers.{n}."
-        x = residual(x, layer + "self_attn_norm", lambda y, n=layer: multi_head(weights, n + "self_attn", paper, y, y, visible))
+        x = residual(
+            x,
+            layer + "self_attn_norm",
+            lambda y, n=layer: multi_head(weights, n + "self_attn", paper, y, y, visible, rotations, biases),
+        )
         if memory is not None:
             x = residual(
                 x,
                 layer + "cross_attn_norm",
-                lambda y, n=layer: multi_head(weights, n + "cross_attn", paper, y, memory, memory_visible),
+                lambda y, n=layer: multi_head(weights, n + "cross_attn", paper, y, memory, seen),
             )
         x = residual(x, layer + "feed_forward_norm", lambda y, n=layer: feed_forward(weights, n + "feed_forward", paper, y))
-    return layer_norm(weights, name + "norm", x, paper.eps) if paper.norm_first else x
+    assert (name + "norm.weight" in weights) == paper.final_norm
+    return layer_norm(weights, name + "norm", x, paper.eps) if paper.final_norm else x
+
+
+# ---------------------------------------------------------------------------------------------------------------- outputs
+
+
+def pooled(weights, name, act, x):
+    """Devlin et al. 2019: the first token's state through a linear map and an activation."""
+    return activation(act, linear(weights, name + ".dense", x[0]))
+
+
+def lm_transform(weights, name, paper, x):
+    """Devlin et al. 2019: what stands in front of BERT's projection to the vocabulary."""
+    return layer_norm(weights, name + ".norm", activation(paper.lm_transform, linear(weights, name + ".dense", x)), paper.eps)
 
 
 def project(weights, paper, table, x):
@@ -126,40 +227,29 @@ def project(weights, paper, table, x):
     return x @ (table if paper.tied else weights["lm_head.weight"]).T + (weights["lm_head.bias"] if paper.lm_head_bias else 0.0)
 
 
-def everyone(queries, mask):
-    """Every query sees every real token."""
-    return np.tile(np.asarray(mask, bool), (queries, 1))
-
-
-def causal(mask):
-    """Query t sees the real tokens s <= t."""
-    visible = everyone(len(mask), mask)
-    for t in range(len(mask)):
-        visible[t, t + 1 :] = False
-    return visible
-
-
-def encoder_lm(weights, paper, tokens, mask, positions):
+def encoder_lm(weights, paper, tokens, mask, positions, types=None):
     """Masked language model: logits (T, V) of one sentence."""
     table = weights["model.embeddings.embed_tokens.weight"]
-    x = stack(weights, "model.", paper, table, tokens, positions, everyone(len(tokens), mask))
+    x = stack(weights, "model.", paper, table, tokens, positions, mask, False, types)
+    if paper.lm_transform:
+        x = lm_transform(weights, "transform", paper, x)
     return project(weights, paper, table, x)
 
 
 def decoder_lm(weights, paper, tokens, mask, positions):
     """Causal language model: logits (T, V) of one sentence."""
     table = weights["model.embeddings.embed_tokens.weight"]
-    x = stack(weights, "model.", paper, table, tokens, positions, causal(mask))
-    return project(weights, paper, table, x)
+    return project(weights, paper, table, stack(weights, "model.", paper, table, tokens, positions, mask, True))
 
 
 def seq2seq_lm(weights, paper, source, source_mask, target, target_mask, target_positions):
-    """Figure 1: logits (T, V) of one pair of sentences; tied, one matrix serves both sides and the projection."""
+    """Figure 1: logits (T, V) of one pair of sentences; tied, one matrix serves both sides and the projection, or, where the
+    sides do not share theirs, the target's serves the projection."""
     source_table = weights["model.encoder.embeddings.embed_tokens.weight"]
-    target_table = source_table if paper.tied else weights["model.decoder.embeddings.embed_tokens.weight"]
-    memory = stack(
-        weights, "model.encoder.", paper, source_table, source, range(len(source)), everyone(len(source), source_mask)
+    one_table = paper.tied and paper.shared
+    target_table = source_table if one_table else weights["model.decoder.embeddings.embed_tokens.weight"]
+    memory = stack(weights, "model.encoder.", paper, source_table, source, range(len(source)), source_mask, False)
+    x = stack(
+        weights, "model.decoder.", paper, target_table, target, target_positions, target_mask, True, None, memory, source_mask
     )
-    seen = everyone(len(target), source_mask)
-    x = stack(weights, "model.decoder.", paper, target_table, target, target_positions, causal(target_mask), memory, seen)
     return project(weights, paper, target_table, x)

@@ -1,10 +1,13 @@
 """The configurations: the paper's Table 3, names, defaults, files, and errors that say what was wrong."""
 
+import json
 import logging
+from dataclasses import fields
 
 import pytest
 import torch
-from transformers import AutoConfig
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, PreTrainedConfig
 
 from vanilla_transformer import (
     VanillaDecoderConfig,
@@ -45,6 +48,44 @@ def test_parameter_counts_are_those_of_table_3(preset, changes, millions):
         model = VanillaSeq2SeqForConditionalGeneration(config)
     count = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     assert abs(count - millions) <= (6 if config.hidden_size == 1024 else 2.5)
+
+
+COMMON_DEFAULTS = dict(
+    max_position_embeddings=512, rope_theta=10_000.0, relative_attention_num_buckets=32, relative_attention_max_distance=128,
+    sliding_window=None, scale_embedding=True, embedding_norm=False, norm_first=False, final_norm=False, layer_norm_eps=1e-5,
+    linear_bias=True, initializer_range=0.02, lm_head_bias=True, activation_dropout=0.0, classifier_dropout=0.1,
+    tie_word_embeddings=True, pad_token_id=0, bos_token_id=1, eos_token_id=2, sep_token_id=None,
+)  # fmt: skip
+DEFAULTS = {
+    VanillaEncoderConfig: dict(type_vocab_size=0, pooler_act=None, lm_transform_act=None, token_transform_act=None),
+    VanillaDecoderConfig: dict(use_cache=True, add_cross_attention=False),
+    VanillaSeq2SeqConfig: dict(use_cache=True, decoder_start_token_id=1, share_encoder_decoder_embeddings=True),
+}
+
+
+@every_config
+def test_what_came_after_the_paper_is_off_by_default(config_class):
+    config, expected = config_class(), COMMON_DEFAULTS | DEFAULTS[config_class]
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
+@every_config
+def test_every_field_has_a_default_that_is_tested_here(config_class):
+    """And what a field does is tested where it does it; a new one has to come by here first."""
+    paper = {
+        "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "value_head_dim", "hidden_act",
+        "position_embedding_type", "embedding_dropout", "dropout", "attention_dropout",
+    }  # fmt: skip
+    depth = {"encoder_layers", "decoder_layers"} if config_class is VanillaSeq2SeqConfig else {"num_hidden_layers"}
+    ours = {field.name for field in fields(config_class)} - {field.name for field in fields(PreTrainedConfig)}
+    assert ours - {"auto_map"} <= paper | depth | COMMON_DEFAULTS.keys() | DEFAULTS[config_class].keys()
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@every_config
+def test_a_final_norm_belongs_to_pre_norm_unless_said_otherwise(config_class, norm_first):
+    assert config_class(norm_first=norm_first).final_norm is norm_first
+    assert config_class(norm_first=norm_first, final_norm=not norm_first).final_norm is not norm_first
 
 
 @every_config
@@ -100,6 +141,34 @@ def test_head_widths_default_to_an_equal_share(given, d_k, d_v):
     assert (config.head_dim, config.value_head_dim) == (d_k, d_v)
 
 
+OTHER = {
+    VanillaEncoderConfig: dict(type_vocab_size=2, pooler_act="tanh", lm_transform_act="gelu", token_transform_act="gelu"),
+    VanillaDecoderConfig: dict(use_cache=False, add_cross_attention=True),
+    VanillaSeq2SeqConfig: dict(use_cache=False, decoder_start_token_id=7, share_encoder_decoder_embeddings=False),
+}
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "relative", "none"])
+@every_config
+def test_the_fields_that_came_after_the_paper_come_back_the_same(config_class, positions, tmp_path):
+    changes = dict(
+        position_embedding_type=positions, rope_theta=500, relative_attention_num_buckets=16, sliding_window=4,
+        relative_attention_max_distance=20, final_norm=True, linear_bias=False,
+    )  # fmt: skip
+    changes |= OTHER[config_class]
+    config_class(vocab_size=50, d_model=24, h=3, **changes).save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert {name: saved[name] for name in changes} == changes
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert {name: getattr(loaded, name) for name in changes} == changes
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_a_final_norm_that_is_not_the_default_comes_back(norm_first, tmp_path):
+    VanillaEncoderConfig(norm_first=norm_first, final_norm=not norm_first).save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).final_norm is not norm_first
+
+
 @every_config
 def test_a_saved_config_comes_back_the_same(config_class, tmp_path):
     config = config_class(
@@ -130,12 +199,38 @@ def test_the_auto_map_names_every_class_of_the_variant_and_is_saved(config_class
 ERRORS = {
     "heads do not divide the width": (dict(d_model=30, h=4), ["hidden_size=30", "num_attention_heads=4", "multiple"]),
     "odd width": (dict(d_model=15, h=3), ["even", "15"]),
-    "position type": (dict(position_embedding_type="rope"), ["sinusoidal", "learned", "rope"]),
+    "position type": (
+        dict(position_embedding_type="rope"),
+        ["sinusoidal", "learned", "rotary", "relative", "none", "rope"],
+    ),
+    "odd heads with rotary positions": (
+        dict(position_embedding_type="rotary", d_k=5),
+        ["rotary", "even head_dim", "got 5"],
+    ),
+    "odd equal shares with rotary positions": (
+        dict(position_embedding_type="rotary", d_model=20, h=4),
+        ["rotary", "even head_dim", "got 5"],
+    ),
+    "buckets odd": (
+        dict(relative_attention_num_buckets=7),
+        ["relative_attention_num_buckets", "even and at least 4", "got 7"],
+    ),
+    "buckets few": (
+        dict(relative_attention_num_buckets=2),
+        ["relative_attention_num_buckets", "even and at least 4", "got 2"],
+    ),
+    "distance within the buckets": (
+        dict(relative_attention_num_buckets=40, relative_attention_max_distance=20),
+        ["relative_attention_max_distance", "above half of relative_attention_num_buckets, 20", "got 20"],
+    ),
+    "angles without a base": (dict(rope_theta=0), ["rope_theta", "above 0", "got 0"]),
+    "angles with a negative base": (dict(rope_theta=-1.0), ["rope_theta", "above 0", "got -1.0"]),
+    "unknown activation": (dict(hidden_act="gelou"), ["hidden_act", "gelu, ", "relu", "'gelou'"]),
     "special token as text": (dict(pad_token_id="3"), ["pad_token_id", "int", "'3'"]),
 }
 for name in [
     "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "value_head_dim",
-    "max_position_embeddings",
+    "max_position_embeddings", "sliding_window",
 ]:  # fmt: skip
     ERRORS |= {f"{name} {value}": ({name: value}, [name, "at least 1", str(value)]) for value in (0, -4)}
 for name in ["embedding_dropout", "dropout", "attention_dropout", "activation_dropout", "classifier_dropout"]:
@@ -153,6 +248,44 @@ def test_a_wrong_value_is_an_error_that_names_it_and_what_is_expected(config_cla
     with pytest.raises(kind) as error:
         config_class(**given)
     assert [part for part in said if part not in str(error.value)] == []
+
+
+@pytest.mark.parametrize("config_class", [VanillaDecoderConfig, VanillaSeq2SeqConfig])
+def test_a_window_of_one_token_is_for_encoders_only(config_class):
+    with pytest.raises(ValueError, match="sliding_window must be at least 2, got 1"):
+        config_class(sliding_window=1)
+    assert config_class(sliding_window=2).sliding_window == 2
+    assert VanillaEncoderConfig(sliding_window=1).sliding_window == 1
+
+
+@pytest.mark.parametrize("name", ["pooler_act", "lm_transform_act", "token_transform_act"])
+def test_an_unknown_activation_of_an_encoder_is_an_error(name):
+    with pytest.raises(ValueError, match=f"{name} must be one of .*gelu.*, got 'tahn'"):
+        VanillaEncoderConfig(**{name: "tahn"})
+
+
+def test_fewer_than_no_token_types_are_an_error():
+    with pytest.raises(ValueError, match="type_vocab_size must be at least 0, got -1"):
+        VanillaEncoderConfig(type_vocab_size=-1)
+
+
+@pytest.mark.parametrize(
+    "config_class, given",
+    [
+        *[(c, {n: "yes"}) for c in CONFIGS for n in ("final_norm", "linear_bias")],
+        *[(c, {n: 1.5}) for c in CONFIGS for n in ("sliding_window", "relative_attention_num_buckets")],
+        *[(c, {n: "far"}) for c in CONFIGS for n in ("rope_theta", "relative_attention_max_distance")],
+        (VanillaEncoderConfig, dict(type_vocab_size="two")),
+        (VanillaEncoderConfig, dict(pooler_act=True)),
+        (VanillaDecoderConfig, dict(add_cross_attention="no")),
+        (VanillaSeq2SeqConfig, dict(share_encoder_decoder_embeddings=None)),
+    ],
+    ids=lambda x: getattr(x, "model_type", None) or "-".join(f"{n}={v}" for n, v in x.items()),
+)
+def test_a_value_of_the_wrong_type_is_an_error_that_names_the_field(config_class, given):
+    (name,) = given
+    with pytest.raises((StrictDataclassError, TypeError, ValueError), match=name):
+        config_class(**given)
 
 
 @pytest.mark.parametrize("value", [0, -1])
@@ -201,6 +334,13 @@ def test_a_wrong_value_set_later_is_not_saved(tmp_path):
         ("d_modell", "d_model"),
         ("tie_words_embeddings", "tie_word_embeddings"),
         ("activation_droput", "activation_dropout"),
+        ("position_embeding_type", "position_embedding_type"),
+        ("slidding_window", "sliding_window"),
+        ("final_norms", "final_norm"),
+        ("linear_biases", "linear_bias"),
+        ("rope_thetas", "rope_theta"),
+        ("relative_attention_buckets", "relative_attention_num_buckets"),
+        ("relative_attention_max_distances", "relative_attention_max_distance"),
     ],
 )
 @every_config
@@ -211,6 +351,24 @@ def test_a_near_miss_of_a_field_warns_and_names_the_field(config_class, misspelt
     assert repr(misspelt) in caplog.messages[0] and repr(field) in caplog.messages[0]
     assert config_class.__name__ in caplog.messages[0]
     assert getattr(config, misspelt) == 16, "kept, as everywhere in transformers"
+
+
+@pytest.mark.parametrize(
+    "config_class, misspelt, field",
+    [
+        (VanillaEncoderConfig, "type_vocabulary_size", "type_vocab_size"),
+        (VanillaEncoderConfig, "pooler_acts", "pooler_act"),
+        (VanillaEncoderConfig, "lm_transforms_act", "lm_transform_act"),
+        (VanillaEncoderConfig, "token_transforms_act", "token_transform_act"),
+        (VanillaDecoderConfig, "add_crossattention", "add_cross_attention"),
+        (VanillaSeq2SeqConfig, "share_encoder_decoder_embedding", "share_encoder_decoder_embeddings"),
+        (VanillaSeq2SeqConfig, "decoder_start_token", "decoder_start_token_id"),
+    ],
+)
+def test_a_near_miss_of_a_field_of_one_variant_warns_and_names_the_field(config_class, misspelt, field, caplog):
+    with caplog.at_level(logging.WARNING):
+        config_class(**{misspelt: 1})
+    assert len(caplog.messages) == 1 and repr(misspelt) in caplog.messages[0] and repr(field) in caplog.messages[0]
 
 
 @every_config

@@ -25,10 +25,12 @@ def metadata(card):
 
 def test_the_code_beside_the_weights_is_the_package_s(card):
     config = json.loads((card / "config.json").read_text())
-    modules = {reference.partition(".")[0] for reference in config["auto_map"].values()}
-    assert modules == {"configuration_vanilla_transformer", "modeling_vanilla_transformer"}
+    named = {reference.partition(".")[0] for reference in config["auto_map"].values()}
+    assert named == {"configuration_vanilla_transformer", "modeling_vanilla_transformer"}
+    modules = {f"{part}_vanilla_transformer.py" for part in ("configuration", "layers", "modeling")}
+    assert {path.name for path in card.glob("*.py")} == modules
     for module in modules:
-        assert (card / f"{module}.py").read_text() == (PACKAGE / f"{module}.py").read_text()
+        assert (card / module).read_text() == (PACKAGE / module).read_text(), f"copy {module} from the package"
 
 
 def test_tensors_are_float16_stored_once_and_load_as_float32(card):

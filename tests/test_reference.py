@@ -1,16 +1,28 @@
-"""Every variant and switch against the paper's formulas in numpy."""
+"""Every variant and switch against the papers' formulas in numpy."""
 
 import numpy as np
 import pytest
 import torch
-from reference import Paper, decoder_lm, encoder_lm, position_encoding, seq2seq_lm
-from transformers import DynamicCache, EncoderDecoderCache
+from reference import (
+    Paper,
+    decoder_lm,
+    encoder_lm,
+    pooled,
+    position_encoding,
+    relative_bucket,
+    rotation,
+    seq2seq_lm,
+    stack,
+)
+from transformers import DynamicCache, EncoderDecoderCache, StaticCache
+from transformers.models.t5.modeling_t5 import T5Attention
 
 from vanilla_transformer import (
     VanillaDecoderConfig,
     VanillaDecoderForCausalLM,
     VanillaEncoderConfig,
     VanillaEncoderForMaskedLM,
+    VanillaEncoderModel,
     VanillaSeq2SeqConfig,
     VanillaSeq2SeqForConditionalGeneration,
 )
@@ -18,10 +30,31 @@ from vanilla_transformer import (
 VOCABULARY, LENGTH, SOURCE_LENGTH = 23, 7, 5
 
 # What differs from the paper: fields of our config, and the same said to the reference.
+PRE_NORM = dict(norm_first=True), dict(norm_first=True, final_norm=True)
+# Few buckets, so that seven tokens reach the logarithmic ones and what is beyond them.
+RELATIVE = (
+    dict(position_embedding_type="relative", relative_attention_num_buckets=8, relative_attention_max_distance=5),
+    dict(positions="relative", buckets=8, max_distance=5),
+)
 CHANGES = {
     "paper": ({}, {}),
-    "pre-norm": (dict(norm_first=True), dict(norm_first=True)),
-    "learned positions": (dict(position_embedding_type="learned", max_position_embeddings=7), dict(learned_positions=True)),
+    "pre-norm": PRE_NORM,
+    "pre-norm without a final norm": (dict(norm_first=True, final_norm=False), dict(norm_first=True)),
+    "post-norm with a final norm": (dict(final_norm=True), dict(final_norm=True)),
+    "learned positions": (
+        dict(position_embedding_type="learned", max_position_embeddings=7),
+        dict(positions="learned"),
+    ),
+    "rotary positions": (dict(position_embedding_type="rotary"), dict(positions="rotary")),
+    "rotary positions with another base": (
+        dict(position_embedding_type="rotary", rope_theta=50),
+        dict(positions="rotary", rope_theta=50.0),
+    ),
+    "relative positions": RELATIVE,
+    "no positions": (dict(position_embedding_type="none"), dict(positions="none")),
+    "window of two": (dict(sliding_window=2), dict(window=2)),
+    "window of three, rotary": (dict(sliding_window=3, position_embedding_type="rotary"), dict(window=3, positions="rotary")),
+    "window of three, relative": (dict(sliding_window=3, **RELATIVE[0]), dict(window=3, **RELATIVE[1])),
     "gelu": (dict(hidden_act="gelu"), dict(activation="gelu")),
     "d_k != d_v != D / h": (dict(head_dim=3, value_head_dim=5), dict(d_k=3, d_v=5)),
     "d_k alone": (dict(head_dim=5), dict(d_k=5, d_v=5)),
@@ -29,42 +62,69 @@ CHANGES = {
     "five heads that do not divide D": (dict(h=5, head_dim=2, value_head_dim=3), dict(h=5, d_k=2, d_v=3)),
     "embedding norm": (dict(embedding_norm=True), dict(embedding_norm=True)),
     "no embedding scale": (dict(scale_embedding=False), dict(scale_embedding=False)),
+    "no biases in the layers": (dict(linear_bias=False), dict(bias=False)),
     "no bias in the projection": (dict(lm_head_bias=False), dict(lm_head_bias=False)),
     "untied": (dict(tie_word_embeddings=False), dict(tied=False)),
     "large epsilon": (dict(layer_norm_eps=0.1), dict(eps=0.1)),
     "everything": (
         dict(norm_first=True, position_embedding_type="learned", max_position_embeddings=9, hidden_act="gelu", head_dim=3,
              value_head_dim=5, num_attention_heads=3, embedding_norm=True, scale_embedding=False, lm_head_bias=False,
-             tie_word_embeddings=False),
-        dict(norm_first=True, learned_positions=True, activation="gelu", h=3, d_k=3, d_v=5, embedding_norm=True,
-             scale_embedding=False, lm_head_bias=False, tied=False),
+             tie_word_embeddings=False, linear_bias=False, final_norm=False, sliding_window=4),
+        dict(norm_first=True, positions="learned", activation="gelu", h=3, d_k=3, d_v=5, embedding_norm=True,
+             scale_embedding=False, lm_head_bias=False, tied=False, bias=False, window=4),
     ),
+    "everything, rotary": (
+        dict(norm_first=True, position_embedding_type="rotary", head_dim=4, value_head_dim=5, num_attention_heads=3,
+             linear_bias=False, sliding_window=3, layer_norm_eps=1e-3),
+        dict(norm_first=True, final_norm=True, positions="rotary", h=3, d_k=4, d_v=5, bias=False, window=3, eps=1e-3),
+    ),
+    # Of one variant only.
+    "token types": (dict(type_vocab_size=3), {}),
+    "token types and a norm": (dict(type_vocab_size=3, embedding_norm=True), dict(embedding_norm=True)),
+    "transform in front of the projection": (dict(lm_transform_act="gelu"), dict(lm_transform="gelu")),
+    "each side its own embeddings": (dict(share_encoder_decoder_embeddings=False), dict(shared=False)),
 }  # fmt: skip
+ENCODER_ONLY = ["token types", "token types and a norm", "transform in front of the projection"]
+SEQ2SEQ_ONLY = ["each side its own embeddings"]
 TIED = ["lm_head.weight", "model.decoder.embeddings.embed_tokens.weight"]
 VARIANTS = {
     "encoder": (VanillaEncoderConfig, VanillaEncoderForMaskedLM, dict(num_hidden_layers=2)),
     "decoder": (VanillaDecoderConfig, VanillaDecoderForCausalLM, dict(num_hidden_layers=2)),
     "seq2seq": (VanillaSeq2SeqConfig, VanillaSeq2SeqForConditionalGeneration, dict(encoder_layers=2, decoder_layers=2)),
 }
+ALL = [
+    (variant, change)
+    for variant in VARIANTS
+    for change in CHANGES
+    if not (change in ENCODER_ONLY and variant != "encoder" or change in SEQ2SEQ_ONLY and variant != "seq2seq")
+]
+attentions = pytest.mark.parametrize("attention", ["eager", "sdpa"])
 
 
-def build(variant, change="paper", attention="eager", dtype=torch.float64):
-    """A model with every parameter random, norms and biases included, and what the reference needs of it."""
+def build(variant, change="paper", attention="eager"):
+    """A model with every parameter random, norms and biases included, and what the reference needs of it. In float64, but
+    of numbers that float32 has too."""
     config_class, model_class, depth = VARIANTS[variant]
     ours, theirs = CHANGES[change]
     sizes = dict(vocab_size=VOCABULARY, hidden_size=12, intermediate_size=20, num_attention_heads=2) | depth
     if "h" in ours:
         del sizes["num_attention_heads"]
-    model = model_class(config_class(**sizes | ours)).eval().to(dtype)
+    model = model_class(config_class(**sizes | ours)).eval()
     model.set_attn_implementation(attention)
+    paper = Paper(**dict(d_model=12, h=2, d_k=6, d_v=6, N=2) | theirs)
+    weights = randomise(model)
+    model.double()
+    if paper.tied:
+        tied = TIED if paper.shared else TIED[:1]
+        weights = {name: array for name, array in weights.items() if name not in tied}
+    return model, weights, paper
+
+
+def randomise(model):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.uniform_(-0.7, 0.7)
-    paper = Paper(**dict(d_model=12, h=2, d_k=6, d_v=6, N=2) | theirs)
-    weights = {name: tensor.double().numpy() for name, tensor in model.state_dict().items()}
-    if paper.tied:
-        weights = {name: array for name, array in weights.items() if name not in TIED}
-    return model, weights, paper
+    return {name: tensor.double().numpy() for name, tensor in model.state_dict().items()}
 
 
 def token_rows(length):
@@ -87,21 +147,21 @@ def assert_close(logits, expected, mask=None):
 
 def expected_logits(variant, weights, paper, batch):
     """The reference, sentence by sentence."""
-    tokens, mask, positions = (batch[name].numpy() for name in ("tokens", "mask", "positions"))
+    columns = [batch[name].numpy() for name in ("tokens", "mask", "positions")]
     if variant == "seq2seq":
-        rows = zip(batch["source"].numpy(), batch["source_mask"].numpy(), tokens, mask, positions, strict=True)
+        rows = zip(batch["source"].numpy(), batch["source_mask"].numpy(), *columns, strict=True)
         return np.stack([seq2seq_lm(weights, paper, *row) for row in rows])
+    if "types" in batch:
+        columns.append(batch["types"].numpy())
     lm = encoder_lm if variant == "encoder" else decoder_lm
-    return np.stack([lm(weights, paper, *row) for row in zip(tokens, mask, positions, strict=True)])
+    return np.stack([lm(weights, paper, *row) for row in zip(*columns, strict=True)])
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@attentions
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_are_those_of_the_formulas(variant, change, padded, attention, dtype):
-    model, weights, paper = build(variant, change, attention, dtype)
+@pytest.mark.parametrize("variant, change", ALL)
+def test_logits_are_those_of_the_formulas_in_double_and_single_precision(variant, change, padded, attention):
+    model, weights, paper = build(variant, change, attention)
     mask = MASK if padded else torch.ones_like(MASK)
     source_mask = SOURCE_MASK if padded else torch.ones_like(SOURCE_MASK)
     positions = POSITIONS if padded else torch.arange(LENGTH).expand(3, -1)
@@ -116,19 +176,62 @@ def test_logits_are_those_of_the_formulas(variant, change, padded, attention, dt
         given = dict(input_ids=batch["tokens"])
         if padded:
             given |= dict(attention_mask=mask, position_ids=positions)
-    assert_close(model(**given).logits, expected_logits(variant, weights, paper, batch), mask)
+    if "type_vocab_size" in CHANGES[change][0]:
+        batch["types"] = given["token_type_ids"] = torch.randint(0, 3, (3, LENGTH))
+    expected = expected_logits(variant, weights, paper, batch)
+    assert_close(model(**given).logits, expected, mask)
+    assert_close(model.float()(**given).logits, expected, mask)
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("chunks", [[1] * 7, [4, 3], [3, 1, 1, 2], [6, 1]], ids=str)
-@pytest.mark.parametrize("change", ["paper", "everything", "d_k != d_v != D / h", "learned positions"])
+def test_tokens_are_of_type_0_by_default():
+    model, weights, paper = build("encoder", "token types")
+    batch = dict(tokens=token_rows(LENGTH), mask=torch.ones_like(MASK), positions=torch.arange(LENGTH).expand(3, -1))
+    batch |= dict(types=torch.zeros_like(MASK))
+    assert_close(model(batch["tokens"]).logits, expected_logits("encoder", weights, paper, batch))
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("act", ["tanh", "gelu"])
+def test_the_pooler_is_a_linear_map_and_an_activation_of_the_first_state(act, padded):
+    config = VanillaEncoderConfig(vocab_size=VOCABULARY, d_model=12, d_ff=20, h=2, N=2, pooler_act=act)
+    model = VanillaEncoderModel(config).eval()
+    weights, paper = randomise(model), Paper(d_model=12, h=2, d_k=6, d_v=6, N=2)
+    tokens, mask = token_rows(LENGTH), MASK[[0, 1, 1]] if padded else torch.ones_like(MASK)
+    outputs = model.double()(tokens, **dict(attention_mask=mask) if padded else {})
+    for row, real, states, got in zip(tokens, mask, outputs.last_hidden_state, outputs.pooler_output, strict=True):
+        table = weights["embeddings.embed_tokens.weight"]
+        expected = stack(weights, "", paper, table, row.numpy(), range(LENGTH), real.numpy(), False)
+        assert_close(states[None], expected[None], real[None])
+        assert_close(got[None, None], pooled(weights, "pooler", act, expected)[None, None])
+
+
+# ----------------------------------------------------------------------------------------------------------------- caches
+
+CACHED = [
+    "paper", "everything", "everything, rotary", "d_k != d_v != D / h", "learned positions", "rotary positions",
+    "relative positions", "no positions", "window of two", "window of three, rotary", "window of three, relative",
+]  # fmt: skip
+
+
+def cache_for(model, kind):
+    """None lets the model make one; a static cache has room for more than there will be."""
+    if kind == "dynamic":
+        return None
+    static = StaticCache(config=model.config, max_cache_len=LENGTH + 2)
+    return EncoderDecoderCache(static, DynamicCache()) if model.config.is_encoder_decoder else static
+
+
+@attentions
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("chunks", [[1] * 7, [3, 1, 3]], ids=str)
+@pytest.mark.parametrize("change", CACHED)
 @pytest.mark.parametrize("variant", ["decoder", "seq2seq"])
-def test_decoding_with_the_cache_is_one_full_pass(variant, change, chunks, attention):
+def test_decoding_with_the_cache_is_one_full_pass(variant, change, chunks, kind, attention):
     model, weights, paper = build(variant, change, attention)
     batch = dict(tokens=token_rows(LENGTH), mask=torch.ones_like(MASK), positions=torch.arange(7).expand(3, -1))
     batch |= dict(source=token_rows(SOURCE_LENGTH), source_mask=SOURCE_MASK)
 
-    cache, logits = None, []
+    cache, logits = cache_for(model, kind), []
     for chunk in batch["tokens"].split(chunks, dim=1):
         if variant == "seq2seq":
             given = dict(input_ids=batch["source"], attention_mask=SOURCE_MASK, decoder_input_ids=chunk)
@@ -137,22 +240,29 @@ def test_decoding_with_the_cache_is_one_full_pass(variant, change, chunks, atten
         outputs = model(**given, past_key_values=cache, use_cache=True)
         cache = outputs.past_key_values
         logits.append(outputs.logits)
-    assert isinstance(cache, EncoderDecoderCache if variant == "seq2seq" else DynamicCache)
+    own = StaticCache if kind == "static" else DynamicCache
+    assert isinstance(cache, EncoderDecoderCache if variant == "seq2seq" else own)
     assert_close(torch.cat(logits, dim=1), expected_logits(variant, weights, paper, batch))
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
 @pytest.mark.parametrize("chunks", [[1] * 7, [4, 3]], ids=str)
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_decoding_padded_rows_with_the_cache_is_one_full_pass(attention, chunks):
-    model, weights, paper = build("decoder", "paper", attention)
+@pytest.mark.parametrize("change", CACHED)
+@attentions
+def test_decoding_padded_rows_with_the_cache_is_one_full_pass(attention, change, chunks, kind):
+    model, weights, paper = build("decoder", change, attention)
     batch = dict(tokens=token_rows(LENGTH), mask=MASK, positions=POSITIONS)
-    cache, logits, seen = DynamicCache(), [], 0
+    cache, logits, seen = cache_for(model, kind), [], 0
     for length in chunks:
         seen += length
         now = slice(seen - length, seen)
         outputs = model(batch["tokens"][:, now], MASK[:, :seen], POSITIONS[:, now], past_key_values=cache, use_cache=True)
+        cache = outputs.past_key_values
         logits.append(outputs.logits)
     assert_close(torch.cat(logits, dim=1), expected_logits("decoder", weights, paper, batch), MASK)
+
+
+# -------------------------------------------------------------------------------------------------------------- positions
 
 
 @pytest.mark.parametrize("first", [0, 4990, 100_000])
@@ -164,3 +274,43 @@ def test_sinusoids_are_the_formula_at_any_position(first):
     token = weights["model.embeddings.embed_tokens.weight"][0] * 12**0.5
     expected = np.stack([token + position_encoding(position, 12) for position in range(first, first + 10)])
     assert_close(states[0][0][None], expected[None])
+
+
+@pytest.mark.parametrize("positions", ["rotary", "relative", "none"])
+def test_positions_that_are_not_added_leave_the_embeddings_alone(positions):
+    model, weights, _ = build("decoder", {"none": "no positions"}.get(positions, f"{positions} positions"))
+    tokens = token_rows(LENGTH)
+    states = model(tokens, output_hidden_states=True).hidden_states
+    assert_close(states[0], weights["model.embeddings.embed_tokens.weight"][tokens.numpy()] * 12**0.5)
+
+
+@pytest.mark.parametrize("first", [0, 4990, 100_000])
+def test_rotary_positions_have_no_last_position_and_only_distances_count(first):
+    model, weights, paper = build("decoder", "rotary positions")
+    tokens, positions = token_rows(LENGTH), (first + torch.arange(LENGTH)).expand(3, -1)
+    batch = dict(tokens=tokens, mask=torch.ones_like(MASK), positions=positions)
+    expected = expected_logits("decoder", weights, paper, batch)
+    logits = model(tokens, position_ids=positions).logits
+    # Beyond 1e-10 float64 itself rounds the angle of position 100,000.
+    np.testing.assert_allclose(logits.detach().numpy(), expected, atol=1e-9, rtol=0)
+    np.testing.assert_allclose(logits.detach().numpy(), model(tokens).logits.detach().numpy(), atol=1e-9, rtol=0)
+
+
+def test_the_rotation_of_the_reference_is_the_complex_product_of_equation_12():
+    """RoFormer, section 3.2.1: a pair of components is a complex number, times e^(i m theta)."""
+    x = np.random.default_rng(0).normal(size=8)
+    pairs = (x[0::2] + 1j * x[1::2]) * np.exp(1j * 5 * 10000.0 ** (-np.arange(4) / 4))
+    turned = rotation(5, 8, 10000.0) @ x
+    np.testing.assert_allclose(turned[0::2] + 1j * turned[1::2], pairs)
+
+
+@pytest.mark.parametrize("buckets, max_distance", [(32, 128), (8, 5), (4, 3), (64, 33), (32, 1000), (10, 17)])
+@pytest.mark.parametrize("is_causal", [False, True], ids=["both sides", "causal"])
+def test_buckets_of_relative_positions_are_the_definition_and_those_of_t5(is_causal, buckets, max_distance):
+    model, _, _ = build("decoder" if is_causal else "encoder", "relative positions")
+    positions = model.model.relative_positions
+    positions.buckets, positions.max_distance = buckets, max_distance
+    offsets = torch.arange(-1100, 1101)
+    got = positions.bucket(offsets).tolist()
+    assert got == [relative_bucket(offset, not is_causal, buckets, max_distance) for offset in offsets.tolist()]
+    assert got == T5Attention._relative_position_bucket(offsets, not is_causal, buckets, max_distance).tolist()

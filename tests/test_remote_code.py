@@ -5,43 +5,17 @@ import os
 import subprocess
 import sys
 
+import models
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from vanilla_transformer import (
-    VanillaDecoderConfig,
-    VanillaDecoderForCausalLM,
-    VanillaDecoderModel,
-    VanillaEncoderConfig,
-    VanillaEncoderForMaskedLM,
-    VanillaEncoderForSequenceClassification,
-    VanillaEncoderModel,
-    VanillaSeq2SeqConfig,
-    VanillaSeq2SeqForConditionalGeneration,
-    VanillaSeq2SeqModel,
-)
+from vanilla_transformer import VanillaDecoderConfig, VanillaEncoderConfig, VanillaSeq2SeqConfig
 
-AUTO_CLASSES = {
-    "encoder": {
-        "AutoConfig": VanillaEncoderConfig,
-        "AutoModel": VanillaEncoderModel,
-        "AutoModelForMaskedLM": VanillaEncoderForMaskedLM,
-        "AutoModelForSequenceClassification": VanillaEncoderForSequenceClassification,
-    },
-    "decoder": {
-        "AutoConfig": VanillaDecoderConfig,
-        "AutoModel": VanillaDecoderModel,
-        "AutoModelForCausalLM": VanillaDecoderForCausalLM,
-    },
-    "seq2seq": {
-        "AutoConfig": VanillaSeq2SeqConfig,
-        "AutoModel": VanillaSeq2SeqModel,
-        "AutoModelForSeq2SeqLM": VanillaSeq2SeqForConditionalGeneration,
-    },
-}
+CONFIGS = dict(encoder=VanillaEncoderConfig, decoder=VanillaDecoderConfig, seq2seq=VanillaSeq2SeqConfig)
+AUTO_CLASSES = {variant: {"AutoConfig": CONFIGS[variant], **classes} for variant, classes in models.AUTO_CLASSES.items()}
 MODELS = [(variant, name) for variant, classes in AUTO_CLASSES.items() for name in classes if name != "AutoConfig"]
-models = pytest.mark.parametrize("variant, auto_name", MODELS)
+every_model = pytest.mark.parametrize("variant, auto_name", MODELS)
 saved = pytest.mark.parametrize("again", ["", "again"], ids=["saved here", "saved again elsewhere"])
 
 # Runs in one fresh process, in a directory with the checkpoints `variant/AutoClass`. Loads each, keeps what it computes,
@@ -72,24 +46,38 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 
+def outcome(outputs):
+    if "last_hidden_state" in outputs:
+        return outputs.last_hidden_state
+    return torch.cat([value.flatten(1) for name, value in outputs.items() if name.endswith("logits")], 1)
+
+
 def examine(directory, given):
     config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=True)
     model = getattr(transformers, directory.name).from_pretrained(directory, trust_remote_code=True)
     body = transformers.AutoModel.from_pretrained(directory, trust_remote_code=True)
     with torch.no_grad():
-        results = {"model": model(**given)[0], "body": body(**given)[0]}
+        flat = {name: ids.flatten(0, -2) for name, ids in given.items()}  # several choices are rows of their own
+        results = {"model": outcome(model(**given)), "body": outcome(body(**flat))}
     for beams in (1, 3) if model.can_generate() else ():
         settings = dict(num_beams=beams, max_new_tokens=6, do_sample=False)
         results[f"{beams} beams"] = model.generate(given["input_ids"], **settings)
     save_file({name: tensor.contiguous() for name, tensor in results.items()}, directory / "results.safetensors")
     classes = {name: str(type(item)) for name, item in dict(config=config, model=model, body=body).items()}
+    for auto_name in config.auto_map:  # from any checkpoint of a variant, whatever class wrote it
+        if auto_name not in ("AutoConfig", "AutoModel", directory.name) and directory.parts[0] != "again":
+            try:
+                other = getattr(transformers, auto_name).from_pretrained(directory, trust_remote_code=True)
+                classes[auto_name] = str(type(other))
+            except Exception:
+                classes[auto_name] = traceback.format_exc()
     (directory / "classes.json").write_text(json.dumps(classes))
     return model
 
 
 for directory in map(Path, sys.argv[1:]):
     try:
-        given = load_file(directory.parent / "given.safetensors")
+        given = load_file(directory / "given.safetensors")
         again = "again" / directory
         examine(directory, given).save_pretrained(again)
         examine(again, given)
@@ -98,22 +86,24 @@ for directory in map(Path, sys.argv[1:]):
 """
 
 
+CHANGES = {  # each kind of positions, and all that a checkpoint of the variant may have
+    "encoder": dict(N=2, position_embedding_type="relative", type_vocab_size=2, pooler_act="tanh", lm_transform_act="gelu",
+                    token_transform_act="gelu"),
+    "decoder": dict(N=2, position_embedding_type="rotary", sliding_window=3, add_cross_attention=True, final_norm=True),
+    "seq2seq": dict(encoder_layers=1, decoder_layers=2, linear_bias=False, share_encoder_decoder_embeddings=False),
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """The directory in which `ELSEWHERE` ran on one checkpoint of each model class."""
     root = tmp_path_factory.mktemp("elsewhere")
-    for variant, classes in AUTO_CLASSES.items():
-        torch.manual_seed(0)
-        given = dict(input_ids=torch.randint(3, 30, (2, 6)))
-        depth = dict(num_hidden_layers=2)
-        if variant == "seq2seq":
-            given["decoder_input_ids"] = torch.randint(3, 30, (2, 4))
-            depth = dict(encoder_layers=1, decoder_layers=2)
-        for auto_name, model_class in classes.items():
-            if auto_name != "AutoConfig":
-                config = classes["AutoConfig"](vocab_size=30, d_model=16, d_ff=20, h=2, d_k=6, d_v=10, **depth)
-                model_class(config).save_pretrained(root / variant / auto_name)
-        save_file(given, root / variant / "given.safetensors")
+    torch.manual_seed(0)
+    for variant, auto_name in MODELS:
+        changes = dict(vocab_size=30, d_model=16, d_ff=20, h=2, d_k=6, d_v=10) | CHANGES[variant]
+        model = AUTO_CLASSES[variant][auto_name](CONFIGS[variant](**changes))
+        model.save_pretrained(root / variant / auto_name)
+        save_file(models.inputs(model, rows=2), root / variant / auto_name / "given.safetensors")
     places = dict(HF_HOME=str(root / "home"), HF_MODULES_CACHE=str(root / "modules"), HF_HUB_OFFLINE="1")
     command = [sys.executable, "-c", ELSEWHERE, *(f"{variant}/{auto_name}" for variant, auto_name in MODELS)]
     process = subprocess.run(command, cwd=root, env=os.environ | places, capture_output=True, text=True)
@@ -127,10 +117,10 @@ def here_and_elsewhere(root, variant, auto_name, again=""):
     assert not error.exists(), error.read_text()
     model = AUTO_CLASSES[variant][auto_name].from_pretrained(root / variant / auto_name)
     results = load_file(root / again / variant / auto_name / "results.safetensors")
-    return model, load_file(root / variant / "given.safetensors"), results
+    return model, load_file(root / variant / auto_name / "given.safetensors"), results
 
 
-@models
+@every_model
 @saved
 def test_the_classes_are_those_of_the_checkpoint(root, variant, auto_name, again):
     here_and_elsewhere(root, variant, auto_name)
@@ -142,16 +132,26 @@ def test_the_classes_are_those_of_the_checkpoint(root, variant, auto_name, again
     auto_map = json.loads((directory / "config.json").read_text())["auto_map"]
     assert {name: reference.rpartition(".")[2] for name, reference in auto_map.items()} == names
     code = {path.name for path in directory.rglob("*.py")}
-    assert code == {"configuration_vanilla_transformer.py", "modeling_vanilla_transformer.py"}
+    assert code == {f"{module}_vanilla_transformer.py" for module in ("configuration", "layers", "modeling")}
 
 
-@models
+@every_model
+def test_every_auto_class_of_the_variant_loads_the_checkpoint(root, variant, auto_name):
+    here_and_elsewhere(root, variant, auto_name)
+    classes = json.loads((root / variant / auto_name / "classes.json").read_text())
+    for other in AUTO_CLASSES[variant].keys() - {"AutoConfig", "AutoModel", auto_name}:
+        assert classes[other].endswith(f".{AUTO_CLASSES[variant][other].__name__}'>"), classes[other]
+
+
+@every_model
 @saved
 def test_outputs_are_the_same(root, variant, auto_name, again):
     model, given, results = here_and_elsewhere(root, variant, auto_name, again)
     with torch.no_grad():
-        expected, body = model(**given)[0], getattr(model, "model", model)(**given)[0]
-    torch.testing.assert_close(results["model"], expected)
+        expected = models.result(model(**given))
+        flat = {name: ids.flatten(0, -2) for name, ids in given.items()}
+        body = getattr(model, "model", model)(**flat).last_hidden_state
+    torch.testing.assert_close(results["model"].view_as(expected), expected)
     torch.testing.assert_close(results["body"], body)
 
 

@@ -45,7 +45,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
         relative_attention_num_buckets (`int`, defaults to 32): distances that relative positions tell apart.
         relative_attention_max_distance (`int`, defaults to 128): all distances from here on are one bucket.
         sliding_window (`int`, *optional*): in self-attention, a decoder's token looks at this many tokens, itself included,
-            an encoder's at this many on each side of it (Beltagy et al. 2020, section 3.1); by default at all.
+            an encoder's at this many on each side of it (Beltagy et al. 2020, section 3.1); by default at all. At least
+            2 with a decoder.
         scale_embedding (`bool`, defaults to `True`): multiply token embeddings by sqrt(hidden_size), section 3.4.
         embedding_norm (`bool`, defaults to `False`): LayerNorm after the sum of embeddings and positions (BERT, BART).
         norm_first (`bool`, defaults to `False`): `False` is LayerNorm(x + Sublayer(x)), section 3.1; `True` is
@@ -145,6 +146,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
         for name in [*sizes, *depths, "max_position_embeddings", "sliding_window"]:
             if (value := getattr(self, name, None)) is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.sliding_window == 1 and self.model_type != "vanilla-encoder":
+            raise ValueError("sliding_window must be at least 2, got 1: the caches of transformers cannot hold a window of 1")
         if getattr(self, "type_vocab_size", 0) < 0:
             raise ValueError(f"type_vocab_size must be at least 0, got {self.type_vocab_size}")
         self._check_positions()

@@ -192,7 +192,11 @@ class VanillaAttention(nn.Module):
         if position_embeddings is not None:
             query = rotate(query, *position_embeddings)
         key, value = self.keys_and_values(hidden_states, key_value_states, past_key_values, position_embeddings)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        implementation = self.config._attn_implementation or "eager"
+        if "flash" in implementation and key_value_states is not None and attention_mask is not None:
+            # By the mask of the keys transformers would drop queries too, which here are other tokens.
+            implementation, attention_mask = "sdpa", attention_mask[:, None, None].bool()
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         output, weights = attend(
             self,
             query,

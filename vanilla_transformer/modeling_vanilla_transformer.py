@@ -89,19 +89,17 @@ class VanillaPreTrainedModel(PreTrainedModel):
             init.zeros_(module.bias)
 
 
-def refuse_flash_attention(config: VanillaTransformerConfig):
-    """What FlashAttention cannot do, it would leave out without a word."""
-    if "flash" not in (config._attn_implementation or ""):
-        return
-    if config.head_dim != config.value_head_dim:
+def refuse_attention(config: VanillaTransformerConfig):
+    """What FlashAttention cannot do, it would leave out without a word; flex attention would fail inside torch."""
+    name = config._attn_implementation or ""
+    if "flash" in name and config.head_dim != config.value_head_dim:
         raise ValueError(
-            f"{config._attn_implementation} needs values as wide as keys, got head_dim {config.head_dim} and "
-            f"value_head_dim {config.value_head_dim}: use sdpa, flex_attention or eager"
+            f"{name} needs values as wide as keys, got head_dim {config.head_dim} and value_head_dim "
+            f"{config.value_head_dim}: use sdpa, flex_attention or eager"
         )
-    if config.position_embedding_type == "relative":
+    if ("flash" in name or "flex" in name) and config.position_embedding_type == "relative":
         raise ValueError(
-            f"{config._attn_implementation} adds nothing to the scores, which position_embedding_type='relative' needs: "
-            "use sdpa, flex_attention or eager"
+            f"{name} cannot add a bias to the scores, which position_embedding_type='relative' needs: use sdpa or eager"
         )
 
 
@@ -153,7 +151,7 @@ class VanillaEncoderModel(VanillaPreTrainedModel):
         """`input_ids` (B, S), or `inputs_embeds` (B, S, D) in their place; `attention_mask` (B, S), 1 for real tokens, 0
         for padding (all 1 by default); `token_type_ids` (B, S), 0 by default; `position_ids` (B, S), 0 to S-1 by default
         -> `last_hidden_state` (B, S, D), and `pooler_output` (B, D) if `config.pooler_act` is set."""
-        refuse_flash_attention(self.config)
+        refuse_attention(self.config)
         inputs_embeds = self.embeddings.tokens(input_ids, inputs_embeds)
         order = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)
         if position_ids is None:
@@ -221,7 +219,7 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
         `position_ids` (B, T), counted on from the cache by default: give them for left-padded rows (without mask and
         cache, positions that do not go up by 1 mean packed sequences, which do not see each other);
         `encoder_hidden_states` (B, S, D) with `encoder_attention_mask` (B, S) -> `last_hidden_state` (B, T, D)."""
-        refuse_flash_attention(self.config)
+        refuse_attention(self.config)
         if encoder_hidden_states is not None and not self.has_cross_attention:
             raise ValueError("encoder_hidden_states were given to a decoder without cross-attention")
         past_key_values = self.prepare_cache(past_key_values, use_cache)
@@ -716,7 +714,7 @@ class VanillaEncoderForQuestionAnswering(VanillaPreTrainedModel):
         **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
         """As `VanillaEncoderModel.forward` -> `start_logits` and `end_logits` (B, S), and with `start_positions` and
-        `end_positions` (B,) the mean of their cross-entropies; positions outside the sequence are left out."""
+        `end_positions` (B,) the mean of their cross-entropies; positions behind the sequence are left out."""
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
         loss = None
@@ -734,7 +732,8 @@ class VanillaEncoderForMultipleChoice(VanillaPreTrainedModel):
         super().__init__(config)
         self.model = VanillaEncoderModel(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
-        self.classifier = nn.Linear(config.hidden_size, 1)
+        # Not `classifier`: other heads could not load a checkpoint with that of another size.
+        self.choice_classifier = nn.Linear(config.hidden_size, 1)
         self.post_init()
 
     @can_return_tuple
@@ -753,7 +752,7 @@ class VanillaEncoderForMultipleChoice(VanillaPreTrainedModel):
         given = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self.model(*(None if tensor is None else tensor.flatten(0, 1) for tensor in given), **kwargs)
         choices = (inputs_embeds if input_ids is None else input_ids).shape[1]
-        logits = self.classifier(self.dropout(sentence_state(outputs))).view(-1, choices)
+        logits = self.choice_classifier(self.dropout(sentence_state(outputs))).view(-1, choices)
         loss = None
         if labels is not None:
             loss = fixed_cross_entropy(logits.float(), labels, **kwargs)

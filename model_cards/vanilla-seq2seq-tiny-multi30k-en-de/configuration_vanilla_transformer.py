@@ -37,27 +37,37 @@ class VanillaTransformerConfig(PreTrainedConfig):
         head_dim (`int`, defaults to `hidden_size / num_attention_heads`): width of one query and key, d_k.
         value_head_dim (`int`, defaults to `head_dim`): width of one value, d_v.
         hidden_act (`str`, defaults to `"relu"`): feed-forward activation, a key of `transformers.activations.ACT2FN`.
-        position_embedding_type (`"sinusoidal"` or `"learned"`): section 3.5 and Table 3 row (E).
-        max_position_embeddings (`int`, defaults to 512): rows of the learned position table; sinusoids have no limit.
+        position_embedding_type (`str`, defaults to `"sinusoidal"`): `"sinusoidal"` (section 3.5), `"learned"` (Table 3 row
+            (E)), `"rotary"` (Su et al. 2021, RoFormer), `"relative"` (Raffel et al. 2020, T5) or `"none"`. The last
+            three add nothing to the embeddings; rotary and relative positions act in self-attention.
+        max_position_embeddings (`int`, defaults to 512): rows of the learned position table; the others have no limit.
+        rope_theta (`float`, defaults to 10000): base of the rotary angles.
+        relative_attention_num_buckets (`int`, defaults to 32): distances that relative positions tell apart.
+        relative_attention_max_distance (`int`, defaults to 128): all distances from here on are one bucket.
+        sliding_window (`int`, *optional*): in self-attention, a decoder's token looks at this many tokens, itself included,
+            an encoder's at this many on each side of it (Beltagy et al. 2020, section 3.1); by default at all. At least
+            2 with a decoder.
         scale_embedding (`bool`, defaults to `True`): multiply token embeddings by sqrt(hidden_size), section 3.4.
         embedding_norm (`bool`, defaults to `False`): LayerNorm after the sum of embeddings and positions (BERT, BART).
         norm_first (`bool`, defaults to `False`): `False` is LayerNorm(x + Sublayer(x)), section 3.1; `True` is
-            x + Sublayer(LayerNorm(x)) with one more LayerNorm behind the last layer (GPT-2).
+            x + Sublayer(LayerNorm(x)) (GPT-2).
+        final_norm (`bool`, defaults to `norm_first`): one more LayerNorm behind the last layer of a stack.
         layer_norm_eps (`float`, defaults to 1e-5).
+        linear_bias (`bool`, defaults to `True`): biases of the linear maps in the layers.
         initializer_range (`float`, defaults to 0.02): standard deviation of new linear weights.
         lm_head_bias (`bool`, defaults to `True`): bias of the projection to the vocabulary.
         embedding_dropout, dropout, attention_dropout, activation_dropout (`float`): on the sum of embeddings and
             positions (behind its LayerNorm, if there is one) and on each sub-layer's output, the paper's P_drop (0.1
             both); on the attention weights and on the feed-forward activation (0.0 both).
         classifier_dropout (`float`, defaults to 0.1): in front of a classification head.
-        tie_word_embeddings (`bool`, defaults to `True`): one matrix for all embeddings and the projection to the
+        tie_word_embeddings (`bool`, defaults to `True`): one matrix for the token embeddings and the projection to the
             vocabulary, section 3.4.
         pad_token_id, bos_token_id, eos_token_id, sep_token_id: 0, 1, 2 and `None`.
 
     Raises:
         ValueError: for sizes below 1, heads that do not divide the width when `head_dim` is not given, an odd width
-            with sinusoidal positions, an unknown activation, a dropout outside [0, 1), or a special token outside
-            the vocabulary.
+            with sinusoidal positions or an odd `head_dim` with rotary ones, an unknown activation, a dropout outside
+            [0, 1), or a special token outside the vocabulary.
         huggingface_hub.errors.StrictDataclassError: for a value of the wrong type.
     """
 
@@ -68,12 +78,18 @@ class VanillaTransformerConfig(PreTrainedConfig):
     head_dim: int | None = None
     value_head_dim: int | None = None
     hidden_act: str = "relu"
-    position_embedding_type: Literal["sinusoidal", "learned"] = "sinusoidal"
+    position_embedding_type: Literal["sinusoidal", "learned", "rotary", "relative", "none"] = "sinusoidal"
     max_position_embeddings: int = 512
+    rope_theta: float | int = 10000.0
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    sliding_window: int | None = None
     scale_embedding: bool = True
     embedding_norm: bool = False
     norm_first: bool = False
+    final_norm: bool | None = None
     layer_norm_eps: float = 1e-5
+    linear_bias: bool = True
     initializer_range: float = 0.02
     lm_head_bias: bool = True
     embedding_dropout: float | int = 0.1
@@ -101,6 +117,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
             self.head_dim = self.hidden_size // self.num_attention_heads
         if self.value_head_dim is None:
             self.value_head_dim = self.head_dim
+        if self.final_norm is None:
+            self.final_norm = self.norm_first
         if self.auto_map is None:
             self.auto_map = dict(self.default_auto_map)
 
@@ -125,13 +143,17 @@ class VanillaTransformerConfig(PreTrainedConfig):
     def _check_values(self):
         sizes = ["vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "value_head_dim"]
         depths = ["encoder_layers", "decoder_layers", "num_hidden_layers"]
-        for name in [*sizes, *depths, "max_position_embeddings"]:
+        for name in [*sizes, *depths, "max_position_embeddings", "sliding_window"]:
             if (value := getattr(self, name, None)) is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        if self.position_embedding_type == "sinusoidal" and self.hidden_size % 2:
-            raise ValueError(f"sinusoidal positions need an even hidden_size, got {self.hidden_size}")
-        if self.hidden_act not in ACT2FN:
-            raise ValueError(f"hidden_act must be one of {', '.join(sorted(ACT2FN))}, got {self.hidden_act!r}")
+        if self.sliding_window == 1 and self.model_type != "vanilla-encoder":
+            raise ValueError("sliding_window must be at least 2, got 1: the caches of transformers cannot hold a window of 1")
+        if getattr(self, "type_vocab_size", 0) < 0:
+            raise ValueError(f"type_vocab_size must be at least 0, got {self.type_vocab_size}")
+        self._check_positions()
+        for name in [field.name for field in fields(self) if field.name.endswith("_act")]:
+            if (value := getattr(self, name)) is not None and value not in ACT2FN:
+                raise ValueError(f"{name} must be one of {', '.join(sorted(ACT2FN))}, got {value!r}")
         for name in ["embedding_dropout", "dropout", "attention_dropout", "activation_dropout", "classifier_dropout"]:
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
@@ -141,10 +163,36 @@ class VanillaTransformerConfig(PreTrainedConfig):
                 if token is not None and not 0 <= token < self.vocab_size:
                     raise ValueError(f"{name} must be in the vocabulary, 0 to {self.vocab_size - 1}, got {token}")
 
+    def _check_positions(self):
+        if self.position_embedding_type == "sinusoidal" and self.hidden_size % 2:
+            raise ValueError(f"sinusoidal positions need an even hidden_size, got {self.hidden_size}")
+        if self.position_embedding_type == "rotary" and (self.head_dim or 0) % 2:
+            raise ValueError(f"rotary positions need an even head_dim, got {self.head_dim}")
+        if self.rope_theta <= 0:
+            raise ValueError(f"rope_theta must be above 0, got {self.rope_theta}")
+        buckets, distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
+        if buckets < 4 or buckets % 2:
+            raise ValueError(f"relative_attention_num_buckets must be even and at least 4, got {buckets}")
+        if distance <= buckets // 2:
+            raise ValueError(
+                f"relative_attention_max_distance must be above half of relative_attention_num_buckets, {buckets // 2}, "
+                f"got {distance}"
+            )
+
 
 @strict
 class VanillaEncoderConfig(VanillaTransformerConfig):
-    """A stack of `num_hidden_layers` (6, the paper's N) encoder layers: bidirectional attention, as in BERT."""
+    """A stack of `num_hidden_layers` (6, the paper's N) encoder layers: bidirectional attention, as in BERT.
+
+    Args beside the common ones:
+        type_vocab_size (`int`, defaults to 0): kinds of tokens (`token_type_ids`) that have an embedding of their own.
+        pooler_act (`str`, *optional*): the first token's state passes a linear map and this activation to become
+            `pooler_output`, which the sentence heads then read (`"tanh"` in BERT); by default they read the state itself.
+        lm_transform_act (`str`, *optional*): a linear map, this activation and a LayerNorm stand in front of the
+            projection to the vocabulary (BERT's masked-LM transform).
+        token_transform_act (`str`, *optional*): a linear map and this activation stand in front of the classifier of
+            single tokens (ELECTRA's discriminator).
+    """
 
     model_type = "vanilla-encoder"
     attribute_map = {**PAPER_SYMBOLS, "N": "num_hidden_layers"}
@@ -152,15 +200,28 @@ class VanillaEncoderConfig(VanillaTransformerConfig):
         "AutoConfig": "configuration_vanilla_transformer.VanillaEncoderConfig",
         "AutoModel": CODE + "VanillaEncoderModel",
         "AutoModelForMaskedLM": CODE + "VanillaEncoderForMaskedLM",
+        "AutoModelForPreTraining": CODE + "VanillaEncoderForPreTraining",
+        "AutoModelForNextSentencePrediction": CODE + "VanillaEncoderForNextSentencePrediction",
         "AutoModelForSequenceClassification": CODE + "VanillaEncoderForSequenceClassification",
+        "AutoModelForTokenClassification": CODE + "VanillaEncoderForTokenClassification",
+        "AutoModelForQuestionAnswering": CODE + "VanillaEncoderForQuestionAnswering",
+        "AutoModelForMultipleChoice": CODE + "VanillaEncoderForMultipleChoice",
     }
 
     num_hidden_layers: int = 6
+    type_vocab_size: int = 0
+    pooler_act: str | None = None
+    lm_transform_act: str | None = None
+    token_transform_act: str | None = None
 
 
 @strict
 class VanillaDecoderConfig(VanillaTransformerConfig):
-    """A stack of `num_hidden_layers` (6) layers with causal attention and no cross-attention, as in GPT-2."""
+    """A stack of `num_hidden_layers` (6) layers with causal attention, as in GPT-2.
+
+    `add_cross_attention` (`bool`, defaults to `False`) gives each layer attention to `encoder_hidden_states`, as the right
+    half of Figure 1 has: a decoder for an encoder that is a model of its own.
+    """
 
     model_type = "vanilla-decoder"
     attribute_map = {**PAPER_SYMBOLS, "N": "num_hidden_layers"}
@@ -169,10 +230,12 @@ class VanillaDecoderConfig(VanillaTransformerConfig):
         "AutoConfig": "configuration_vanilla_transformer.VanillaDecoderConfig",
         "AutoModel": CODE + "VanillaDecoderModel",
         "AutoModelForCausalLM": CODE + "VanillaDecoderForCausalLM",
+        "AutoModelForSequenceClassification": CODE + "VanillaDecoderForSequenceClassification",
     }
 
     num_hidden_layers: int = 6
     use_cache: bool = True
+    add_cross_attention: bool = False
 
 
 @strict
@@ -180,6 +243,8 @@ class VanillaSeq2SeqConfig(VanillaTransformerConfig):
     """The paper's encoder-decoder: `encoder_layers` (6) and `decoder_layers` (6), Figure 1.
 
     `decoder_start_token_id` (defaults to 1, the token `bos_token_id` names) is what generation starts from.
+    `share_encoder_decoder_embeddings` (defaults to `True`): with `tie_word_embeddings`, source and target have one
+    embedding matrix; `False` ties the target's with the projection to the vocabulary only.
     """
 
     model_type = "vanilla-seq2seq"
@@ -198,6 +263,7 @@ class VanillaSeq2SeqConfig(VanillaTransformerConfig):
     use_cache: bool = True
     is_encoder_decoder: bool = True
     decoder_start_token_id: int | None = 1
+    share_encoder_decoder_embeddings: bool = True
 
     @classmethod
     def preset(cls, name: str, **overrides) -> "VanillaSeq2SeqConfig":

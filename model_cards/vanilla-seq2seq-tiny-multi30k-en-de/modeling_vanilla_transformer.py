@@ -1,11 +1,11 @@
 """The Transformer of "Attention Is All You Need" (Vaswani et al. 2017), in reading order.
 
-    positions -> attention -> feed-forward -> layer -> encoder, decoder, encoder-decoder -> heads
+    (layers) -> encoder, decoder, encoder-decoder -> language models -> other heads
 
-Shapes: B batch, T target length (queries), S source length (keys and values), H heads, D hidden_size, V vocab_size.
+Shapes: B batch, T target length, S source length, D hidden_size, V vocab_size.
 """
 
-import math
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -14,22 +14,32 @@ from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.generation import GenerationMixin
-from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.loss.loss_utils import fixed_cross_entropy
+from transformers.masking_utils import (
+    create_bidirectional_mask,
+    create_bidirectional_sliding_window_mask,
+    create_causal_mask,
+    create_sliding_window_causal_mask,
+)
 from transformers.modeling_outputs import (
     BaseModelOutput,
     BaseModelOutputWithPastAndCrossAttentions,
-    CausalLMOutputWithPast,
+    BaseModelOutputWithPooling,
+    CausalLMOutputWithCrossAttentions,
     MaskedLMOutput,
+    MultipleChoiceModelOutput,
+    NextSentencePredictorOutput,
+    QuestionAnsweringModelOutput,
     Seq2SeqLMOutput,
     Seq2SeqModelOutput,
     SequenceClassifierOutput,
+    SequenceClassifierOutputWithPast,
+    TokenClassifierOutput,
 )
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, slice_logits_to_keep
+from transformers.modeling_utils import slice_logits_to_keep
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.import_utils import is_tracing
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vanilla_transformer import (
@@ -38,205 +48,15 @@ from .configuration_vanilla_transformer import (
     VanillaSeq2SeqConfig,
     VanillaTransformerConfig,
 )
+from .layers_vanilla_transformer import (
+    VanillaAttention,
+    VanillaEmbeddings,
+    VanillaLayer,
+    VanillaRelativePositions,
+    rotary_positions,
+)
 
-# ---------------------------------------------------------------------------------------------- embeddings and positions
-
-
-def sinusoidal_positions(position_ids: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """Section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) = cos(the same angle).
-
-    Computed for the positions asked for, so there is no table to run out of. `position_ids` (B, T) -> (B, T, width).
-    """
-    # float32 at least: half precision cannot tell position 2049 from 2048.
-    precise = torch.promote_types(dtype, torch.float32)
-    two_i = torch.arange(0, width, 2, device=position_ids.device, dtype=precise)
-    angles = position_ids[..., None].to(precise) * torch.exp(two_i * (-math.log(10000.0) / width))
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(dtype)
-
-
-class VanillaEmbeddings(nn.Module):
-    """Sections 3.4 and 3.5: token embeddings times sqrt(d_model), plus positions, then dropout."""
-
-    def __init__(self, config: VanillaTransformerConfig):
-        super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.embed_positions = None
-        if config.position_embedding_type == "learned":
-            self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.scale = math.sqrt(config.hidden_size) if config.scale_embedding else 1.0
-        self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps) if config.embedding_norm else nn.Identity()
-        self.dropout = nn.Dropout(config.embedding_dropout)
-
-    def forward(self, input_ids, inputs_embeds, position_ids, past_length=0):
-        if (input_ids is None) == (inputs_embeds is None):
-            given = "neither" if input_ids is None else "both"
-            raise ValueError(f"exactly one of input_ids and inputs_embeds must be given, got {given}")
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)
-        if position_ids is None:
-            position_ids = past_length + torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)[None]
-        hidden_states = inputs_embeds * self.scale + self.positions(position_ids, inputs_embeds)
-        return self.dropout(self.norm(hidden_states))
-
-    def positions(self, position_ids, like):
-        if self.embed_positions is None:
-            return sinusoidal_positions(position_ids, like.shape[-1], like.dtype)
-        rows = self.embed_positions.num_embeddings
-        # A look-up beyond the table dies inside a kernel; tracing, compiling and meta tensors have no values to look at.
-        has_values = not is_tracing(position_ids) and not position_ids.is_meta and position_ids.numel()
-        if has_values and position_ids.max() >= rows:
-            raise ValueError(
-                f"position {position_ids.max().item()} is beyond the learned position table: "
-                f"max_position_embeddings is {rows}, so a sequence has at most {rows} tokens"
-            )
-        return self.embed_positions(position_ids)
-
-
-# ------------------------------------------------------------------------------------------------------------- attention
-
-
-def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
-    """Equation 1: Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V.
-
-    query (B, H, T, d_k), key (B, H, S, d_k), value (B, H, S, d_v) -> output (B, T, H, d_v), weights (B, H, T, S).
-    `attention_mask` is added to the scores: 0 where a query may look, the dtype's minimum where not.
-    """
-    scores = query @ key.transpose(2, 3) * scaling
-    if attention_mask is not None:
-        # Clamped, because a low score plus the minimum of float16 is -inf, and softmax makes NaN of a row of those.
-        scores = (scores + attention_mask).clamp(min=torch.finfo(scores.dtype).min)
-    weights = nn.functional.dropout(scores.softmax(dim=-1), p=dropout, training=module.training)
-    return (weights @ value).transpose(1, 2), weights
-
-
-class VanillaAttention(nn.Module):
-    """Section 3.2.2: MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O, head_i = Attention(Q W^Q_i, K W^K_i, V W^V_i).
-
-    Self-attention, unless `key_value_states` (the encoder's output) is given: then cross-attention, whose keys and
-    values are computed once and stay in the cache.
-    """
-
-    def __init__(self, config: VanillaTransformerConfig, layer_idx: int, is_causal: bool):
-        super().__init__()
-        self.config = config
-        self.layer_idx = layer_idx
-        self.is_causal = is_causal
-        self.head_dim = config.head_dim
-        self.value_head_dim = config.value_head_dim
-        self.scaling = config.head_dim**-0.5
-        heads = config.num_attention_heads
-        self.q_proj = nn.Linear(config.hidden_size, heads * config.head_dim)
-        self.k_proj = nn.Linear(config.hidden_size, heads * config.head_dim)
-        self.v_proj = nn.Linear(config.hidden_size, heads * config.value_head_dim)
-        self.o_proj = nn.Linear(heads * config.value_head_dim, config.hidden_size)
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        key_value_states: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        query = split_heads(self.q_proj(hidden_states), self.head_dim)
-        key, value = self.keys_and_values(hidden_states, key_value_states, past_key_values)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
-        output, weights = attend(
-            self,
-            query,
-            key,
-            value,
-            attention_mask,
-            scaling=self.scaling,
-            dropout=self.config.attention_dropout if self.training else 0.0,
-            **kwargs,
-        )
-        return self.o_proj(output.flatten(2)), weights  # (B, T, H, d_v) -> (B, T, H * d_v) -> (B, T, D)
-
-    def keys_and_values(self, hidden_states, key_value_states, past_key_values):
-        is_cross_attention = key_value_states is not None
-        cache = past_key_values
-        if isinstance(past_key_values, EncoderDecoderCache):
-            if is_cross_attention and past_key_values.is_updated.get(self.layer_idx):
-                layer = past_key_values.cross_attention_cache.layers[self.layer_idx]
-                return layer.keys, layer.values
-            cache = past_key_values.cross_attention_cache if is_cross_attention else past_key_values.self_attention_cache
-        source = key_value_states if is_cross_attention else hidden_states
-        key = split_heads(self.k_proj(source), self.head_dim)
-        value = split_heads(self.v_proj(source), self.value_head_dim)
-        if cache is not None:
-            key, value = cache.update(key, value, self.layer_idx)
-            if is_cross_attention and isinstance(past_key_values, EncoderDecoderCache):
-                past_key_values.is_updated[self.layer_idx] = True
-        return key, value
-
-
-def split_heads(states: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """(B, T, H * head_dim) -> (B, H, T, head_dim)."""
-    return states.view(*states.shape[:2], -1, head_dim).transpose(1, 2)
-
-
-# ------------------------------------------------------------------------------------------------ feed-forward and layer
-
-
-class VanillaFeedForward(nn.Module):
-    """Section 3.3, equation 2: FFN(x) = max(0, x W_1 + b_1) W_2 + b_2."""
-
-    def __init__(self, config: VanillaTransformerConfig):
-        super().__init__()
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.activation = ACT2FN[config.hidden_act]
-        self.dropout = nn.Dropout(config.activation_dropout)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size)
-
-    def forward(self, hidden_states):
-        return self.down_proj(self.dropout(self.activation(self.up_proj(hidden_states))))
-
-
-class VanillaLayer(GradientCheckpointingLayer):
-    """Section 3.1, one of the N blocks of Figure 1: self-attention, cross-attention (in a decoder that has an encoder),
-    feed-forward, each with a residual connection and layer normalisation around it."""
-
-    def __init__(self, config: VanillaTransformerConfig, layer_idx: int, is_causal: bool, has_cross_attention: bool):
-        super().__init__()
-        self.norm_first = config.norm_first
-        self.dropout = nn.Dropout(config.dropout)
-        self.self_attn = VanillaAttention(config, layer_idx, is_causal)
-        self.self_attn_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
-        if has_cross_attention:
-            self.cross_attn = VanillaAttention(config, layer_idx, is_causal=False)
-            self.cross_attn_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.feed_forward = VanillaFeedForward(config)
-        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        encoder_hidden_states: torch.Tensor | None = None,
-        encoder_attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> torch.Tensor:
-        def self_attention(x):
-            return self.self_attn(x, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs)[0]
-
-        def cross_attention(x):
-            return self.cross_attn(x, encoder_hidden_states, encoder_attention_mask, past_key_values, **kwargs)[0]
-
-        hidden_states = self.residual(hidden_states, self_attention, self.self_attn_norm)
-        if encoder_hidden_states is not None:
-            hidden_states = self.residual(hidden_states, cross_attention, self.cross_attn_norm)
-        return self.residual(hidden_states, self.feed_forward, self.feed_forward_norm)
-
-    def residual(self, x, sublayer, norm):
-        """Post-norm, the paper's: LayerNorm(x + Dropout(Sublayer(x))). Pre-norm: x + Dropout(Sublayer(LayerNorm(x)))."""
-        if self.norm_first:
-            return x + self.dropout(sublayer(norm(x)))
-        return norm(x + self.dropout(sublayer(x)))
-
-
-# ----------------------------------------------------------------------------------------------------------- the models
+# --------------------------------------------------------------------------------------------------------------- stacks
 
 
 class VanillaPreTrainedModel(PreTrainedModel):
@@ -248,6 +68,8 @@ class VanillaPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["VanillaLayer"]
     _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
 
@@ -267,18 +89,52 @@ class VanillaPreTrainedModel(PreTrainedModel):
             init.zeros_(module.bias)
 
 
+def refuse_attention(config: VanillaTransformerConfig):
+    """What FlashAttention cannot do, it would leave out without a word; flex attention would fail inside torch."""
+    name = config._attn_implementation or ""
+    if "flash" in name and config.head_dim != config.value_head_dim:
+        raise ValueError(
+            f"{name} needs values as wide as keys, got head_dim {config.head_dim} and value_head_dim "
+            f"{config.value_head_dim}: use sdpa, flex_attention or eager"
+        )
+    if ("flash" in name or "flex" in name) and config.position_embedding_type == "relative":
+        raise ValueError(
+            f"{name} cannot add a bias to the scores, which position_embedding_type='relative' needs: use sdpa or eager"
+        )
+
+
+def final_norm(config):
+    return nn.LayerNorm(config.hidden_size, config.layer_norm_eps) if config.final_norm else nn.Identity()
+
+
+class VanillaPooler(nn.Module):
+    """Devlin et al. 2019 (BERT): a linear map and an activation on the first token's state, (B, S, D) -> (B, D)."""
+
+    def __init__(self, config: VanillaEncoderConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACT2FN[config.pooler_act]
+
+    def forward(self, hidden_states):
+        return self.activation(self.dense(hidden_states[:, 0]))
+
+
 class VanillaEncoderModel(VanillaPreTrainedModel):
     """The left half of Figure 1: embeddings and N layers, every position looking at every real token."""
 
     config_class = VanillaEncoderConfig
     _can_record_outputs = {"hidden_states": VanillaLayer, "attentions": VanillaAttention}
 
-    def __init__(self, config: VanillaTransformerConfig):
+    def __init__(self, config: VanillaTransformerConfig, add_pooling_layer: bool = True):
         super().__init__(config)
         depth = config.encoder_layers if config.is_encoder_decoder else config.num_hidden_layers
         self.embeddings = VanillaEmbeddings(config)
+        self.relative_positions = None
+        if config.position_embedding_type == "relative":
+            self.relative_positions = VanillaRelativePositions(config, is_causal=False)
         self.layers = nn.ModuleList(VanillaLayer(config, i, is_causal=False, has_cross_attention=False) for i in range(depth))
-        self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps) if config.norm_first else nn.Identity()
+        self.norm = final_norm(config)
+        self.pooler = VanillaPooler(config) if add_pooling_layer and config.pooler_act else None
         self.post_init()
 
     @merge_with_config_defaults
@@ -287,17 +143,37 @@ class VanillaEncoderModel(VanillaPreTrainedModel):
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
         position_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
-    ) -> BaseModelOutput:
+    ) -> BaseModelOutputWithPooling:
         """`input_ids` (B, S), or `inputs_embeds` (B, S, D) in their place; `attention_mask` (B, S), 1 for real tokens, 0
-        for padding (all 1 by default); `position_ids` (B, S), 0 to S-1 by default -> `last_hidden_state` (B, S, D)."""
-        hidden_states = self.embeddings(input_ids, inputs_embeds, position_ids)
-        attention_mask = create_bidirectional_mask(self.config, hidden_states, attention_mask)
+        for padding (all 1 by default); `token_type_ids` (B, S), 0 by default; `position_ids` (B, S), 0 to S-1 by default
+        -> `last_hidden_state` (B, S, D), and `pooler_output` (B, D) if `config.pooler_act` is set."""
+        refuse_attention(self.config)
+        inputs_embeds = self.embeddings.tokens(input_ids, inputs_embeds)
+        order = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)
+        if position_ids is None:
+            position_ids = order[None]
+        hidden_states = self.embeddings(inputs_embeds, position_ids, token_type_ids)
+        windowed = self.config.sliding_window is not None
+        create_mask = create_bidirectional_sliding_window_mask if windowed else create_bidirectional_mask
+        attention_mask = create_mask(self.config, hidden_states, attention_mask)
+        position_bias = None if self.relative_positions is None else self.relative_positions(order, order)
+        position_embeddings = rotary_positions(self.config, position_ids, hidden_states.dtype)
         for layer in self.layers:
-            hidden_states = layer(hidden_states, attention_mask, **kwargs)
-        return BaseModelOutput(last_hidden_state=self.norm(hidden_states))
+            hidden_states = layer(
+                hidden_states,
+                attention_mask,
+                None,
+                position_bias,  # positional, as gradient checkpointing needs it
+                position_embeddings=position_embeddings,
+                **kwargs,
+            )
+        hidden_states = self.norm(hidden_states)
+        pooled = None if self.pooler is None else self.pooler(hidden_states)
+        return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
 
 
 class VanillaDecoderModel(VanillaPreTrainedModel):
@@ -314,11 +190,15 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__(config)
         depth = config.decoder_layers if config.is_encoder_decoder else config.num_hidden_layers
+        self.has_cross_attention = config.is_encoder_decoder or config.add_cross_attention
         self.embeddings = VanillaEmbeddings(config)
+        self.relative_positions = None
+        if config.position_embedding_type == "relative":
+            self.relative_positions = VanillaRelativePositions(config, is_causal=True)
         self.layers = nn.ModuleList(
-            VanillaLayer(config, i, is_causal=True, has_cross_attention=config.is_encoder_decoder) for i in range(depth)
+            VanillaLayer(config, i, is_causal=True, has_cross_attention=self.has_cross_attention) for i in range(depth)
         )
-        self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps) if config.norm_first else nn.Identity()
+        self.norm = final_norm(config)
         self.post_init()
 
     @merge_with_config_defaults
@@ -339,49 +219,74 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
         `position_ids` (B, T), counted on from the cache by default: give them for left-padded rows (without mask and
         cache, positions that do not go up by 1 mean packed sequences, which do not see each other);
         `encoder_hidden_states` (B, S, D) with `encoder_attention_mask` (B, S) -> `last_hidden_state` (B, T, D)."""
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
+        refuse_attention(self.config)
+        if encoder_hidden_states is not None and not self.has_cross_attention:
+            raise ValueError("encoder_hidden_states were given to a decoder without cross-attention")
+        past_key_values = self.prepare_cache(past_key_values, use_cache)
         is_pair = isinstance(past_key_values, EncoderDecoderCache)
-        if self.config.is_encoder_decoder and past_key_values is not None and not is_pair:
-            # Self- and cross-attention in one cache would mix the target's keys with the source's.
-            past_key_values, is_pair = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config)), True
-        self_attention_cache = past_key_values.self_attention_cache if is_pair else past_key_values
-        past_length = self_attention_cache.get_seq_length() if self_attention_cache is not None else 0
+        cache = past_key_values.self_attention_cache if is_pair else past_key_values
+        past_length = cache.get_seq_length() if cache is not None else 0
 
-        hidden_states = self.embeddings(input_ids, inputs_embeds, position_ids, past_length)
-        attention_mask = create_causal_mask(
-            self.config, hidden_states, attention_mask, self_attention_cache, position_ids=position_ids
-        )
+        inputs_embeds = self.embeddings.tokens(input_ids, inputs_embeds)
+        order = past_length + torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)
+        positions = order[None] if position_ids is None else position_ids
+        hidden_states = self.embeddings(inputs_embeds, positions)
+        create_mask = create_causal_mask if self.config.sliding_window is None else create_sliding_window_causal_mask
+        attention_mask = create_mask(self.config, hidden_states, attention_mask, cache, position_ids=position_ids)
         if encoder_hidden_states is not None:
-            if not self.config.is_encoder_decoder:
-                raise ValueError("encoder_hidden_states were given to a decoder without cross-attention")
             encoder_attention_mask = create_bidirectional_mask(
                 self.config, hidden_states, encoder_attention_mask, encoder_hidden_states=encoder_hidden_states
             )
+        position_bias = self.position_bias(order, cache)
+        position_embeddings = rotary_positions(self.config, positions, hidden_states.dtype)
         for layer in self.layers:
             hidden_states = layer(
                 hidden_states,
                 attention_mask,
                 encoder_hidden_states,  # positional, as gradient checkpointing needs it
+                position_bias,
                 encoder_attention_mask=encoder_attention_mask,
                 past_key_values=past_key_values,
+                position_ids=positions,
+                position_embeddings=position_embeddings,
                 **kwargs,
             )
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values
         )
 
+    def prepare_cache(self, past_key_values, use_cache):
+        """What was given, or a new cache if one is wanted; with cross-attention, a pair of caches: in a single one the
+        target's keys would mix with the source's."""
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        if past_key_values is None or not self.has_cross_attention:
+            return past_key_values
+        if not isinstance(past_key_values, EncoderDecoderCache):
+            return EncoderDecoderCache(past_key_values, DynamicCache())
+        if any(past_key_values.cross_attention_cache.is_sliding):
+            # `generate` makes both by `config.sliding_window`, which is not for the source.
+            past_key_values.cross_attention_cache = DynamicCache()
+        return past_key_values
+
+    def position_bias(self, order, cache):
+        if self.relative_positions is None:
+            return None
+        length, first = (order.shape[0], 0) if cache is None else cache.get_mask_sizes(order.shape[0], 0)
+        return self.relative_positions(order, first + torch.arange(length, device=order.device))
+
 
 class VanillaSeq2SeqModel(VanillaPreTrainedModel):
     """Figure 1: the encoder, and the decoder that looks at its output."""
 
     config_class = VanillaSeq2SeqConfig
-    _tied_weights_keys = {"decoder.embeddings.embed_tokens.weight": "encoder.embeddings.embed_tokens.weight"}
 
     def __init__(self, config: VanillaSeq2SeqConfig):
         super().__init__(config)
-        self.encoder = VanillaEncoderModel(config)
+        self.encoder = VanillaEncoderModel(config, add_pooling_layer=False)
         self.decoder = VanillaDecoderModel(config)
+        if config.share_encoder_decoder_embeddings:
+            self._tied_weights_keys = {"decoder.embeddings.embed_tokens.weight": "encoder.embeddings.embed_tokens.weight"}
         self.post_init()
 
     def get_input_embeddings(self):
@@ -390,7 +295,7 @@ class VanillaSeq2SeqModel(VanillaPreTrainedModel):
     def set_input_embeddings(self, value):
         old = self.decoder.embeddings.embed_tokens
         self.encoder.embeddings.embed_tokens = value
-        if self.config.tie_word_embeddings:
+        if self.config.tie_word_embeddings and self.config.share_encoder_decoder_embeddings:
             self.decoder.embeddings.embed_tokens = value
         elif old.num_embeddings != value.num_embeddings:  # the vocabulary is resized, and there is one of it
             self.decoder.embeddings.embed_tokens = self._get_resized_embeddings(old, value.num_embeddings)
@@ -418,7 +323,7 @@ class VanillaSeq2SeqModel(VanillaPreTrainedModel):
             )
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds=inputs_embeds, **kwargs)
-        elif not isinstance(encoder_outputs, BaseModelOutput):
+        elif isinstance(encoder_outputs, tuple | list):
             encoder_outputs = BaseModelOutput(*encoder_outputs)
         decoder_outputs = self.decoder(
             decoder_input_ids,
@@ -443,7 +348,24 @@ class VanillaSeq2SeqModel(VanillaPreTrainedModel):
         )
 
 
-# ------------------------------------------------------------------------------------------------------------- the heads
+# ----------------------------------------------------------------------------------------------------- language models
+
+
+class VanillaLMTransform(nn.Module):
+    """Devlin et al. 2019 (BERT): linear map, activation and LayerNorm in front of the projection to the vocabulary."""
+
+    def __init__(self, config: VanillaEncoderConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACT2FN[config.lm_transform_act]
+        self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+
+    def forward(self, hidden_states):
+        return self.norm(self.activation(self.dense(hidden_states)))
+
+
+def lm_transform(config):
+    return VanillaLMTransform(config) if config.lm_transform_act else nn.Identity()
 
 
 class VanillaEncoderForMaskedLM(VanillaPreTrainedModel):
@@ -454,7 +376,8 @@ class VanillaEncoderForMaskedLM(VanillaPreTrainedModel):
 
     def __init__(self, config: VanillaEncoderConfig):
         super().__init__(config)
-        self.model = VanillaEncoderModel(config)
+        self.model = VanillaEncoderModel(config, add_pooling_layer=False)
+        self.transform = lm_transform(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
         self.post_init()
 
@@ -463,49 +386,19 @@ class VanillaEncoderForMaskedLM(VanillaPreTrainedModel):
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
         position_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
         """As `VanillaEncoderModel.forward` -> `logits` (B, S, V), and the mean cross-entropy where `labels` are given."""
-        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds, **kwargs)
-        logits = self.lm_head(outputs.last_hidden_state)
+        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        logits = self.lm_head(self.transform(outputs.last_hidden_state))
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
         return MaskedLMOutput(loss, logits, outputs.hidden_states, outputs.attentions)
-
-
-class VanillaEncoderForSequenceClassification(VanillaPreTrainedModel):
-    """Encoder with a linear classifier on the state of the first token; `labels` (B,), or as `problem_type` says."""
-
-    config_class = VanillaEncoderConfig
-
-    def __init__(self, config: VanillaEncoderConfig):
-        super().__init__(config)
-        self.model = VanillaEncoderModel(config)
-        self.dropout = nn.Dropout(config.classifier_dropout)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-        self.post_init()
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> SequenceClassifierOutput:
-        """As `VanillaEncoderModel.forward` -> `logits` (B, num_labels), and the loss where `labels` are given."""
-        outputs = self.model(input_ids, attention_mask, position_ids, inputs_embeds, **kwargs)
-        logits = self.classifier(self.dropout(outputs.last_hidden_state[:, 0]))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **kwargs)
-        return SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
 class VanillaDecoderForCausalLM(VanillaPreTrainedModel, GenerationMixin):
@@ -528,33 +421,51 @@ class VanillaDecoderForCausalLM(VanillaPreTrainedModel, GenerationMixin):
         position_ids: torch.LongTensor | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Unpack[TransformersKwargs],
-    ) -> CausalLMOutputWithPast:
+    ) -> CausalLMOutputWithCrossAttentions:
         """As `VanillaDecoderModel.forward` -> `logits` (B, T, V), of the last `logits_to_keep` positions if not 0. `labels`
         (B, T) are `input_ids` with -100 where nothing is to be predicted; the shift by one happens in the loss."""
         outputs = self.model(
-            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache=use_cache, **kwargs
+            input_ids,
+            attention_mask,
+            position_ids,
+            past_key_values,
+            inputs_embeds,
+            encoder_hidden_states,
+            encoder_attention_mask,
+            use_cache=use_cache,
+            **kwargs,
         )
         logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(loss, logits, outputs.past_key_values, outputs.hidden_states, outputs.attentions)
+        return CausalLMOutputWithCrossAttentions(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            cross_attentions=outputs.cross_attentions,
+        )
 
 
 class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationMixin):
     """Encoder-decoder with a projection to the vocabulary: p(y_t | y_<t, x), the paper's translation model."""
 
     config_class = VanillaSeq2SeqConfig
-    _tied_weights_keys = {"lm_head.weight": "model.encoder.embeddings.embed_tokens.weight"}
 
     def __init__(self, config: VanillaSeq2SeqConfig):
         super().__init__(config)
         self.model = VanillaSeq2SeqModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+        tied_with = "encoder" if config.share_encoder_decoder_embeddings else "decoder"
+        self._tied_weights_keys = {"lm_head.weight": f"model.{tied_with}.embeddings.embed_tokens.weight"}
         self.post_init()
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.LongTensor:
@@ -619,11 +530,294 @@ class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationM
         )
 
 
+# ------------------------------------------------------------------------------------------------------------- the heads
+
+
+@dataclass
+class VanillaEncoderForPreTrainingOutput(ModelOutput):
+    """`loss`, `prediction_logits` (B, S, V), `seq_relationship_logits` (B, 2), and the encoder's states."""
+
+    loss: torch.Tensor | None = None
+    prediction_logits: torch.Tensor | None = None
+    seq_relationship_logits: torch.Tensor | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None
+    attentions: tuple[torch.Tensor, ...] | None = None
+
+
+def sentence_state(outputs):
+    """What stands for the whole sequence, (B, D): the pooler's output, or without a pooler the first token's state."""
+    return outputs.last_hidden_state[:, 0] if outputs.pooler_output is None else outputs.pooler_output
+
+
+class VanillaEncoderForPreTraining(VanillaPreTrainedModel):
+    """Devlin et al. 2019 (BERT), section 3.1: masked tokens, and whether the second sentence follows the first."""
+
+    config_class = VanillaEncoderConfig
+    _tied_weights_keys = {"lm_head.weight": "model.embeddings.embed_tokens.weight"}
+
+    def __init__(self, config: VanillaEncoderConfig):
+        super().__init__(config)
+        self.model = VanillaEncoderModel(config)
+        self.transform = lm_transform(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+        self.next_sentence = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        next_sentence_label: torch.LongTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> VanillaEncoderForPreTrainingOutput:
+        """As `VanillaEncoderModel.forward`. `labels` (B, S) are those of masked language modelling, `next_sentence_label`
+        (B,) is 0 where the second sentence follows, 1 where not; `loss` is the sum of the cross-entropies given."""
+        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        prediction = self.lm_head(self.transform(outputs.last_hidden_state))
+        relationship = self.next_sentence(sentence_state(outputs))
+        losses = []
+        if labels is not None:
+            losses.append(fixed_cross_entropy(prediction.flatten(0, 1).float(), labels.flatten(), **kwargs))
+        if next_sentence_label is not None:
+            losses.append(fixed_cross_entropy(relationship.float(), next_sentence_label.flatten()))
+        return VanillaEncoderForPreTrainingOutput(
+            sum(losses) if losses else None, prediction, relationship, outputs.hidden_states, outputs.attentions
+        )
+
+
+class VanillaEncoderForNextSentencePrediction(VanillaPreTrainedModel):
+    """Whether the second sentence follows the first; `labels` (B,), 0 where it does, 1 where not."""
+
+    config_class = VanillaEncoderConfig
+
+    def __init__(self, config: VanillaEncoderConfig):
+        super().__init__(config)
+        self.model = VanillaEncoderModel(config)
+        self.next_sentence = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> NextSentencePredictorOutput:
+        """As `VanillaEncoderModel.forward` -> `logits` (B, 2), and the mean cross-entropy where `labels` are given."""
+        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        logits = self.next_sentence(sentence_state(outputs))
+        loss = None
+        if labels is not None:
+            loss = fixed_cross_entropy(logits.float(), labels.flatten(), **kwargs)
+        return NextSentencePredictorOutput(loss, logits, outputs.hidden_states, outputs.attentions)
+
+
+class VanillaEncoderForSequenceClassification(VanillaPreTrainedModel):
+    """Encoder with a classifier of the whole sequence. `config.num_labels` classes, or with
+    `config.problem_type` `"regression"` numbers, `"multi_label_classification"` independent yes-or-no labels."""
+
+    config_class = VanillaEncoderConfig
+
+    def __init__(self, config: VanillaEncoderConfig):
+        super().__init__(config)
+        self.model = VanillaEncoderModel(config)
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> SequenceClassifierOutput:
+        """As `VanillaEncoderModel.forward` -> `logits` (B, num_labels), and the loss where `labels` are given."""
+        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        logits = self.classifier(self.dropout(sentence_state(outputs)))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **kwargs)
+        return SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
+
+
+class VanillaEncoderForTokenClassification(VanillaPreTrainedModel):
+    """Encoder with a classifier of each token; `labels` (B, S), -100 where nothing is to be predicted."""
+
+    config_class = VanillaEncoderConfig
+
+    def __init__(self, config: VanillaEncoderConfig):
+        super().__init__(config)
+        self.model = VanillaEncoderModel(config, add_pooling_layer=False)
+        self.transform = nn.Identity()
+        if config.token_transform_act:
+            dense = nn.Linear(config.hidden_size, config.hidden_size)
+            self.transform = nn.Sequential(dense, ACT2FN[config.token_transform_act])
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> TokenClassifierOutput:
+        """As `VanillaEncoderModel.forward` -> `logits` (B, S, num_labels), and the mean cross-entropy with `labels`."""
+        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        logits = self.classifier(self.dropout(self.transform(outputs.last_hidden_state)))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, self.config, **kwargs)
+        return TokenClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
+
+
+class VanillaEncoderForQuestionAnswering(VanillaPreTrainedModel):
+    """Encoder with two scores for each token: that the answer starts there, and that it ends there."""
+
+    config_class = VanillaEncoderConfig
+
+    def __init__(self, config: VanillaEncoderConfig):
+        super().__init__(config)
+        self.model = VanillaEncoderModel(config, add_pooling_layer=False)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        start_positions: torch.LongTensor | None = None,
+        end_positions: torch.LongTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> QuestionAnsweringModelOutput:
+        """As `VanillaEncoderModel.forward` -> `start_logits` and `end_logits` (B, S), and with `start_positions` and
+        `end_positions` (B,) the mean of their cross-entropies; positions behind the sequence are left out."""
+        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs)
+        return QuestionAnsweringModelOutput(loss, start_logits, end_logits, outputs.hidden_states, outputs.attentions)
+
+
+class VanillaEncoderForMultipleChoice(VanillaPreTrainedModel):
+    """Encoder with one score for each of several sequences; `labels` (B,), the index of the right one."""
+
+    config_class = VanillaEncoderConfig
+
+    def __init__(self, config: VanillaEncoderConfig):
+        super().__init__(config)
+        self.model = VanillaEncoderModel(config)
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        # Not `classifier`: other heads could not load a checkpoint with that of another size.
+        self.choice_classifier = nn.Linear(config.hidden_size, 1)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> MultipleChoiceModelOutput:
+        """As `VanillaEncoderModel.forward` with one more axis, the choices C: `input_ids` (B, C, S) -> `logits` (B, C),
+        and the mean cross-entropy where `labels` are given."""
+        given = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.model(*(None if tensor is None else tensor.flatten(0, 1) for tensor in given), **kwargs)
+        choices = (inputs_embeds if input_ids is None else input_ids).shape[1]
+        logits = self.choice_classifier(self.dropout(sentence_state(outputs))).view(-1, choices)
+        loss = None
+        if labels is not None:
+            loss = fixed_cross_entropy(logits.float(), labels, **kwargs)
+        return MultipleChoiceModelOutput(loss, logits, outputs.hidden_states, outputs.attentions)
+
+
+class VanillaDecoderForSequenceClassification(VanillaPreTrainedModel):
+    """Decoder with a classifier of the last real token, the one that has seen all others. `config.num_labels` and
+    `config.problem_type` as in `VanillaEncoderForSequenceClassification`."""
+
+    config_class = VanillaDecoderConfig
+
+    def __init__(self, config: VanillaDecoderConfig):
+        super().__init__(config)
+        self.model = VanillaDecoderModel(config)
+        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> SequenceClassifierOutputWithPast:
+        """As `VanillaDecoderModel.forward` -> `logits` (B, num_labels), and the loss where `labels` are given. Not real are
+        tokens that `attention_mask` (B, T) hides, and those with `config.pad_token_id`."""
+        outputs = self.model(
+            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache=use_cache, **kwargs
+        )
+        hidden_states = outputs.last_hidden_state
+        last = self.last_real_token(hidden_states, input_ids, attention_mask)
+        logits = self.score(hidden_states[torch.arange(len(last), device=last.device), last])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **kwargs)
+        return SequenceClassifierOutputWithPast(
+            loss, logits, outputs.past_key_values, outputs.hidden_states, outputs.attentions
+        )
+
+    def last_real_token(self, hidden_states, input_ids, attention_mask):
+        real = torch.ones(hidden_states.shape[:2], dtype=torch.long, device=hidden_states.device)
+        if attention_mask is not None and attention_mask.ndim == 2:
+            real = real * (attention_mask[:, -real.shape[1] :] != 0)
+        if input_ids is not None and self.config.pad_token_id is not None:
+            real = real * (input_ids != self.config.pad_token_id)
+        return (real * torch.arange(real.shape[1], device=real.device)).argmax(-1)
+
+
 __all__ = [
     "VanillaDecoderForCausalLM",
+    "VanillaDecoderForSequenceClassification",
     "VanillaDecoderModel",
     "VanillaEncoderForMaskedLM",
+    "VanillaEncoderForMultipleChoice",
+    "VanillaEncoderForNextSentencePrediction",
+    "VanillaEncoderForPreTraining",
+    "VanillaEncoderForQuestionAnswering",
     "VanillaEncoderForSequenceClassification",
+    "VanillaEncoderForTokenClassification",
     "VanillaEncoderModel",
     "VanillaPreTrainedModel",
     "VanillaSeq2SeqForConditionalGeneration",

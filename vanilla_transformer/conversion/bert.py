@@ -95,7 +95,11 @@ def pairs(ours, theirs, architecture) -> list[Pair]:
     if not tied:
         found.append(pair("lm_head.weight", "cls.predictions.decoder.weight"))
     found += linear("next_sentence", "cls.seq_relationship")
-    return found + linear("classifier", "classifier") + linear("qa_outputs", "qa_outputs")
+    return found + linear(classifier_of(architecture), "classifier") + linear("qa_outputs", "qa_outputs")
+
+
+def classifier_of(architecture):
+    return "choice_classifier" if architecture.endswith("MultipleChoice") else "classifier"
 
 
 def vocabulary_bias(ours, tied, head) -> list[Pair]:

@@ -1,5 +1,6 @@
 """DistilBERT (Sanh et al. 2019): BERT without token types and pooler; its sentence heads have a linear map and a ReLU."""
 
+from .bert import classifier_of
 from .tensors import Pair, linear, pair
 
 CONFIG = "DistilBertConfig"
@@ -59,4 +60,4 @@ def pairs(ours, theirs, architecture) -> list[Pair]:
     if not tied:
         found.append(pair("lm_head.weight", "vocab_projector.weight"))
     found += linear("model.pooler.dense", "pre_classifier")
-    return found + linear("classifier", "classifier") + linear("qa_outputs", "qa_outputs")
+    return found + linear(classifier_of(architecture), "classifier") + linear("qa_outputs", "qa_outputs")

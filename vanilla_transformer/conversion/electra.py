@@ -1,7 +1,7 @@
 """ELECTRA (Clark et al. 2020) with embeddings as wide as its layers. The discriminator becomes a classifier of tokens with
 one score, above 0 for a token that was replaced."""
 
-from .bert import body, encoder_fields
+from .bert import body, classifier_of, encoder_fields
 from .fields import require
 from .tensors import Pair, linear, pair
 
@@ -51,4 +51,4 @@ def pairs(ours, theirs, architecture) -> list[Pair]:
     found += linear("transform.dense", "generator_predictions.dense")
     if architecture == "ElectraForSequenceClassification":
         return found + linear("model.pooler.dense", "classifier.dense") + linear("classifier", "classifier.out_proj")
-    return found + linear("model.pooler.dense", "sequence_summary.summary") + linear("classifier", "classifier")
+    return found + linear("model.pooler.dense", "sequence_summary.summary") + linear(classifier_of(architecture), "classifier")

@@ -1,7 +1,7 @@
 """RoBERTa (Liu et al. 2019): BERT without next-sentence prediction. Its positions start behind the padding id, so its table
 loses that many rows and one."""
 
-from .bert import body, encoder_fields, vocabulary_bias
+from .bert import body, classifier_of, encoder_fields, vocabulary_bias
 from .fields import require
 from .tensors import Pair, linear, pair, without_rows
 
@@ -40,4 +40,4 @@ def pairs(ours, theirs, architecture) -> list[Pair]:
     found += linear("qa_outputs", "qa_outputs")
     if architecture == "RobertaForSequenceClassification":
         return found + linear("model.pooler.dense", "classifier.dense") + linear("classifier", "classifier.out_proj")
-    return found + linear("model.pooler.dense", "pooler.dense") + linear("classifier", "classifier")
+    return found + linear("model.pooler.dense", "pooler.dense") + linear(classifier_of(architecture), "classifier")

@@ -1,0 +1,367 @@
+"""The heads: their logits by hand in float64 from the states in front of them, and their losses as formulas."""
+
+import numpy as np
+import pytest
+import torch
+from models import (
+    LAYERS,
+    LENGTH,
+    LENGTHS,
+    START,
+    D,
+    V,
+    build,
+    cross_entropy,
+    inputs,
+    numpy,
+    over,
+    padded,
+    tokens,
+    weights_of,
+)
+from reference import Paper, activation, linear, lm_transform, pooled
+
+from vanilla_transformer import (
+    VanillaDecoderForCausalLM,
+    VanillaDecoderForSequenceClassification,
+    VanillaEncoderForMaskedLM,
+    VanillaEncoderForMultipleChoice,
+    VanillaEncoderForNextSentencePrediction,
+    VanillaEncoderForPreTraining,
+    VanillaEncoderForQuestionAnswering,
+    VanillaEncoderForSequenceClassification,
+    VanillaEncoderForTokenClassification,
+    VanillaSeq2SeqForConditionalGeneration,
+)
+
+PAPER = Paper(d_model=D, h=2, d_k=6, d_v=10, N=LAYERS, lm_transform="gelu")
+STRONG = dict(initializer_range=0.3)
+MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0]])
+poolers = pytest.mark.parametrize("act", [None, "tanh", "gelu"])
+
+
+def double(model_class, **changes):
+    model = build(model_class, **STRONG | changes).double()
+    return model, weights_of(model)
+
+
+def close(got, expected):
+    np.testing.assert_allclose(numpy(got), expected, atol=1e-10, rtol=0)
+
+
+# ----------------------------------------------------------------------------------------------------------------- logits
+
+
+def sentence_states(model, weights, act, **given):
+    """What a sentence head reads: the first state of each row, through the pooler if there is one."""
+    states = numpy(model.model(**given).last_hidden_state)
+    return np.stack([pooled(weights, "model.pooler", act, row) if act else row[0] for row in states])
+
+
+@poolers
+@over([VanillaEncoderForNextSentencePrediction, VanillaEncoderForSequenceClassification])
+def test_a_sentence_head_is_a_linear_map_of_the_first_state_or_of_the_pooler(model_class, act):
+    labels = {} if model_class is VanillaEncoderForNextSentencePrediction else dict(num_labels=3)
+    model, weights = double(model_class, pooler_act=act, type_vocab_size=2, **labels)
+    given = dict(input_ids=tokens(), attention_mask=MASK, token_type_ids=torch.randint(0, 2, (3, LENGTH)))
+    name = "classifier" if labels else "next_sentence"
+    logits = model(**given).logits
+    assert logits.shape == (3, 3 if labels else 2)
+    close(logits, linear(weights, name, sentence_states(model, weights, act, **given)))
+
+
+@poolers
+def test_multiple_choice_gives_each_choice_a_score_of_its_own(act):
+    model, weights = double(VanillaEncoderForMultipleChoice, pooler_act=act, type_vocab_size=2)
+    ids, types, mask = (torch.randint(low, high, (3, 4, LENGTH)) for low, high in ((3, V), (0, 2), (0, 2)))
+    mask[..., 0] = 1
+    logits = model(ids, attention_mask=mask, token_type_ids=types).logits
+    assert logits.shape == (3, 4)
+    for choice in range(4):
+        given = dict(input_ids=ids[:, choice], attention_mask=mask[:, choice], token_type_ids=types[:, choice])
+        (name,) = {name.removesuffix(".weight") for name, w in weights.items() if w.shape == (1, D)}
+        close(logits[:, choice], linear(weights, name, sentence_states(model, weights, act, **given))[:, 0])
+
+
+def test_multiple_choice_takes_embeddings_and_positions():
+    model = build(VanillaEncoderForMultipleChoice, **STRONG)
+    ids, positions = inputs(model)["input_ids"], torch.arange(2, 2 + LENGTH).expand(3, 2, -1)
+    expected = model(ids, position_ids=positions).logits
+    assert torch.equal(model(inputs_embeds=model.get_input_embeddings()(ids), position_ids=positions).logits, expected)
+    assert not torch.allclose(model(ids).logits, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("transform", [None, "gelu"])
+@poolers
+def test_pretraining_is_a_masked_language_model_and_a_sentence_head(act, transform):
+    model, weights = double(VanillaEncoderForPreTraining, pooler_act=act, lm_transform_act=transform)
+    given = dict(input_ids=tokens(), attention_mask=MASK)
+    outputs = model(**given)
+    close(outputs.seq_relationship_logits, linear(weights, "next_sentence", sentence_states(model, weights, act, **given)))
+    states = numpy(model.model(**given).last_hidden_state)
+    if transform:
+        states = lm_transform(weights, "transform", PAPER, states)
+    table = weights["model.embeddings.embed_tokens.weight"]
+    close(outputs.prediction_logits, states @ table.T + weights["lm_head.bias"])
+    assert outputs.loss is None
+
+
+@pytest.mark.parametrize("transform", [None, "gelu"])
+def test_token_classification_is_a_linear_map_of_each_state(transform):
+    model, weights = double(VanillaEncoderForTokenClassification, token_transform_act=transform, num_labels=3)
+    given = dict(input_ids=tokens(), attention_mask=MASK)
+    states = numpy(model.model(**given).last_hidden_state)
+    if transform:
+        states = activation(transform, linear(weights, "transform.0", states))
+    close(model(**given).logits, linear(weights, "classifier", states))
+
+
+def test_question_answering_scores_each_token_as_start_and_as_end():
+    model, weights = double(VanillaEncoderForQuestionAnswering)
+    given = dict(input_ids=tokens(), attention_mask=MASK)
+    expected = linear(weights, "qa_outputs", numpy(model.model(**given).last_hidden_state))
+    outputs = model(**given)
+    close(outputs.start_logits, expected[..., 0])
+    close(outputs.end_logits, expected[..., 1])
+
+
+# ------------------------------------------------------------------------------------------------- decoder classification
+
+
+def classifier(**changes):
+    """A model, and what it should say of rows without padding: a linear map of the last state of each."""
+    model, weights = double(VanillaDecoderForSequenceClassification, num_labels=3, **changes)
+
+    def expected(rows):
+        last = [numpy(model.model(row[None]).last_hidden_state)[0, -1] for row in rows]
+        return linear(weights, "score", np.stack(last), bias=False)
+
+    return model, expected
+
+
+def rows_of(lengths=LENGTHS):
+    return [tokens(1, length)[0] for length in lengths]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_decoder_classifies_by_the_last_real_token_of_padded_rows(side):
+    model, expected = classifier()
+    rows = rows_of()
+    ids, mask, positions = padded(rows, side)
+    close(model(ids, mask, **dict(position_ids=positions) if side == "left" else {}).logits, expected(rows))
+
+
+def test_a_decoder_finds_the_last_real_token_by_the_padding_s_id_where_there_is_no_mask():
+    model, expected = classifier(pad_token_id=0)
+    rows = rows_of()
+    ids, mask, _ = padded(rows, "right")
+    close(model(ids.masked_fill(mask == 0, 0)).logits, expected(rows))
+
+
+@pytest.mark.parametrize("pad", [None, 0])
+def test_a_decoder_classifies_by_the_last_token_where_there_is_no_padding(pad):
+    model, expected = classifier(pad_token_id=pad)
+    ids = tokens()
+    ids[:, 2] = 0  # a token like any other, or padding that is not at the end
+    close(model(ids).logits, expected(ids))
+    if pad is None:
+        ids[:, -1] = 0
+        close(model(ids).logits, expected(ids))
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_decoder_classifies_embeddings_by_their_mask(side):
+    model, expected = classifier()
+    rows = rows_of()
+    ids, mask, positions = padded(rows, side)
+    given = dict(attention_mask=mask, **dict(position_ids=positions) if side == "left" else {})
+    close(model(inputs_embeds=model.get_input_embeddings()(ids), **given).logits, expected(rows))
+    ids = tokens()
+    close(model(inputs_embeds=model.get_input_embeddings()(ids)).logits, expected(ids))
+
+
+def test_a_decoder_classifies_a_row_of_padding_without_an_error():
+    model, expected = classifier()
+    ids = torch.cat([tokens(2), torch.zeros(1, LENGTH, dtype=int)])
+    logits = model(ids).logits
+    close(logits[:2], expected(ids[:2]))
+    assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("masked", [True, False], ids=["mask", "no mask"])
+def test_a_decoder_classifies_by_the_new_tokens_behind_a_cache(masked):
+    model, expected = classifier()
+    ids = tokens()
+    first = model(ids[:, :3], use_cache=True)
+    mask = dict(attention_mask=torch.ones(3, LENGTH, dtype=int)) if masked else {}
+    close(model(ids[:, 3:], **mask, past_key_values=first.past_key_values).logits, expected(ids))
+
+
+CLASSIFIERS = [VanillaEncoderForSequenceClassification, VanillaDecoderForSequenceClassification]
+
+# ----------------------------------------------------------------------------------------------------------------- losses
+
+LOSS_KWARGS = pytest.mark.parametrize(
+    "divisor", [None, 17, torch.tensor(17)], ids=["mean", "num_items_in_batch", "num_items_in_batch as a tensor"]
+)
+
+
+def loss_of(model, divisor, **given):
+    return model(**given, **{} if divisor is None else dict(num_items_in_batch=divisor)).loss.item()
+
+
+@LOSS_KWARGS
+def test_masked_language_model_loss_is_the_cross_entropy_of_the_labelled_tokens(divisor):
+    model, given = build(VanillaEncoderForMaskedLM), dict(input_ids=tokens())
+    labels = tokens().masked_fill(torch.rand(3, LENGTH) < 0.6, -100)
+    expected = cross_entropy(model(**given).logits, labels, divisor)
+    assert loss_of(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
+
+
+@LOSS_KWARGS
+def test_causal_loss_is_the_cross_entropy_of_the_next_token(divisor):
+    model, given = build(VanillaDecoderForCausalLM), dict(input_ids=tokens())
+    labels = given["input_ids"].clone()
+    labels[1, 3:] = -100
+    expected = cross_entropy(model(**given).logits[:, :-1], labels[:, 1:], divisor)
+    assert loss_of(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
+
+
+@LOSS_KWARGS
+def test_seq2seq_loss_is_the_cross_entropy_of_the_labels_where_they_stand(divisor):
+    model, source, labels = build(VanillaSeq2SeqForConditionalGeneration), tokens(), tokens(3, 4)
+    labels[1, 2:] = -100
+    shifted = torch.tensor([[START, *row[:-1]] for row in labels.tolist()]).masked_fill(labels.roll(1, 1) == -100, 0)
+    shifted[:, 0] = START
+    expected = cross_entropy(model(source, decoder_input_ids=shifted).logits, labels, divisor)
+    assert loss_of(model, divisor, input_ids=source, labels=labels) == pytest.approx(expected, rel=1e-5)
+    given = dict(input_ids=source, decoder_input_ids=shifted, labels=labels)
+    assert loss_of(model, divisor, **given) == pytest.approx(expected, rel=1e-5)
+
+
+@LOSS_KWARGS
+@over(CLASSIFIERS)
+def test_classification_loss_is_the_cross_entropy_of_the_class(model_class, divisor):
+    model, given = build(model_class, **STRONG, num_labels=3), dict(input_ids=tokens())
+    labels = torch.tensor([2, 0, 1])
+    expected = cross_entropy(model(**given).logits, labels, divisor)
+    assert loss_of(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("divisor", [None, 17], ids=["mean", "num_items_in_batch"])
+@over(CLASSIFIERS)
+@pytest.mark.parametrize("num_labels", [1, 3])
+def test_regression_loss_is_the_mean_square(model_class, num_labels, divisor):
+    model = build(model_class, **STRONG, num_labels=num_labels, problem_type="regression")
+    given, labels = dict(input_ids=tokens()), torch.randn(3, num_labels)
+    logits = model(**given).logits
+    assert logits.shape == (3, num_labels)
+    expected = np.mean((logits.detach().numpy() - labels.numpy()) ** 2)
+    assert loss_of(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("divisor", [None, 17], ids=["mean", "num_items_in_batch"])
+@over(CLASSIFIERS)
+def test_multi_label_loss_is_the_mean_binary_cross_entropy(model_class, divisor):
+    model = build(model_class, **STRONG, num_labels=3, problem_type="multi_label_classification")
+    given, labels = dict(input_ids=tokens()), torch.tensor([[1.0, 0, 1], [0, 0, 0], [1, 1, 1]])
+    p = 1 / (1 + np.exp(-model(**given).logits.detach().double().numpy()))
+    expected = -np.mean(np.log(np.where(labels.numpy() == 1, p, 1 - p)))
+    assert loss_of(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
+
+
+def test_labels_become_decoder_inputs_behind_the_start_token_with_padding_for_ignored_ones():
+    model = build(VanillaSeq2SeqForConditionalGeneration, pad_token_id=0, decoder_start_token_id=9)
+    labels = torch.tensor([[5, 6, 7, 2], [5, 2, -100, -100]])
+    assert model.prepare_decoder_input_ids_from_labels(labels).tolist() == [[9, 5, 6, 7], [9, 5, 2, 0]]
+    assert labels.tolist() == [[5, 6, 7, 2], [5, 2, -100, -100]], "left as they were"
+
+
+@pytest.mark.parametrize("missing", ["pad_token_id", "decoder_start_token_id"])
+def test_labels_cannot_be_shifted_without_padding_and_start_tokens(missing):
+    model = build(VanillaSeq2SeqForConditionalGeneration, **{missing: None})
+    with pytest.raises(ValueError, match=f"config.{missing} is None, expected a token id"):
+        model.prepare_decoder_input_ids_from_labels(torch.tensor([[5, 6]]))
+    with pytest.raises(ValueError, match=missing):
+        model(tokens(), labels=tokens())
+
+
+@LOSS_KWARGS
+def test_token_classification_loss_is_the_cross_entropy_of_the_labelled_tokens(divisor):
+    model, given = build(VanillaEncoderForTokenClassification, **STRONG, num_labels=3), dict(input_ids=tokens())
+    labels = torch.randint(0, 3, (3, LENGTH)).masked_fill(torch.rand(3, LENGTH) < 0.4, -100)
+    expected = cross_entropy(model(**given).logits, labels, divisor)
+    assert loss_of(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
+
+
+@LOSS_KWARGS
+def test_next_sentence_loss_is_the_cross_entropy_of_whether_it_follows(divisor):
+    model, given = build(VanillaEncoderForNextSentencePrediction, **STRONG), dict(input_ids=tokens())
+    for labels in (torch.tensor([0, 1, 1]), torch.tensor([[0], [1], [1]])):
+        expected = cross_entropy(model(**given).logits, labels, divisor)
+        assert loss_of(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
+
+
+@LOSS_KWARGS
+def test_multiple_choice_loss_is_the_cross_entropy_of_the_right_choice(divisor):
+    model = build(VanillaEncoderForMultipleChoice, **STRONG)
+    given, labels = inputs(model), torch.tensor([0, 1, 1])
+    expected = cross_entropy(model(**given).logits, labels, divisor)
+    assert loss_of(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
+
+
+@LOSS_KWARGS
+@pytest.mark.parametrize("parts", ["both", "masked tokens", "next sentence"])
+def test_pretraining_loss_is_the_sum_of_the_cross_entropies_given(parts, divisor):
+    """`num_items_in_batch` counts masked tokens, not sentences."""
+    model, given = build(VanillaEncoderForPreTraining, **STRONG), dict(input_ids=tokens())
+    outputs, expected, labels = model(**given), 0.0, {}
+    if parts != "next sentence":
+        labels["labels"] = tokens().masked_fill(torch.rand(3, LENGTH) < 0.6, -100)
+        expected += cross_entropy(outputs.prediction_logits, labels["labels"], divisor)
+    if parts != "masked tokens":
+        labels["next_sentence_label"] = torch.tensor([0, 1, 1])
+        expected += cross_entropy(outputs.seq_relationship_logits, labels["next_sentence_label"])
+    assert loss_of(model, divisor, **given, **labels) == pytest.approx(expected, rel=1e-5)
+
+
+@LOSS_KWARGS
+def test_question_answering_loss_is_the_mean_of_start_and_end(divisor):
+    model, given = build(VanillaEncoderForQuestionAnswering, **STRONG), dict(input_ids=tokens())
+    outputs, starts, ends = model(**given), torch.tensor([0, 2, 5]), torch.tensor([1, 2, 5])
+    expected = cross_entropy(outputs.start_logits, starts, divisor) + cross_entropy(outputs.end_logits, ends, divisor)
+    for shape in ((3,), (3, 1)):
+        labels = dict(start_positions=starts.view(shape), end_positions=ends.view(shape))
+        assert loss_of(model, divisor, **given, **labels) == pytest.approx(expected / 2, rel=1e-5)
+
+
+@LOSS_KWARGS
+def test_answers_beyond_the_sequence_are_left_out_of_the_loss(divisor):
+    model, given = build(VanillaEncoderForQuestionAnswering, **STRONG), dict(input_ids=tokens())
+    outputs = model(**given)
+    starts, ends = torch.tensor([LENGTH, 2, 5]), torch.tensor([40, 2, LENGTH])
+    in_starts, in_ends = (positions.masked_fill(positions >= LENGTH, -100) for positions in (starts, ends))
+    expected = cross_entropy(outputs.start_logits, in_starts, divisor) + cross_entropy(outputs.end_logits, in_ends, divisor)
+    assert loss_of(model, divisor, **given, start_positions=starts, end_positions=ends) == pytest.approx(expected / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("given", ["start_positions", "end_positions"])
+def test_half_an_answer_has_no_loss(given):
+    model = build(VanillaEncoderForQuestionAnswering)
+    assert model(tokens(), **{given: torch.tensor([0, 1, 2])}).loss is None
+
+
+@over(CLASSIFIERS)
+def test_the_kind_of_labels_says_the_problem_where_the_config_does_not(model_class):
+    """As everywhere in transformers: whole numbers are classes, a single label is a number, others are yes or no."""
+    kinds = {
+        "single_label_classification": (3, torch.tensor([2, 0, 1])),
+        "multi_label_classification": (3, torch.tensor([[1.0, 0, 1], [0, 0, 0], [1, 1, 1]])),
+        "regression": (1, torch.tensor([0.3, -1.0, 2.0])),
+    }
+    for kind, (num_labels, labels) in kinds.items():
+        model, given = build(model_class, num_labels=num_labels), dict(input_ids=tokens(), labels=labels)
+        loss = model(**given).loss
+        stated = build(model_class, num_labels=num_labels, problem_type=kind)
+        stated.load_state_dict(model.state_dict())
+        assert torch.equal(stated(**given).loss, loss) and model.config.problem_type == kind
