@@ -251,8 +251,9 @@ def test_unknown_tensors_are_named(bert):
 
 
 def test_missing_tensors_are_named(bert):
-    edit_tensors(bert[0], lambda t: t.pop("bert.encoder.layer.0.output.dense.bias"))
-    with pytest.raises(ValueError, match="lacks the tensor encoder.layer.0.output.dense.bias, which BertForMaskedLM needs"):
+    names = ["encoder.layer.0.output.dense.bias", "cls.predictions.transform.dense.weight"]
+    edit_tensors(bert[0], lambda t: [t.pop(f"bert.{names[0]}"), t.pop(names[1])])
+    with pytest.raises(ValueError, match=f"lacks tensors that BertForMaskedLM needs: {', '.join(names)}$"):
         plan(bert[0])
 
 
@@ -290,6 +291,27 @@ def test_a_truncated_file_is_refused(bert):
     (bert[0] / "model.safetensors").write_bytes(data[: len(data) // 2])
     with pytest.raises(ValueError, match=f"model.safetensors is not a whole safetensors file \\({len(data) // 2} bytes\\)"):
         plan(bert[0])
+
+
+@pytest.mark.parametrize("has_safetensors", [True, False])
+def test_a_hub_id_is_downloaded_without_pickles_where_there_are_safetensors(bert, has_safetensors, monkeypatch, tmp_path):
+    calls = []
+
+    def download(hub_id, allow_patterns):
+        calls.append((hub_id, "pytorch_model*.bin" in allow_patterns, "*.safetensors" in allow_patterns))
+        return str(bert[0])
+
+    if not has_safetensors:
+        torch.save(load_file(bert[0] / "model.safetensors"), bert[0] / "pytorch_model.bin")
+        (bert[0] / "model.safetensors").unlink()
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert convert("someone/bert", tmp_path / "ours")["architecture"] == "VanillaEncoderForMaskedLM"
+    assert calls == [("someone/bert", False, True)] + [("someone/bert", True, False)] * (not has_safetensors)
+
+
+def test_a_hub_id_that_cannot_be_reached_is_named():
+    with pytest.raises(FileNotFoundError, match="someone/nothing is neither a checkpoint directory nor on the Hub"):
+        plan("someone/nothing")
 
 
 def test_missing_files_are_named(bert, tmp_path):

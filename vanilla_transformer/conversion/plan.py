@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+import huggingface_hub
 import torch
 import transformers
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -150,11 +151,11 @@ class Plan:
 
 
 def plan_to_ours(source: str | os.PathLike) -> Plan:
-    """Another project's checkpoint -> ours. See `vanilla_transformer.conversion.convert`."""
+    """Another project's checkpoint -> ours."""
     path, theirs = open_checkpoint(source)
     if theirs.model_type in OURS:
         raise ValueError(f"{source} is a {theirs.model_type} checkpoint already, expected a family to convert it to")
-    family = family_of(theirs.model_type)
+    family = FAMILIES[theirs.model_type]
     architecture = architecture_of(theirs, family.ARCHITECTURES)
     files = TensorFiles(path)
     files.rename(lambda name: modern_name(name).removeprefix(family.PREFIX))
@@ -173,7 +174,7 @@ def plan_to_ours(source: str | os.PathLike) -> Plan:
 def forward_steps(model, family: ModuleType, theirs, architecture, files) -> tuple[list[Step], list[str]]:
     base = not hasattr(model, "model")
     wanted = model.state_dict().keys()
-    steps, used = [], set()
+    steps, used, missing = [], set(), []
     for entry in family.pairs(model.config, theirs, architecture):
         ours = tuple(name.removeprefix("model.") if base else name for name in entry.ours)
         if not wanted >= set(ours) or not ours:
@@ -181,9 +182,12 @@ def forward_steps(model, family: ModuleType, theirs, architecture, files) -> tup
         found = [name for name in (entry.theirs, *entry.also) if name in files.shapes]
         found = found or [name for name in entry.otherwise if name in files.shapes][:1]
         if not found:
-            raise ValueError(f"{files.path} lacks the tensor {entry.theirs}, which {architecture} needs for {', '.join(ours)}")
+            missing.append(entry.theirs)
+            continue
         steps.append(Step((found[0],), ours, entry.op.to_ours, entry.op.name, tuple(found[1:])))
         used.update(found)
+    if missing:
+        raise ValueError(f"{files.path} lacks tensors that {architecture} needs: {', '.join(missing)}")
     known = {
         name
         for other in family.ARCHITECTURES
@@ -208,7 +212,7 @@ BACK = {"bert": bert, "gpt2": gpt2, "bart": bart, "marian": marian}
 
 
 def plan_to_theirs(source: str | os.PathLike, to: str) -> Plan:
-    """Our checkpoint -> BERT, GPT-2, BART or Marian. See `vanilla_transformer.conversion.convert_back`."""
+    """Our checkpoint -> BERT, GPT-2, BART or Marian."""
     if to not in BACK:
         raise ValueError(f"checkpoints can be converted to {', '.join(BACK)}, got {to!r}")
     path, ours = open_checkpoint(source)
@@ -230,16 +234,17 @@ def plan_to_theirs(source: str | os.PathLike, to: str) -> Plan:
 
 def backward_steps(model, family: ModuleType, ours, architecture, files) -> tuple[list[Step], list[str]]:
     wanted = model.state_dict().keys()
-    steps, used = [], set()
+    steps, used, missing = [], set(), []
     for entry in family.pairs(ours, model.config, architecture):
         theirs = entry.theirs if entry.theirs in wanted else family.PREFIX + entry.theirs
         if theirs not in wanted:
             continue
-        if missing := [name for name in entry.ours if name not in files.shapes]:
-            raise ValueError(f"{files.path} lacks the tensor {', '.join(missing)}, which {architecture} needs for {theirs}")
+        missing += [name for name in entry.ours if name not in files.shapes]
         to_theirs = entry.op.to_theirs
         steps.append(Step(entry.ours, (theirs,), lambda *parts, f=to_theirs: (f(*parts),), entry.op.name))
         used.update(entry.ours)
+    if missing:
+        raise ValueError(f"{files.path} lacks tensors that {architecture} needs: {', '.join(missing)}")
     known = {name for entry in family.pairs(ours, model.config, architecture) for name in entry.ours}
     rest = [name for name in files.shapes if name not in used]
     if unknown := [name for name in rest if name not in known]:
@@ -256,12 +261,7 @@ def open_checkpoint(source):
     if not path.is_dir():
         if path.is_absolute() or len(path.parts) > 2 or path.exists():
             raise FileNotFoundError(f"{source} is no checkpoint directory, expected one or a Hub id")
-        from huggingface_hub import snapshot_download
-
-        try:
-            path = Path(snapshot_download(str(source), ignore_patterns=["*.h5", "*.msgpack", "*.onnx*", "*.ot", "*.tflite"]))
-        except Exception as error:
-            raise FileNotFoundError(f"{source} is neither a checkpoint directory nor on the Hub: {error}") from None
+        path = download(str(source))
     if not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path} has no config.json: expected a checkpoint directory")
     try:
@@ -273,8 +273,16 @@ def open_checkpoint(source):
     return path, AutoConfig.from_pretrained(path, trust_remote_code=False)
 
 
-def family_of(model_type):
-    return FAMILIES[model_type]
+def download(hub_id):
+    """Pickles only if there is nothing else."""
+    files = ["*.json", "*.txt", "*.spm", "*.model", "*.safetensors"]
+    try:
+        path = Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=files))
+        if not list(path.glob("*.safetensors")):
+            huggingface_hub.snapshot_download(hub_id, allow_patterns=["pytorch_model*.bin"])
+    except (OSError, ValueError) as error:  # what the Hub client raises is one or the other
+        raise FileNotFoundError(f"{hub_id} is neither a checkpoint directory nor on the Hub: {error}") from None
+    return path
 
 
 def architecture_of(config, known):
