@@ -1,5 +1,6 @@
 """Checkpoint -> graphs: the modeling code, traced. It stays the only definition of the model."""
 
+import inspect
 import json
 import logging
 import os
@@ -12,18 +13,19 @@ import onnx
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from transformers import AutoConfig, DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 import vanilla_transformer
 from vanilla_transformer.files import new_directory, refuse_existing
 
-from . import optimize
+from . import cpu, optimize, portable
 from .artifact import TOKENIZER_FILES, write_manifest
-from .graphs import GraphSpec, example_inputs, graph_specs
+from .graphs import TARGETS, GraphSpec, example_inputs, graph_specs
 from .verify import verify
 
 logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is not installed
-OPSET = 18
+OPSET = {"portable": 18, "cpu": 21}
+DTYPES = {"portable": ("fp32",), "cpu": ("fp32", "int8", "int4")}
 # The model types whose graphs have the same inputs and outputs, and whose config has our field names or `BART_NAMES`.
 STAND_INS = {"vanilla-encoder": "bert", "vanilla-decoder": "opt", "vanilla-seq2seq": "bart"}
 BART_NAMES = {
@@ -44,29 +46,53 @@ EXPORTABLE = (
 )
 
 
-def export(checkpoint: str | os.PathLike, out: str | os.PathLike, force: bool = False, cases: int = 12) -> dict:
-    """Writes the portable graphs of `checkpoint` to the directory `out`, after comparing them with torch on `cases` random
-    inputs, and returns the manifest.
+def export(
+    checkpoint: str | os.PathLike,
+    out: str | os.PathLike,
+    force: bool = False,
+    cases: int = 12,
+    target: str = "portable",
+    dtype: str = "fp32",
+) -> dict:
+    """Writes the graphs of `checkpoint` to the directory `out`, after comparing them with torch on `cases` random inputs, and
+    returns the manifest.
+
+    Args:
+        target: `"portable"` (standard operators) or `"cpu"` (onnxruntime's own ones, see `cpu`).
+        dtype: of the weights: `"fp32"`, or for the cpu target `"int8"` or `"int4"`, quantized by blocks, with int8 compute.
 
     Raises:
         FileExistsError: if `out` exists and `force` is not given.
-        FileNotFoundError, ValueError: as `load_checkpoint`; ValueError if the graphs do not give what torch gives.
+        FileNotFoundError, ValueError: as `load_checkpoint`; ValueError for a target or dtype that is unknown or that cannot
+            hold the model, and if the graphs do not give what torch gives.
     """
     refuse_existing(out, force)
+    if target not in TARGETS or dtype not in DTYPES[target]:
+        known = "; ".join(f"{name} with {', '.join(dtypes)}" for name, dtypes in DTYPES.items())
+        raise ValueError(f"no target {target!r} with dtype {dtype!r}, expected one of: {known}")
     model = load_checkpoint(checkpoint)
+    if target == "cpu":
+        cpu.refuse(model.config)
     with new_directory(out, force) as directory:
         config = write_configs(model, Path(checkpoint), directory)
-        specs = graph_specs(config, type(model).__name__)
+        specs = graph_specs(config, type(model).__name__, target)
+        steps = {}
         for role, spec in specs.items():
             (directory / spec.file).parent.mkdir(exist_ok=True)
-            onnx.save(trace(graph_module(model, role), spec, config["vocab_size"]), directory / spec.file)
+            module = (cpu if target == "cpu" else portable).graph_module(model, role)
+            graph = trace(module, spec, config["vocab_size"], OPSET[target])
+            steps[role] = optimize.optimize(graph, target, dtype)
+            onnx.checker.check_model(graph)
+            onnx.save(graph, directory / spec.file)
+        model.set_attn_implementation("sdpa")  # what is compared with
         facts = {
             "model_type": config["model_type"],
             "architecture": type(model).__name__,
-            "target": "portable",
-            "dtype": "fp32",
-            "opset": OPSET,
+            "target": target,
+            "dtype": dtype,
+            "opset": OPSET[target],
             "graphs": {role: spec.file for role, spec in specs.items()},
+            "optimized": steps,
             "versions": {name: version(name) for name in ("vanilla-transformer", "torch", "transformers", "onnx")},
         }
         write_manifest(directory, **facts)
@@ -147,86 +173,30 @@ def client_config(config: dict) -> dict:
     return {**config, **names, "model_type": STAND_INS[config["model_type"]]}
 
 
-# ---------------------------------------------------------------------------------------------------------- the modules
-
-
-class EncoderGraph(nn.Module):
-    """Tokens, their mask and their types in, all outputs of `model` out."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids, attention_mask, token_type_ids=None):
-        return self.model(input_ids, attention_mask, token_type_ids).to_tuple()
-
-
-class DecoderGraph(nn.Module):
-    """Tokens, mask, positions and a flat list of past keys and values in; logits and the present ones out."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids, attention_mask, position_ids, *past):
-        cache = DynamicCache(list(zip(past[::2], past[1::2], strict=True)))
-        outputs = self.model(input_ids, attention_mask, position_ids, past_key_values=cache, use_cache=True)
-        return outputs.logits, *(states for layer in cache.layers for states in (layer.keys, layer.values))
-
-
-class Seq2SeqDecoderGraph(nn.Module):
-    """As `DecoderGraph`, with the encoder's output; each layer's past is the decoder's pair, then the encoder's."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids, encoder_attention_mask, encoder_hidden_states, *past):
-        own, cross = DynamicCache(list(zip(past[::4], past[1::4]))), DynamicCache(list(zip(past[2::4], past[3::4])))
-        cache = EncoderDecoderCache(own, cross)
-        # Not updated yet, so that attention appends what it projects; that is nothing once the past covers the source.
-        cache.is_updated = dict.fromkeys(range(len(own.layers)), False)
-        outputs = self.model.model.decoder(
-            input_ids,
-            past_key_values=cache,
-            encoder_hidden_states=encoder_hidden_states[:, past[2].shape[2] :],
-            encoder_attention_mask=encoder_attention_mask[:, None, None, :].bool(),
-            use_cache=True,
-        )
-        pairs = ((layer.keys, layer.values) for both in zip(own.layers, cross.layers) for layer in both)
-        return self.model.lm_head(outputs.last_hidden_state), *(states for pair in pairs for states in pair)
-
-
-def graph_module(model: PreTrainedModel, role: str) -> nn.Module:
-    if not model.config.is_encoder_decoder:
-        return EncoderGraph(model) if role == "encoder" else DecoderGraph(model)
-    return EncoderGraph(model.get_encoder()) if role == "encoder" else Seq2SeqDecoderGraph(model)
-
-
-def trace(module: nn.Module, spec: GraphSpec, vocab_size: int) -> onnx.ModelProto:
+def trace(module: nn.Module, spec: GraphSpec, vocab_size: int, opset: int) -> onnx.ModelProto:
     """`module` as an ONNX model with the names and axes of `spec`."""
     inputs = {name: torch.from_numpy(array) for name, array in example_inputs(spec, vocab_size).items()}
     # A name torch accepts for each axis; the sums get their real name afterwards.
     dims = {axis: torch.export.Dim(axis.replace(" + ", "_plus_")) for tensor in spec.inputs for axis in tensor.axes.values()}
     shapes = [{index: dims[axis] for index, axis in tensor.axes.items()} for tensor in spec.inputs]
-    fixed = sum(not tensor.name.startswith("past_key_values") for tensor in spec.inputs)
+    parameters = inspect.signature(module.forward).parameters.values()
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        named = len(parameters) - 1
+        shapes = [*shapes[:named], tuple(shapes[named:])]
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that an axis is named twice, which is what shared axes are
         program = torch.onnx.export(
             module,
             tuple(inputs.values()),
             dynamo=True,
-            opset_version=OPSET,
+            opset_version=opset,
             input_names=[tensor.name for tensor in spec.inputs],
             output_names=[tensor.name for tensor in spec.outputs],
-            dynamic_shapes=(*shapes[:fixed], tuple(shapes[fixed:])) if fixed < len(shapes) else tuple(shapes),
+            dynamic_shapes=tuple(shapes),
             verbose=False,
         )
     model = program.model_proto
-    optimize.strip_metadata(model)
-    optimize.share_tied_weights(model)
     for value, tensor in zip([*model.graph.input, *model.graph.output], [*spec.inputs, *spec.outputs], strict=True):
         for index, axis in tensor.axes.items():
             value.type.tensor_type.shape.dim[index].dim_param = axis
-    onnx.checker.check_model(model)
     return model

@@ -47,7 +47,7 @@ def info(args):
 def export(args):
     from .build import export
 
-    manifest = export(args.checkpoint, args.out, args.force)
+    manifest = export(args.checkpoint, args.out, args.force, target=args.target, dtype=args.dtype)
     files = {name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")}
     print(json.dumps({"out": str(args.out), "files": files, "parity": manifest["parity"]}))
 
@@ -149,6 +149,8 @@ def build_parser():
     verb.set_defaults(run=export, extras="torch,cpu")
     verb.add_argument("checkpoint", help="checkpoint directory or Hub id")
     verb.add_argument("out", type=Path, help="export directory to write")
+    verb.add_argument("--target", default="portable", help="portable (standard operators) or cpu (onnxruntime's own)")
+    verb.add_argument("--dtype", default="fp32", help="of the weights: fp32; int8 or int4 for --target cpu")
     verb.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
     verb = verbs.add_parser("verify", help="compare an export with its checkpoint", formatter_class=formatter)

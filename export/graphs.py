@@ -11,6 +11,12 @@ One decoder graph serves the first step (a cache of length 0) and every later on
 a value (B, H, past, d_v) per layer, `past_key_values.0.key` in and `present.0.key` out; a seq2seq decoder has the pairs
 `past_key_values.0.decoder.key` and `past_key_values.0.encoder.key`. The encoder's pair grows once: the positions of
 `encoder_hidden_states` behind `past_source_length` are projected and appended, so from the second step on none are.
+
+The graphs of the cpu target are the same for encoders. Their decoders write caches of fixed size in place (`past_key_values`
+and `present` are one buffer of `max_length` positions), return the logits of each row's last real token only, and read
+`last_position` (each row's last real token, its place in the cache) and `total_length` (the longest row, new tokens included).
+A seq2seq encoder returns the keys and values of cross-attention, `present.0.encoder.key`, which the decoder takes as they are:
+its rows continue one batch entry each, or several (beams) in order.
 """
 
 from dataclasses import dataclass, replace
@@ -25,7 +31,11 @@ EXAMPLE_SIZES = {
     "past_length": 5,
     "past_source_length": 4,
     "past_length + target_length": 7,
+    "rows": 6,
+    "max_length": 11,
 }
+TARGETS = ("portable", "cpu")
+PARTS = ("key", "value")
 
 
 @dataclass(frozen=True)
@@ -50,11 +60,13 @@ class GraphSpec:
     outputs: tuple[TensorSpec, ...]
 
 
-def graph_specs(config: dict, architecture: str) -> dict[str, GraphSpec]:
+def graph_specs(config: dict, architecture: str, target: str = "portable") -> dict[str, GraphSpec]:
     """`config` is a checkpoint's config.json as a dict, `architecture` the name of its class.
 
     Returns the graphs by role: `{"encoder": ...}`, `{"decoder": ...}`, or both for seq2seq.
     """
+    if target == "cpu" and config["model_type"] != "vanilla-encoder":
+        return cpu_decoder_specs(config)
     variant = config["model_type"].removeprefix("vanilla-")
     if variant == "encoder":
         return {"encoder": encoder_spec("onnx/model.onnx", config, encoder_outputs(config)[architecture])}
@@ -125,6 +137,36 @@ def decoder_spec(file, inputs, config, layers):
     return GraphSpec(file, (*inputs, *past), (logits, *present))
 
 
+def cpu_decoder_specs(config):
+    is_pair = config["model_type"] == "vanilla-seq2seq"
+    length = 1 if is_pair else "target_length"  # what a seq2seq model starts from is one token
+    inputs = [
+        TensorSpec("input_ids", "int64", ("rows", length)),
+        TensorSpec("position_ids", "int64", ("rows", length)),
+        TensorSpec("last_position", "int32", ("rows",)),
+        TensorSpec("total_length", "int32", (1,)),
+    ]
+    heads, width = config["num_attention_heads"], config["head_dim"]
+    own, cross = ("rows", heads, "max_length", width), ("batch_size", heads, "source_length", width)
+    attentions = {"decoder.": own, "encoder.": cross} if is_pair else {"": own}
+    if is_pair:
+        inputs.append(TensorSpec("encoder_attention_mask", "int64", ("batch_size", "source_length")))
+    layers = range(config["decoder_layers"] if is_pair else config["num_hidden_layers"])
+
+    def states(prefix, attention):
+        return [
+            TensorSpec(f"{prefix}.{i}.{attention}{part}", "float32", attentions[attention]) for i in layers for part in PARTS
+        ]
+
+    past = [tensor for attention in attentions for tensor in states("past_key_values", attention)]
+    logits = TensorSpec("logits", "float32", ("rows", config["vocab_size"]))
+    step = (*inputs, *past), (logits, *states("present", next(iter(attentions))))
+    if not is_pair:
+        return {"decoder": GraphSpec("onnx/model.onnx", *step)}
+    encoder = encoder_spec("onnx/encoder_model.onnx", config, tuple(states("present", "encoder.")))
+    return {"encoder": encoder, "decoder": GraphSpec("onnx/decoder_model_merged.onnx", *step)}
+
+
 def example_inputs(spec: GraphSpec, vocab_size: int) -> dict[str, np.ndarray]:
     """Inputs to trace `spec` with. Their masks have one padded row: tracing drops a mask that is all ones."""
     rng = np.random.default_rng(0)
@@ -136,6 +178,8 @@ def example_inputs(spec: GraphSpec, vocab_size: int) -> dict[str, np.ndarray]:
         elif "mask" in tensor.name:
             example[tensor.name] = np.ones(shape, np.int64)
             example[tensor.name][1, :2] = 0
+        elif tensor.dtype == "int32":  # a cache with 3 tokens and one more
+            example[tensor.name] = np.full(shape, 3 if tensor.name == "last_position" else 4, np.int32)
         elif tensor.name == "token_type_ids":
             example[tensor.name] = np.zeros(shape, np.int64)
         elif tensor.name == "position_ids":

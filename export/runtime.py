@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from .artifact import Artifact, read_artifact
-from .graphs import graph_specs
+from .graphs import TARGETS, graph_specs
 from .search import Options, beam_search, greedy
 
 try:
@@ -15,6 +15,8 @@ except ImportError:
     raise ImportError(
         "onnxruntime is not installed: pip install 'vanilla-transformer[cpu]', or [gpu] for onnxruntime-gpu"
     ) from None
+
+from .decoding import FixedCaches, GrowingCaches, cross_states
 
 # Fields of generation_config.json that change neither greedy nor beam search: bookkeeping, what only sampling reads, and
 # what only an assistant model reads. Any other field must be at its default here, or is refused.
@@ -41,13 +43,22 @@ class Runtime:
     def __init__(self, directory: str | os.PathLike, threads: int | None = None):
         self.artifact: Artifact = read_artifact(directory)
         self.config = self.artifact.config
-        self.specs = graph_specs(self.config, self.artifact.manifest["architecture"])
+        self.target = self.artifact.manifest.get("target", "portable")
+        if self.target not in TARGETS:
+            raise ValueError(f"{directory} is for the target {self.target!r}, expected one of {', '.join(TARGETS)}")
+        self.specs = graph_specs(self.config, self.artifact.manifest["architecture"], self.target)
         self.sessions = {role: self._session(spec.file, threads) for role, spec in self.specs.items()}
 
     def encode(
         self, input_ids: np.ndarray, attention_mask: np.ndarray | None = None, token_type_ids: np.ndarray | None = None
     ) -> np.ndarray:
-        """The first of `outputs`: `last_hidden_state` (B, S, D), or the `logits` of the model's head."""
+        """The first of `outputs`: `last_hidden_state` (B, S, D), or the `logits` of the model's head.
+
+        Raises:
+            ValueError: as `outputs`; for a seq2seq model of the cpu target, whose encoder returns no states of its own.
+        """
+        if self.target == "cpu" and "decoder" in self.sessions:
+            raise ValueError("the encoder of this export returns keys and values for its decoder only: use --target portable")
         return next(iter(self.outputs(input_ids, attention_mask, token_type_ids).values()))
 
     def outputs(
@@ -93,30 +104,42 @@ class Runtime:
         if not mask.any(axis=1).all():
             raise ValueError(f"row {int(mask.any(axis=1).argmin())} has no tokens, expected at least one in every row")
         settings = self._settings(options, prompt_length=1 if "encoder" in self.sessions else ids.shape[1])
-        prompt, decoding = self._first(ids, mask, settings)
-        first = decoding.step(prompt, None)[:, -1]
+        if "encoder" in self.sessions:
+            self._check_positions(settings.max_new_tokens)
+            source, ids, mask = padded(ids, mask, "right", settings.pad_token_id), self._start_tokens(len(ids)), None
+        else:
+            self._check_positions(int(mask.sum(axis=1).max()) + settings.max_new_tokens - 1)
+            source = None
+        decoding, *prompts = self.decoding(ids, mask, source, settings.max_new_tokens)
+        first = decoding.start(*prompts)
         if settings.num_beams == 1:
             new = greedy(decoding.next, first, settings)
         else:
             decoding.repeat(settings.num_beams)
             new = beam_search(decoding.next, np.repeat(first, settings.num_beams, axis=0), settings)
+        prompt = ids if mask is None else padded(ids, mask, "left", settings.pad_token_id)[0]
         return np.concatenate([prompt, new], axis=1)
 
-    def _first(self, ids, mask, settings):
-        """The decoder's first tokens (B, T), and a `Decoding` that has seen nothing."""
-        feeds = {}
-        if "encoder" in self.sessions:
-            start = self.artifact.generation_config.get("decoder_start_token_id", self.config["decoder_start_token_id"])
-            if start is None:
-                raise ValueError("decoder_start_token_id is None, expected the token id generation starts from")
-            prompt = np.full((len(ids), 1), start)
-            self._check_positions(settings.max_new_tokens)
-            ids, mask = padded(ids, mask, "right", settings.pad_token_id)
-            feeds = {"encoder_hidden_states": self.encode(ids, mask), "encoder_attention_mask": mask}
-        else:
-            self._check_positions(int(mask.sum(axis=1).max()) + settings.max_new_tokens - 1)
-            prompt, feeds["attention_mask"] = padded(ids, mask, "left", settings.pad_token_id)
-        return prompt, Decoding(self.sessions["decoder"], self.specs["decoder"], feeds)
+    def decoding(self, ids, mask, source, new_tokens):
+        """What decodes the prompts `ids` with `mask` (B, T) behind `source`, a pair of ids and mask, or `None` without an
+        encoder, with room for `new_tokens` more; and the prompts as it takes them, to start with."""
+        session, spec = self.sessions["decoder"], self.specs["decoder"]
+        mask = np.ones_like(ids) if mask is None else mask
+        if self.target == "portable":
+            prompts = padded(ids, mask, "left", 0)
+            feeds = (
+                {} if source is None else {"encoder_hidden_states": self.encode(*source), "encoder_attention_mask": source[1]}
+            )
+            return GrowingCaches(session, spec, feeds, len(ids)), *prompts
+        prompts = padded(ids, mask, "right", 0)
+        feeds = {} if source is None else {**cross_states(self.outputs(*source)), "encoder_attention_mask": source[1]}
+        return FixedCaches(session, spec, feeds, len(ids), ids.shape[1] + new_tokens), *prompts
+
+    def _start_tokens(self, rows):
+        start = self.artifact.generation_config.get("decoder_start_token_id", self.config["decoder_start_token_id"])
+        if start is None:
+            raise ValueError("decoder_start_token_id is None, expected the token id generation starts from")
+        return np.full((rows, 1), start)
 
     def _settings(self, options, prompt_length):
         """generation_config.json with `options` over it."""
@@ -181,65 +204,6 @@ class Runtime:
         options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
         path = str(self.artifact.directory / file)
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-
-class Decoding:
-    """One batch being decoded: a decoder graph, its caches, and what it is fed besides tokens.
-
-    `feeds` are `encoder_hidden_states` and `encoder_attention_mask` for seq2seq, `attention_mask` of the prompt otherwise.
-    """
-
-    def __init__(self, session, spec, feeds):
-        self.session = session
-        self.outputs = [tensor.name for tensor in spec.outputs]
-        self.feeds = feeds
-        rows = len(next(iter(feeds.values())))
-        # Every cache starts with length 0.
-        self.past = {
-            tensor.name: np.zeros((rows, *(0 if isinstance(size, str) else size for size in tensor.shape[1:])), np.float32)
-            for tensor in spec.inputs
-            if tensor.name.startswith("past_key_values")
-        }
-
-    def step(self, tokens: np.ndarray, taken_from: np.ndarray | None) -> np.ndarray:
-        """`tokens` (rows, T), continuing the rows `taken_from` of the caches (all, in order) -> logits (rows, T, V)."""
-        if taken_from is not None:
-            self.reorder(taken_from)
-        feeds = {**self.feeds, **self.past, "input_ids": tokens}
-        if "attention_mask" in self.feeds:
-            feeds |= self.grow_mask(tokens.shape[1])
-        logits, *present = self.session.run(self.outputs, feeds)
-        for name, states in zip(self.outputs[1:], present, strict=True):
-            self.past[name.replace("present", "past_key_values")] = states
-        return logits
-
-    def next(self, tokens: np.ndarray, taken_from: np.ndarray | None) -> np.ndarray:
-        """One token (rows,) for each row -> the logits (rows, V) of the one after it."""
-        return self.step(tokens[:, None], taken_from)[:, -1]
-
-    def grow_mask(self, length):
-        """The first step has the mask of the prompt; each later one appends real tokens."""
-        mask = self.feeds["attention_mask"]
-        past = self.past["past_key_values.0.key"].shape[2]
-        if past:
-            mask = np.concatenate([mask, np.ones((len(mask), past + length - mask.shape[1]), np.int64)], axis=1)
-            self.feeds["attention_mask"] = mask
-        positions = np.maximum(mask.cumsum(axis=1) - 1, 0)[:, past:]
-        return {"attention_mask": mask, "position_ids": positions}
-
-    def repeat(self, count):
-        """Every row `count` times in a row."""
-        for arrays in (self.feeds, self.past):
-            for name, array in arrays.items():
-                arrays[name] = np.repeat(array, count, axis=0)
-
-    def reorder(self, rows):
-        """Beams of one input share the encoder's output, so only the decoder's own caches move."""
-        for name, states in self.past.items():
-            if ".encoder." not in name:
-                self.past[name] = states[rows]
-        if "attention_mask" in self.feeds:
-            self.feeds["attention_mask"] = self.feeds["attention_mask"][rows]
 
 
 def padded(ids, mask, side, pad_token_id):
