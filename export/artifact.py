@@ -37,7 +37,8 @@ def read_artifact(directory: str | os.PathLike) -> Artifact:
 
     Raises:
         FileNotFoundError: if the directory, its manifest or a file named there is missing.
-        ValueError: if the manifest is of another schema, or a file is not the one that was exported.
+        ValueError: if the manifest is of another schema or lists a file outside the directory, or a file is not the one that
+            was exported.
     """
     directory = Path(directory)
     path = directory / MANIFEST
@@ -49,11 +50,16 @@ def read_artifact(directory: str | os.PathLike) -> Artifact:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(manifest, dict):
         raise ValueError(f"{path} is not a manifest, expected a JSON object, got {manifest!r}")
-    if manifest.get("schema_version") != SCHEMA_VERSION:
-        raise ValueError(f"{path} has schema version {manifest.get('schema_version')}, expected {SCHEMA_VERSION}: export again")
+    if (found := manifest.get("schema_version")) != SCHEMA_VERSION:
+        is_newer = isinstance(found, int) and found > SCHEMA_VERSION
+        remedy = "a newer vanilla-transformer wrote it, update this one" if is_newer else "export again"
+        raise ValueError(f"{path} has schema version {found}, expected {SCHEMA_VERSION}: {remedy}")
     if missing := {"architecture", "files", "model_type"} - manifest.keys():
         raise ValueError(f"{path} lacks {', '.join(sorted(missing))}: export again")
     for name, facts in manifest["files"].items():
+        # A link is followed, the Hub's cache is made of them: what it leads to must have the right hash.
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ValueError(f"{path} lists {name!r}, which is outside the directory: export again")
         check_file(directory / name, facts)
     config, generation_config = (
         json.loads((directory / name).read_text()) if name in manifest["files"] else {}

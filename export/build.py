@@ -1,15 +1,18 @@
 """Checkpoint -> graphs: the modeling code, traced. It stays the only definition of the model."""
 
+import hashlib
 import inspect
 import json
 import logging
 import os
 import shutil
 import warnings
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
@@ -20,12 +23,15 @@ from vanilla_transformer.files import new_directory, refuse_existing
 
 from . import cpu, optimize, portable
 from .artifact import TOKENIZER_FILES, write_manifest
-from .graphs import TARGETS, GraphSpec, example_inputs, graph_specs
+from .graphs import DTYPES, GraphSpec, example_inputs, graph_specs
 from .verify import verify
 
 logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is not installed
 OPSET = {"portable": 18, "cpu": 21}
-DTYPES = {"portable": ("fp32",), "cpu": ("fp32", "int8", "int4")}
+PROTOBUF_LIMIT = 1_900_000_000  # bytes of weights: a message can hold 2 GB, so what is above goes into a file of its own
+WEIGHTS = "model.onnx_data"
+SMALL = 1024  # bytes: weights that stay in the graph, where onnxruntime can fold them into others
+PAGE = 4096  # bytes, what a file is mapped in
 # The model types whose graphs have the same inputs and outputs, and whose config has our field names or `BART_NAMES`.
 STAND_INS = {"vanilla-encoder": "bert", "vanilla-decoder": "opt", "vanilla-seq2seq": "bart"}
 BART_NAMES = {
@@ -41,7 +47,11 @@ EXPORTABLE = (
     "VanillaEncoderForSequenceClassification",
     "VanillaEncoderForTokenClassification",
     "VanillaEncoderForQuestionAnswering",
+    "VanillaEncoderForMultipleChoice",
+    "VanillaDecoderModel",
+    "VanillaDecoderForSequenceClassification",
     "VanillaDecoderForCausalLM",
+    "VanillaSeq2SeqModel",
     "VanillaSeq2SeqForConditionalGeneration",
 )
 
@@ -59,7 +69,8 @@ def export(
 
     Args:
         target: `"portable"` (standard operators) or `"cpu"` (onnxruntime's own ones, see `cpu`).
-        dtype: of the weights: `"fp32"`, or for the cpu target `"int8"` or `"int4"`, quantized by blocks, with int8 compute.
+        dtype: of the weights: `"fp32"`; `"int8"`, one scale for each column; for the cpu target also `"int4"`, one for each
+            block of 32 in a column. Quantized products are computed in int8.
 
     Raises:
         FileExistsError: if `out` exists and `force` is not given.
@@ -67,23 +78,22 @@ def export(
             hold the model, and if the graphs do not give what torch gives.
     """
     refuse_existing(out, force)
-    if target not in TARGETS or dtype not in DTYPES[target]:
+    if dtype not in DTYPES.get(target, ()):
         known = "; ".join(f"{name} with {', '.join(dtypes)}" for name, dtypes in DTYPES.items())
         raise ValueError(f"no target {target!r} with dtype {dtype!r}, expected one of: {known}")
     model = load_checkpoint(checkpoint)
-    if target == "cpu":
+    operators = cpu if target == "cpu" and has_cpu_operators(model) else portable
+    if operators is cpu:
         cpu.refuse(model.config)
     with new_directory(out, force) as directory:
         config = write_configs(model, Path(checkpoint), directory)
-        specs = graph_specs(config, type(model).__name__, target)
-        steps = {}
+        specs = graph_specs(config, type(model).__name__, target, dtype)
+        graphs, steps = {}, {}
         for role, spec in specs.items():
-            (directory / spec.file).parent.mkdir(exist_ok=True)
-            module = (cpu if target == "cpu" else portable).graph_module(model, role)
-            graph = trace(module, spec, config["vocab_size"], OPSET[target])
+            graph = trace(operators.graph_module(model, role), spec, config["vocab_size"], OPSET[target])
             steps[role] = optimize.optimize(graph, target, dtype)
-            onnx.checker.check_model(graph)
-            onnx.save(graph, directory / spec.file)
+            graphs[directory / spec.file] = graph
+        save(graphs, target)
         model.set_attn_implementation("sdpa")  # what is compared with
         facts = {
             "model_type": config["model_type"],
@@ -102,12 +112,52 @@ def export(
         return write_manifest(directory, **facts, parity=report.summary())
 
 
+def has_cpu_operators(model: PreTrainedModel) -> bool:
+    """Decoders that only read, and choices, which come with an axis more, have standard operators on the cpu target too."""
+    is_encoder = model.config.model_type == "vanilla-encoder"
+    return model.can_generate() or (is_encoder and type(model).__name__ != "VanillaEncoderForMultipleChoice")
+
+
+def save(graphs: dict[Path, ir.Model], target: str) -> None:
+    """The weights of the cpu target go to one file beside the graphs, each once: onnxruntime maps it into memory. Others stay
+    in their graph, or go to `<path>_data` where they are more than `PROTOBUF_LIMIT`."""
+    for path, graph in graphs.items():
+        path.parent.mkdir(exist_ok=True)
+        if target != "cpu" and sum(value.const_value.nbytes for value in graph.graph.initializers.values()) > PROTOBUF_LIMIT:
+            move_weights([graph], path.with_name(f"{path.name}_data"))
+    if target == "cpu":
+        move_weights(graphs.values(), next(iter(graphs)).with_name(WEIGHTS))
+    for path, graph in graphs.items():
+        ir.save(graph, path)
+        if target == "portable":  # it knows standard operators only
+            onnx.checker.check_model(str(path))
+
+
+def move_weights(graphs: Iterable[ir.Model], path: Path) -> None:
+    """Writes the weights of `graphs` to `path`, at multiples of the page size, and has the graphs refer to it."""
+    places = {}
+    with open(path, "wb") as file:
+        for value in [value for graph in graphs for value in graph.graph.initializers.values()]:
+            tensor = value.const_value
+            if tensor.nbytes < SMALL:
+                continue
+            content = tensor.tobytes()
+            key = hashlib.sha256(content).digest()
+            if key not in places:
+                file.write(bytes(-file.tell() % PAGE))
+                places[key] = file.tell()
+                file.write(content)
+            value.const_value = ir.ExternalTensor(
+                path.name, places[key], len(content), tensor.dtype, shape=tensor.shape, name=value.name, base_dir=path.parent
+            )
+
+
 def load_checkpoint(checkpoint: str | os.PathLike) -> PreTrainedModel:
     """The model of a checkpoint directory or Hub id, of the class its config names, in float32 and evaluation mode.
 
     Raises:
         FileNotFoundError: for a directory without config.json or without safetensors weights.
-        ValueError: for weights that are truncated, missing or of other shapes, and for a config of another model.
+        ValueError: for weights that are truncated, missing, of other shapes or not finite, and for a config of another model.
     """
     path = Path(checkpoint)
     if path.is_dir():
@@ -133,6 +183,9 @@ def load_checkpoint(checkpoint: str | os.PathLike) -> PreTrainedModel:
     for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if info[problem]:
             raise ValueError(f"the weights of {checkpoint} do not fit {name}: {problem} {sorted(info[problem])[:5]}")
+    for weight_name, weight in model.named_parameters():
+        if wrong := weight.numel() - int(weight.isfinite().sum()):
+            raise ValueError(f"{weight_name} of {checkpoint} has {wrong} of {weight.numel()} values that are NaN or infinite")
     return model.eval()
 
 
@@ -154,7 +207,9 @@ def write_configs(model, checkpoint, directory):
     """config.json for clients, generation_config.json and the tokenizer; returns the checkpoint's config."""
     config = model.config.to_dict()
     config.pop("auto_map")  # there is no code beside an export
-    (directory / "config.json").write_text(json.dumps(client_config(config), indent=2, default=str) + "\n")
+    (directory / "config.json").write_text(
+        json.dumps(client_config(config, model.can_generate()), indent=2, default=str) + "\n"
+    )
     if model.can_generate():
         model.generation_config.save_pretrained(directory)
     for name in TOKENIZER_FILES:
@@ -163,17 +218,18 @@ def write_configs(model, checkpoint, directory):
     return config
 
 
-def client_config(config: dict) -> dict:
+def client_config(config: dict, can_generate: bool = True) -> dict:
     """Transformers.js throws for a model type it does not know, so config.json names one with the same graphs; the manifest
     has the true one. It sizes empty caches as hidden_size / heads: models of other head widths keep their own type."""
     heads, width = config["num_attention_heads"], config["hidden_size"]
     if not heads * config["head_dim"] == heads * config["value_head_dim"] == width:
         return config
     names = {name: config[ours] for name, ours in BART_NAMES.items()} if config["is_encoder_decoder"] else {}
-    return {**config, **names, "model_type": STAND_INS[config["model_type"]]}
+    only_reads = config["model_type"] == "vanilla-decoder" and not can_generate  # whole sequences, as an encoder
+    return {**config, **names, "model_type": STAND_INS["vanilla-encoder" if only_reads else config["model_type"]]}
 
 
-def trace(module: nn.Module, spec: GraphSpec, vocab_size: int, opset: int) -> onnx.ModelProto:
+def trace(module: nn.Module, spec: GraphSpec, vocab_size: int, opset: int) -> ir.Model:
     """`module` as an ONNX model with the names and axes of `spec`."""
     inputs = {name: torch.from_numpy(array) for name, array in example_inputs(spec, vocab_size).items()}
     # A name torch accepts for each axis; the sums get their real name afterwards.
@@ -195,8 +251,7 @@ def trace(module: nn.Module, spec: GraphSpec, vocab_size: int, opset: int) -> on
             dynamic_shapes=tuple(shapes),
             verbose=False,
         )
-    model = program.model_proto
-    for value, tensor in zip([*model.graph.input, *model.graph.output], [*spec.inputs, *spec.outputs], strict=True):
-        for index, axis in tensor.axes.items():
-            value.type.tensor_type.shape.dim[index].dim_param = axis
-    return model
+    graph = program.model.graph
+    for value, tensor in zip([*graph.inputs, *graph.outputs], [*spec.inputs, *spec.outputs], strict=True):
+        value.shape = ir.Shape(tensor.shape)
+    return program.model

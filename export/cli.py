@@ -58,6 +58,10 @@ def verify(args):
 
     report = verify(args.out, load_checkpoint(args.checkpoint), args.cases, args.seed)
     print(report)
+    if files := metric_files(args):
+        from .evaluate import compare
+
+        print(json.dumps(compare(args.out, args.checkpoint, batch_size=args.batch_size, **files)))
     if report.failures:
         sys.exit("\n".join(report.failures))
 
@@ -65,14 +69,35 @@ def verify(args):
 def generate(args):
     from .text import TextRuntime
 
+    runtime, options = TextRuntime(args.out, args.threads), generation_options(args) | dict(args.set)
     texts = args.text or [line.removesuffix("\n") for line in sys.stdin]
-    print(*TextRuntime(args.out, args.threads).generate(texts, **generation_options(args)), sep="\n")
+    if args.stream:
+        for text in texts:
+            for piece in runtime.stream(text, **options):
+                print(piece, end="", flush=True)
+            print()
+    else:
+        print(*runtime.generate(texts, **options), sep="\n")
 
 
 def evaluate(args):
     from .evaluate import evaluate
 
-    print(json.dumps(evaluate(args.directory, args.source, args.target, args.batch_size, **generation_options(args))))
+    options = {"batch_size": args.batch_size, **metric_files(args), **generation_options(args)}
+    print(json.dumps(evaluate(args.directory, **options)))
+
+
+def metric_files(args):
+    names = ("source", "target", "text", "labels")
+    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+
+
+def add_metric_files(verb):
+    verb.add_argument("--source", type=Path, help="for BLEU: one sentence a line, .gz or plain")
+    verb.add_argument("--target", type=Path, help="its translations, line by line")
+    verb.add_argument("--text", type=Path, help="for (pseudo-)perplexity: any text; for accuracy: one text a line")
+    verb.add_argument("--labels", type=Path, help="for accuracy: the name or id of each text's label, line by line")
+    verb.add_argument("--batch-size", type=positive, default=32, help="sentences run together")
 
 
 def generation_options(args):
@@ -150,29 +175,33 @@ def build_parser():
     verb.add_argument("checkpoint", help="checkpoint directory or Hub id")
     verb.add_argument("out", type=Path, help="export directory to write")
     verb.add_argument("--target", default="portable", help="portable (standard operators) or cpu (onnxruntime's own)")
-    verb.add_argument("--dtype", default="fp32", help="of the weights: fp32; int8 or int4 for --target cpu")
+    verb.add_argument("--dtype", default="fp32", help="of the weights: fp32 or int8; or int4 for --target cpu")
     verb.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
-    verb = verbs.add_parser("verify", help="compare an export with its checkpoint", formatter_class=formatter)
+    verb = verbs.add_parser(
+        "verify", help="compare an export with its checkpoint, and their metrics on text", formatter_class=formatter
+    )
     verb.set_defaults(run=verify, extras="torch,cpu")
     verb.add_argument("out", type=Path, help="export directory")
     verb.add_argument("checkpoint", help="checkpoint directory or Hub id")
     verb.add_argument("--cases", type=positive, default=60, help="random batches to compare")
     verb.add_argument("--seed", type=int, default=0, help="of the batches")
+    add_metric_files(verb)
 
     verb = verbs.add_parser("generate", help="translate or continue text with an export", formatter_class=formatter)
     verb.set_defaults(run=generate, extras="cpu")
     verb.add_argument("out", type=Path, help="export directory")
     verb.add_argument("text", nargs="*", help="texts; without any, the lines of standard input")
     verb.add_argument("--threads", type=positive, help="processor threads; all this process may use if not given")
+    verb.add_argument("--stream", action="store_true", help="one text after the other, each as it is generated; without beams")
     add_generation_options(verb)
+    help_of_set = "another generation setting: do_sample=true, top_p=0.9, seed=1, no_repeat_ngram_size=3 ..."
+    verb.add_argument("--set", type=key_value, action="append", default=[], metavar="KEY=VALUE", help=help_of_set)
 
-    verb = verbs.add_parser("evaluate", help="BLEU of a checkpoint or an export", formatter_class=formatter)
+    verb = verbs.add_parser("evaluate", help="BLEU, perplexity or accuracy on text", formatter_class=formatter)
     verb.set_defaults(run=evaluate, extras="train,cpu")
     verb.add_argument("directory", help="checkpoint directory (torch) or export directory (onnxruntime)")
-    verb.add_argument("--source", type=Path, required=True, help="one sentence a line, .gz or plain")
-    verb.add_argument("--target", type=Path, required=True, help="its translations, line by line")
-    verb.add_argument("--batch-size", type=positive, default=32, help="sentences translated together")
+    add_metric_files(verb)
     add_generation_options(verb)
     return parser
 

@@ -76,87 +76,123 @@ class GrowingCaches:
             self.feeds["attention_mask"] = self.feeds["attention_mask"][rows]
 
 
-class FixedCaches:
-    """A batch being decoded by a graph of the cpu target: caches of `capacity` positions that the graph writes in place, bound
-    once, as are all inputs and outputs. `rows` of them, `feeds` of the source (seq2seq) for fewer where rows are beams."""
+class RaggedCaches:
+    """A batch of prompts being continued by a decoder of the cpu target, each at its own length."""
 
-    def __init__(self, session, spec, feeds, rows, capacity):
-        self.session, self.spec, self.capacity = session, spec, capacity
-        self.source = {name: value(array) for name, array in feeds.items()}
-        self.own = [tensor for tensor in spec.outputs if tensor.name.startswith("present")]
-        self.allocate(rows)
-
-    def allocate(self, rows):
-        shapes = {tensor.name: [rows, tensor.shape[1], self.capacity, tensor.shape[3]] for tensor in self.own}
-        self.caches = {name: value(np.zeros(shape, np.float32)) for name, shape in shapes.items()}
-        self.lengths = np.zeros(rows, np.int64)  # tokens of each row in its caches
-        self.bind(1)
-
-    def bind(self, length):
-        """Everything the graph reads and writes with `length` tokens at once."""
-        rows, vocabulary = len(self.lengths), self.spec.outputs[0].shape[1]
-        self.fed = {
-            "input_ids": value(np.zeros((rows, length), np.int64)),
-            "position_ids": value(np.zeros((rows, length), np.int64)),
-            "last_position": value(np.zeros(rows, np.int32)),
-            "total_length": value(np.zeros(1, np.int32)),
-        }
-        self.logits = value(np.zeros((rows, vocabulary), np.float32))
-        self.binding = self.session.io_binding()
-        for name, bound in {**self.fed, **self.source}.items():
-            self.binding.bind_ortvalue_input(name, bound)
-        self.binding.bind_ortvalue_output("logits", self.logits)
-        for name, bound in self.caches.items():
-            self.binding.bind_ortvalue_input(name.replace("present", "past_key_values"), bound)
-            self.binding.bind_ortvalue_output(name, bound)
+    def __init__(self, session, spec, rows, capacity):
+        self.graph = lambda rows, length, caches: BoundGraph(
+            session, spec, {"rows": rows, "target_length": length, "max_length": capacity}, caches
+        )
+        self.bound = self.graph(rows, 1, {})
 
     def start(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """The first tokens (rows, T), padded on the right, and their mask -> the logits (rows, V) behind them."""
-        self.lengths = mask.sum(axis=1)
-        self.bind(ids.shape[1])
-        positions = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
-        logits = self.run(ids, positions, self.lengths - 1, ids.shape[1]).copy()
-        self.bind(1)
-        return logits
+        """The prompts (rows, T), padded on the right, and their mask -> the logits (rows, V) behind them."""
+        self.lengths, (rows, length) = mask.sum(axis=1), ids.shape
+        prompt = self.graph(rows, length, self.bound.caches)
+        return prompt.run(
+            input_ids=ids, position_ids=np.arange(length), last_position=self.lengths - 1, total_length=length
+        ).copy()
 
     def next(self, tokens: np.ndarray, taken_from: np.ndarray | None) -> np.ndarray:
         """One token (rows,) for each row, continuing the rows `taken_from` (all, in order) -> the logits (rows, V) behind it,
         valid until the next step."""
         if taken_from is not None:
             self.reorder(taken_from)
-        self.lengths = self.lengths + 1
-        places = self.lengths - 1
-        return self.run(tokens[:, None], places[:, None], places, self.lengths.max())
-
-    def run(self, ids, positions, last_position, total_length):
-        for name, array in (
-            ("input_ids", ids),
-            ("position_ids", positions),
-            ("last_position", last_position.astype(np.int32)),
-            ("total_length", np.array([total_length], np.int32)),
-        ):
-            self.fed[name].update_inplace(np.ascontiguousarray(array))
-        self.session.run_with_iobinding(self.binding)
-        return self.logits.numpy()
+        places, self.lengths = self.lengths, self.lengths + 1
+        return self.bound.run(
+            input_ids=tokens[:, None], position_ids=places[:, None], last_position=places, total_length=self.lengths.max()
+        )
 
     def repeat(self, count):
-        """Every row `count` times in a row. The source stays as it is: its rows are shared."""
-        old, lengths = self.caches, np.repeat(self.lengths, count)
-        self.allocate(len(lengths))
-        self.lengths = lengths
-        used = lengths.max()
-        for name, bound in self.caches.items():
-            bound.numpy()[:, :, :used] = np.repeat(old[name].numpy()[:, :, :used], count, axis=0)
+        """Every row `count` times in a row."""
+        old, self.lengths = self.bound.caches, np.repeat(self.lengths, count)
+        self.bound, used = self.graph(len(self.lengths), 1, {}), self.lengths.max()
+        for name, (cache, _) in self.bound.caches.items():
+            cache[:, :, :used] = np.repeat(old[name][0][:, :, :used], count, axis=0)
 
     def reorder(self, rows):
         """Only rows that change, and only what is in use, moves."""
         moved = np.flatnonzero(rows != np.arange(len(rows)))
         if len(moved):
             used = self.lengths.max()
-            for bound in self.caches.values():
-                cache = bound.numpy()
+            for cache, _ in self.bound.caches.values():
                 cache[moved, :, :used] = cache[rows[moved], :, :used]
             self.lengths = self.lengths[rows]
+
+
+class BeamCaches:
+    """A batch being decoded by a seq2seq model of the cpu target. Nothing moves: a table says whose key and value each beam
+    reads at each position."""
+
+    def __init__(self, session, spec, feeds, rows, capacity):
+        self.session, self.spec, self.capacity, self.rows = session, spec, capacity, rows
+        self.source = {name: value(array) for name, array in feeds.items()}
+        self.bind(beams=1)
+
+    def bind(self, beams):
+        sizes = {"rows": self.rows * beams, "batch_size": self.rows, "num_beams": beams, "max_length": self.capacity}
+        self.bound = BoundGraph(self.session, self.spec, sizes, {}, self.source)
+        self.writers = self.bound.inputs["cache_indirection"]
+        self.writers[:] = np.arange(beams)[:, None]
+        self.bound.inputs["num_beams"][:] = beams
+        self.length = 0
+
+    def start(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """The first token of each row (rows, 1) -> the logits (rows, V) behind it."""
+        return self.next(ids[:, 0], None).copy()
+
+    def next(self, tokens: np.ndarray, taken_from: np.ndarray | None) -> np.ndarray:
+        """As `RaggedCaches.next`."""
+        if taken_from is not None:
+            beams = self.writers.shape[1]
+            parents = (taken_from % beams).reshape(-1, beams, 1)
+            used = self.writers[:, :, : self.length]
+            used[:] = np.take_along_axis(used, parents, axis=1)
+        logits = self.bound.run(input_ids=tokens[:, None], past_length=self.length)
+        self.length += 1
+        return logits
+
+    def repeat(self, count):
+        """Every row `count` times in a row. The source stays as it is: its rows are shared."""
+        old, length = self.bound.caches, self.length
+        self.bind(count)
+        self.length = length
+        for name, (cache, _) in self.bound.caches.items():
+            cache[:, :, :length] = np.repeat(old[name][0][:, :, :length], count, axis=0)
+
+
+class BoundGraph:
+    """A decoder graph of the cpu target with all its inputs and outputs bound once, to `inputs` and `caches` by name, so that
+    a step allocates nothing. `caches` are taken over from another one, or made; each is an array and its `OrtValue`."""
+
+    def __init__(self, session, spec, sizes, caches, source=None):
+        self.session, self.binding = session, session.io_binding()
+        self.inputs, self.caches = {}, dict(caches)
+        for tensor in spec.inputs:
+            if tensor.name in (source or {}):
+                bound = source[tensor.name]
+            elif tensor.name.startswith("past_key_values"):
+                bound = self.caches.setdefault(tensor.name, zeros(tensor, sizes))[1]
+            else:
+                self.inputs[tensor.name], bound = zeros(tensor, sizes)
+            self.binding.bind_ortvalue_input(tensor.name, bound)
+        self.logits, bound = zeros(spec.outputs[0], sizes)
+        self.binding.bind_ortvalue_output("logits", bound)
+        for tensor in spec.outputs[1:]:
+            self.binding.bind_ortvalue_output(tensor.name, self.caches[tensor.name.replace("present", "past_key_values")][1])
+
+    def run(self, **values: np.ndarray | int) -> np.ndarray:
+        """The logits (rows, V) with `values` put into the inputs; the array is the same at each call."""
+        for name, array in values.items():
+            self.inputs[name][...] = array
+        self.session.run_with_iobinding(self.binding)
+        return self.logits
+
+
+def zeros(tensor, sizes):
+    """An array of zeros as `tensor` says, and the `OrtValue` that has its memory."""
+    bound = value(np.zeros([sizes.get(size, size) for size in tensor.shape], tensor.dtype))
+    return bound.numpy(), bound
 
 
 def value(array):

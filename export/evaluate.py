@@ -1,67 +1,245 @@
-"""BLEU of a translation model on parallel text, run by torch from a checkpoint or by onnxruntime from its export."""
+"""Task metrics of a model on text, run by torch from a checkpoint or by onnxruntime from its export.
 
+| model | text | metric |
+|---|---|---|
+| seq2seq language model | source and target, line by line | BLEU of the generated text |
+| decoder language model | any text | perplexity of each token given those before it in its window |
+| masked language model | one text a line | pseudo-perplexity (Salazar et al. 2020): each token given all others of its line |
+| sequence classifier | one text a line, one label a line | accuracy |
+"""
+
+import gzip
+import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
-import sacrebleu
+import numpy as np
 
-from vanilla_transformer.training.data import read_parallel
+from vanilla_transformer.training.data import read_lines, read_parallel
 
 from .artifact import MANIFEST
+from .logits import log_sum_exp
 
-Translate = Callable[[list[str]], list[str]]
+WINDOW = 256  # tokens a decoder sees at most; windows do not overlap
+MAX_LOGITS = 1 << 26  # held at once, 256 MB
 
 
-def evaluate(directory: str | os.PathLike, source: Path, target: Path, batch_size: int = 32, **options) -> dict:
-    """sacreBLEU (13a, cased) of the translations of `source` against `target`, with the generation settings of the
-    checkpoint and `options` (`num_beams`, `max_new_tokens`, `length_penalty`) over them.
+def evaluate(
+    directory: str | os.PathLike,
+    source: Path | None = None,
+    target: Path | None = None,
+    text: Path | None = None,
+    labels: Path | None = None,
+    batch_size: int = 32,
+    **options,
+) -> dict:
+    """The metric of the table above, under its name, for the checkpoint or export `directory`.
 
-    Returns `bleu`, `signature`, `sentences` and `engine`.
+    `labels` are names of the config's `label2id` or ids. BLEU is sacreBLEU's (13a, cased), generated with the settings of the
+    checkpoint and `options` (as `Runtime.generate`) over them.
+
+    Returns the metric, `engine`, how much was read (`sentences` or `tokens`), and for BLEU its `signature`.
 
     Raises:
-        ValueError: for parallel files that do not fit each other.
+        ValueError: for files that the model's metric does not take or that do not fit each other, for a model without a
+            metric, and for a label that the model does not have.
     """
-    pairs = read_parallel(source, target)
-    is_export = (Path(directory) / MANIFEST).is_file()
-    translate = onnxruntime_translator(directory, options) if is_export else torch_translator(directory, options)
-    metric = sacrebleu.metrics.BLEU()
-    score = metric.corpus_score(in_batches(translate, [pair[0] for pair in pairs], batch_size), [[pair[1] for pair in pairs]])
-    return {
-        "bleu": round(score.score, 2),
-        "signature": str(metric.get_signature()),
-        "sentences": len(pairs),
-        "engine": "onnxruntime" if is_export else "torch",
-    }
+    engine = (OnnxEngine if (Path(directory) / MANIFEST).is_file() else TorchEngine)(directory)
+    if engine.architecture not in METRICS:
+        raise ValueError(f"no metric for a {engine.architecture}, expected one of {', '.join(METRICS)}")
+    metric, takes = METRICS[engine.architecture]
+    files = {"source": source, "target": target, "text": text, "labels": labels}
+    files = {name: file for name, file in files.items() if file is not None}
+    if set(files) != set(takes):
+        wanted, found = (" and ".join(f"--{name}" for name in names) or "none" for names in (takes, files))
+        raise ValueError(f"a {engine.architecture} is evaluated on {wanted}, got {found}")
+    if options and metric is not bleu:
+        raise ValueError(f"generation options {sorted(options)} have no effect on the {metric.__name__} of a model")
+    return {**metric(engine, *(files[name] for name in takes), batch_size, **options), "engine": engine.name}
 
 
-def in_batches(translate: Translate, texts: list[str], batch_size: int) -> list[str]:
-    """`translate` over batches of texts of similar length, in the order given."""
-    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
-    results = [""] * len(texts)
-    for start in range(0, len(order), batch_size):
-        chosen = order[start : start + batch_size]
-        for index, result in zip(chosen, translate([texts[index] for index in chosen])):
-            results[index] = result
-    return results
+def compare(export: str | os.PathLike, checkpoint: str | os.PathLike, **settings) -> dict:
+    """`evaluate` of both with the same `settings`: the metric by engine, and the `difference` (export - checkpoint)."""
+    found, expected = evaluate(export, **settings), evaluate(checkpoint, **settings)
+    metric = next(iter(found))
+    difference = found[metric] - expected[metric]
+    return {"metric": metric, "onnxruntime": found[metric], "torch": expected[metric], "difference": round(difference, 6)}
 
 
-def onnxruntime_translator(export: str | os.PathLike, options: dict) -> Translate:
-    from .text import TextRuntime
-
-    runtime = TextRuntime(export)
-    return lambda texts: runtime.generate(texts, **options)
+# ------------------------------------------------------------------------------------------------------------ the metrics
 
 
-def torch_translator(checkpoint: str | os.PathLike, options: dict) -> Translate:
-    from transformers import AutoTokenizer
+def bleu(engine, source, target, batch_size, **options):
+    import sacrebleu
 
-    from .build import load_checkpoint
+    sources, targets = zip(*read_parallel(source, target))
+    metric, outputs = sacrebleu.metrics.BLEU(), [""] * len(sources)
+    for chosen in batches(sources, batch_size):
+        for index, output in zip(chosen, engine.generate([sources[index] for index in chosen], **options), strict=True):
+            outputs[index] = output
+    score = metric.corpus_score(outputs, [list(targets)])
+    return {"bleu": round(score.score, 2), "signature": str(metric.get_signature()), "sentences": len(sources)}
 
-    tokenizer, model = AutoTokenizer.from_pretrained(checkpoint), load_checkpoint(checkpoint)
 
-    def translate(texts):
-        inputs = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
-        return tokenizer.batch_decode(model.generate(**inputs, **options), skip_special_tokens=True)
+def perplexity(engine, text, batch_size):
+    [encoding] = engine.encode([read_text(text)], special_tokens=False)
+    ids = np.array(encoding.ids)
+    if len(ids) < 2:
+        raise ValueError(f"{text} has {len(ids)} tokens, expected at least 2")
+    window = min(WINDOW, engine.config["max_position_embeddings"])
+    windows = [ids[start : start + window] for start in range(0, len(ids), window)]
+    total, vocabulary = 0.0, engine.config["vocab_size"]
+    for chosen in batches(windows, max(1, min(batch_size, MAX_LOGITS // (window * vocabulary)))):
+        for length in {len(windows[index]) for index in chosen}:  # the last window may be shorter
+            rows = np.stack([windows[index] for index in chosen if len(windows[index]) == length])
+            if length > 1:
+                total += sum(surprise(logits, rows[:, start + 1 :]) for start, logits in engine.steps(rows[:, :-1]))
+    predicted = len(ids) - len(windows)
+    return {"perplexity": round(float(np.exp(total / predicted)), 4), "tokens": predicted}
 
-    return translate
+
+def pseudo_perplexity(engine, text, batch_size):
+    mask_token = engine.tokenizer.token_to_id(engine.mask_token or "")
+    if mask_token is None:
+        raise ValueError("the tokenizer has no mask token, which pseudo-perplexity needs")
+    encodings = engine.encode(read_lines(text), special_tokens=True)
+    rows = [(e.ids, place) for e in encodings for place, special in enumerate(e.special_tokens_mask) if not special]
+    most = max(1, MAX_LOGITS // (max(len(ids) for ids, _ in rows) * engine.config["vocab_size"]))
+    total = 0.0
+    for chosen in batches([ids for ids, _ in rows], min(batch_size, most)):
+        ids, mask = stacked([rows[index][0] for index in chosen], engine.config["pad_token_id"])
+        at = np.arange(len(chosen)), np.array([rows[index][1] for index in chosen])
+        tokens = ids[at]
+        ids[at] = mask_token
+        total += surprise(engine.logits(ids, mask)[at][:, None], tokens[:, None])
+    return {"pseudo_perplexity": round(float(np.exp(total / len(rows))), 4), "tokens": len(rows)}
+
+
+def accuracy(engine, text, labels, batch_size):
+    texts, wanted = zip(*read_parallel(text, labels))
+    names = {str(name): int(index) for index, name in engine.config["id2label"].items()}
+    names |= {str(index): index for index in names.values() if str(index) not in names}
+    if unknown := set(wanted) - names.keys():
+        raise ValueError(f"{labels} has labels {sorted(unknown)[:5]}, expected some of {sorted(names)}")
+    encodings, right = engine.encode(list(texts), special_tokens=True), 0
+    for chosen in batches([encoding.ids for encoding in encodings], batch_size):
+        logits = engine.logits(*stacked([encodings[index].ids for index in chosen], engine.config["pad_token_id"]))
+        right += int((logits.argmax(axis=-1) == [names[wanted[index]] for index in chosen]).sum())
+    return {"accuracy": round(right / len(texts), 4), "sentences": len(texts)}
+
+
+METRICS = {
+    "VanillaSeq2SeqForConditionalGeneration": (bleu, ("source", "target")),
+    "VanillaDecoderForCausalLM": (perplexity, ("text",)),
+    "VanillaEncoderForMaskedLM": (pseudo_perplexity, ("text",)),
+    "VanillaEncoderForPreTraining": (pseudo_perplexity, ("text",)),
+    "VanillaEncoderForSequenceClassification": (accuracy, ("text", "labels")),
+    "VanillaDecoderForSequenceClassification": (accuracy, ("text", "labels")),
+}
+
+
+def surprise(logits, tokens):
+    """The sum of -log p(token): logits (B, T, V) at each place, and the tokens (B, T or more) that stand behind it."""
+    logits, tokens = logits.reshape(-1, logits.shape[-1]), tokens[:, : logits.shape[1]].ravel()
+    maximum, log_sum = log_sum_exp(logits)
+    return float((maximum + log_sum)[:, 0].sum(dtype=np.float64) - logits[np.arange(len(tokens)), tokens].sum(dtype=np.float64))
+
+
+def batches(rows, size):
+    """The indices of `rows`, those of similar length together."""
+    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+    return [order[start : start + size] for start in range(0, len(order), size)]
+
+
+def stacked(rows, pad_token_id):
+    """Lists of ids -> ids and mask (B, S), padded on the right."""
+    lengths = np.array([len(row) for row in rows])
+    mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
+    ids = np.full(mask.shape, pad_token_id or 0)
+    ids[mask == 1] = np.concatenate(rows)
+    return ids, mask
+
+
+def read_text(path):
+    with (gzip.open if str(path).endswith(".gz") else open)(path, "rt", encoding="utf-8") as file:
+        return file.read()
+
+
+# ------------------------------------------------------------------------------------------------------------ the engines
+
+
+class OnnxEngine:
+    """An export, run by onnxruntime."""
+
+    name = "onnxruntime"
+
+    def __init__(self, export):
+        from .text import TextRuntime
+
+        self.text = TextRuntime(export)
+        self.runtime, self.tokenizer, self.generate = self.text.runtime, self.text.tokenizer, self.text.generate
+        self.architecture, self.config = self.runtime.artifact.manifest["architecture"], self.runtime.config
+
+    @property
+    def mask_token(self):
+        path = self.runtime.artifact.directory / "tokenizer_config.json"
+        token = json.loads(path.read_text()).get("mask_token") if path.is_file() else None
+        return token["content"] if isinstance(token, dict) else token
+
+    def encode(self, texts, special_tokens):
+        return self.tokenizer.encode_batch(texts, add_special_tokens=special_tokens)
+
+    def logits(self, ids, mask):
+        """The first output for whole sequences (B, S)."""
+        return self.runtime.encode(ids, mask)
+
+    def steps(self, ids):
+        """Pairs of a place and the logits (B, t, V) behind the tokens from there on, for all tokens (B, T)."""
+        if self.runtime.target == "portable":
+            decoding, *prompts = self.runtime.decoding(ids, None, None, 0)
+            yield 0, decoding.read(*prompts)
+            return
+        decoding, *prompts = self.runtime.decoding(ids[:, :1], None, None, ids.shape[1] - 1)
+        yield 0, decoding.start(*prompts)[:, None]
+        for place in range(1, ids.shape[1]):
+            yield place, decoding.next(ids[:, place], None)[:, None]
+
+
+class TorchEngine:
+    """A checkpoint, run by torch in float32."""
+
+    name = "torch"
+
+    def __init__(self, checkpoint):
+        from transformers import AutoTokenizer
+
+        from .build import load_checkpoint
+
+        self.text, self.model = AutoTokenizer.from_pretrained(checkpoint), load_checkpoint(checkpoint)
+        self.architecture, self.config = type(self.model).__name__, self.model.config.to_dict()
+
+    @property
+    def mask_token(self):
+        return self.text.mask_token
+
+    @property
+    def tokenizer(self):
+        return self.text.backend_tokenizer
+
+    def encode(self, texts, special_tokens):
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        return self.tokenizer.encode_batch(texts, add_special_tokens=special_tokens)
+
+    def generate(self, texts, **options):
+        inputs = self.text(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
+        return self.text.batch_decode(self.model.generate(**inputs, **options), skip_special_tokens=True)
+
+    def logits(self, ids, mask):
+        import torch
+
+        with torch.no_grad():
+            return self.model(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))[0].numpy()
+
+    def steps(self, ids):
+        yield 0, self.logits(ids, np.ones_like(ids))

@@ -2,21 +2,25 @@
 
 | variant | file | takes | returns |
 |---|---|---|---|
-| encoder | onnx/model.onnx | tokens, and their types if the model has types | what its head returns, see `encoder_outputs` |
+| encoder | onnx/model.onnx | tokens, and their types if the model has types | what its head returns, see `sequence_outputs` |
 | decoder | onnx/model.onnx | the tokens that are not in the cache yet, and the cache | `logits`, the longer cache |
+| decoder without a language model | onnx/model.onnx | tokens, whole sequences | as an encoder |
 | seq2seq | onnx/encoder_model.onnx | tokens | `last_hidden_state` |
 | | onnx/decoder_model_merged.onnx | as the decoder, and the encoder's output | as the decoder |
+| seq2seq without a language model | onnx/model.onnx | tokens, and the decoder's tokens | both `last_hidden_state`s |
 
 One decoder graph serves the first step (a cache of length 0) and every later one. A cache is a key (B, H, past, d_k) and
 a value (B, H, past, d_v) per layer, `past_key_values.0.key` in and `present.0.key` out; a seq2seq decoder has the pairs
 `past_key_values.0.decoder.key` and `past_key_values.0.encoder.key`. The encoder's pair grows once: the positions of
-`encoder_hidden_states` behind `past_source_length` are projected and appended, so from the second step on none are.
+`encoder_hidden_states` behind `past_source_length` are projected and appended, so from the second step on none are. Models
+without a language model read whole sequences, with no cache; their rows may be padded on either side.
 
-The graphs of the cpu target are the same for encoders. Their decoders write caches of fixed size in place (`past_key_values`
-and `present` are one buffer of `max_length` positions), return the logits of each row's last real token only, and read
-`last_position` (each row's last real token, its place in the cache) and `total_length` (the longest row, new tokens included).
-A seq2seq encoder returns the keys and values of cross-attention, `present.0.encoder.key`, which the decoder takes as they are:
-its rows continue one batch entry each, or several (beams) in order.
+The graphs of the cpu target are the same where there is no cache. Those that generate write caches of fixed size in place
+(`past_key_values` and `present` are one buffer of `max_length` positions) and return the logits of each row's last real token
+only. A decoder reads `last_position` (each row's last real token, its place in the cache) and `total_length` (the longest row,
+new tokens included). A seq2seq encoder returns the keys and values of cross-attention, `present.0.encoder.key`, which its
+decoder takes as they are. The rows of that decoder are the beams of each input in order, all `past_length` tokens long;
+`cache_indirection` says for each beam which one's key and value it reads at each position.
 """
 
 from dataclasses import dataclass, replace
@@ -31,11 +35,15 @@ EXAMPLE_SIZES = {
     "past_length": 5,
     "past_source_length": 4,
     "past_length + target_length": 7,
-    "rows": 6,
+    "rows": 12,
+    "num_beams": 4,
     "max_length": 11,
+    "num_choices": 4,
 }
-TARGETS = ("portable", "cpu")
-PARTS = ("key", "value")
+# What each target can hold its weights in.
+DTYPES = {"portable": ("fp32", "int8"), "cpu": ("fp32", "int8", "int4")}
+TARGETS = tuple(DTYPES)
+EXAMPLE_LENGTHS = {"last_position": 3, "total_length": 4, "past_length": 3, "num_beams": 4}
 
 
 @dataclass(frozen=True)
@@ -60,41 +68,41 @@ class GraphSpec:
     outputs: tuple[TensorSpec, ...]
 
 
-def graph_specs(config: dict, architecture: str, target: str = "portable") -> dict[str, GraphSpec]:
+def graph_specs(config: dict, architecture: str, target: str = "portable", dtype: str = "fp32") -> dict[str, GraphSpec]:
     """`config` is a checkpoint's config.json as a dict, `architecture` the name of its class.
 
-    Returns the graphs by role: `{"encoder": ...}`, `{"decoder": ...}`, or both for seq2seq.
+    Returns the graphs by role: `"encoder"` reads whole sequences, `"decoder"` continues them, seq2seq models that generate
+    have both. Files of the portable target are named after their precision, as on the Hub: `onnx/model_int8.onnx`.
     """
-    if target == "cpu" and config["model_type"] != "vanilla-encoder":
-        return cpu_decoder_specs(config)
-    variant = config["model_type"].removeprefix("vanilla-")
-    if variant == "encoder":
-        return {"encoder": encoder_spec("onnx/model.onnx", config, encoder_outputs(config)[architecture])}
-    if variant == "decoder":
-        inputs = (
-            TensorSpec("input_ids", "int64", ("batch_size", "target_length")),
-            TensorSpec("attention_mask", "int64", ("batch_size", "past_length + target_length")),
-            TensorSpec("position_ids", "int64", ("batch_size", "target_length")),
-        )
-        return {"decoder": decoder_spec("onnx/model.onnx", inputs, config, config["num_hidden_layers"])}
-    hidden = TensorSpec("encoder_hidden_states", "float32", ("batch_size", "source_length", config["hidden_size"]))
-    inputs = (
-        TensorSpec("input_ids", "int64", ("batch_size", "target_length")),
-        TensorSpec("encoder_attention_mask", "int64", ("batch_size", "source_length")),
-        hidden,
-    )
-    return {
-        "encoder": encoder_spec("onnx/encoder_model.onnx", config, (replace(hidden, name="last_hidden_state"),)),
-        "decoder": decoder_spec("onnx/decoder_model_merged.onnx", inputs, config, config["decoder_layers"]),
-    }
+    outputs = sequence_outputs(config)
+    if architecture in outputs:
+        specs = {"encoder": GraphSpec("onnx/model.onnx", sequence_inputs(config, architecture), outputs[architecture])}
+    else:
+        specs = cpu_decoder_specs(config) if target == "cpu" else portable_decoder_specs(config)
+    if target != "portable" or dtype == "fp32":
+        return specs
+    return {role: replace(spec, file=spec.file.replace(".onnx", f"_{dtype}.onnx")) for role, spec in specs.items()}
 
 
-def encoder_outputs(config: dict) -> dict[str, tuple[TensorSpec, ...]]:
-    """What the graph of each encoder architecture returns: of each token (B, S, ...), or of the sequence (B, ...)."""
+def sequence_inputs(config: dict, architecture: str) -> tuple[TensorSpec, ...]:
+    """Tokens (B, S), with several choices of them (B, C, S), and where there is a decoder its tokens (B, T)."""
+    shape = ("batch_size", "source_length")
+    if architecture == "VanillaEncoderForMultipleChoice":
+        shape = ("batch_size", "num_choices", "source_length")
+    names = ["input_ids", "attention_mask"] + ["token_type_ids"] * bool(config.get("type_vocab_size"))
+    tensors = [TensorSpec(name, "int64", shape) for name in names]
+    if config["model_type"] == "vanilla-seq2seq":
+        decoder = ("decoder_input_ids", "decoder_attention_mask")
+        tensors += [TensorSpec(name, "int64", ("batch_size", "target_length")) for name in decoder]
+    return tuple(tensors)
+
+
+def sequence_outputs(config: dict) -> dict[str, tuple[TensorSpec, ...]]:
+    """What each architecture that reads whole sequences returns: of each token (B, S, ...), or of the sequence (B, ...)."""
     width, vocabulary, labels = config["hidden_size"], config["vocab_size"], len(config["id2label"])
 
-    def per_token(name, *size):
-        return TensorSpec(name, "float32", ("batch_size", "source_length", *size))
+    def per_token(name, *size, length="source_length"):
+        return TensorSpec(name, "float32", ("batch_size", length, *size))
 
     def per_sequence(name, size):
         return TensorSpec(name, "float32", ("batch_size", size))
@@ -111,12 +119,39 @@ def encoder_outputs(config: dict) -> dict[str, tuple[TensorSpec, ...]]:
         "VanillaEncoderForSequenceClassification": (per_sequence("logits", labels),),
         "VanillaEncoderForTokenClassification": (per_token("logits", labels),),
         "VanillaEncoderForQuestionAnswering": (per_token("start_logits"), per_token("end_logits")),
+        "VanillaEncoderForMultipleChoice": (per_sequence("logits", "num_choices"),),
+        "VanillaDecoderModel": (per_token("last_hidden_state", width),),
+        "VanillaDecoderForSequenceClassification": (per_sequence("logits", labels),),
+        "VanillaSeq2SeqModel": (
+            per_token("last_hidden_state", width, length="target_length"),
+            per_token("encoder_last_hidden_state", width),
+        ),
     }
 
 
-def encoder_spec(file, config, outputs):
-    names = ["input_ids", "attention_mask"] + ["token_type_ids"] * bool(config.get("type_vocab_size"))
-    return GraphSpec(file, tuple(TensorSpec(name, "int64", ("batch_size", "source_length")) for name in names), outputs)
+def portable_decoder_specs(config):
+    if config["model_type"] == "vanilla-decoder":
+        inputs = (
+            TensorSpec("input_ids", "int64", ("batch_size", "target_length")),
+            TensorSpec("attention_mask", "int64", ("batch_size", "past_length + target_length")),
+            TensorSpec("position_ids", "int64", ("batch_size", "target_length")),
+        )
+        return {"decoder": decoder_spec("onnx/model.onnx", inputs, config, config["num_hidden_layers"])}
+    hidden = TensorSpec("encoder_hidden_states", "float32", ("batch_size", "source_length", config["hidden_size"]))
+    inputs = (
+        TensorSpec("input_ids", "int64", ("batch_size", "target_length")),
+        TensorSpec("encoder_attention_mask", "int64", ("batch_size", "source_length")),
+        hidden,
+    )
+    return {
+        "encoder": encoder_spec("onnx/encoder_model.onnx", (replace(hidden, name="last_hidden_state"),)),
+        "decoder": decoder_spec("onnx/decoder_model_merged.onnx", inputs, config, config["decoder_layers"]),
+    }
+
+
+def encoder_spec(file, outputs):
+    inputs = (TensorSpec(name, "int64", ("batch_size", "source_length")) for name in ("input_ids", "attention_mask"))
+    return GraphSpec(file, tuple(inputs), outputs)
 
 
 def decoder_spec(file, inputs, config, layers):
@@ -138,33 +173,42 @@ def decoder_spec(file, inputs, config, layers):
 
 
 def cpu_decoder_specs(config):
+    heads, widths = config["num_attention_heads"], {"key": config["head_dim"], "value": config["value_head_dim"]}
     is_pair = config["model_type"] == "vanilla-seq2seq"
-    length = 1 if is_pair else "target_length"  # what a seq2seq model starts from is one token
-    inputs = [
-        TensorSpec("input_ids", "int64", ("rows", length)),
-        TensorSpec("position_ids", "int64", ("rows", length)),
-        TensorSpec("last_position", "int32", ("rows",)),
-        TensorSpec("total_length", "int32", (1,)),
-    ]
-    heads, width = config["num_attention_heads"], config["head_dim"]
-    own, cross = ("rows", heads, "max_length", width), ("batch_size", heads, "source_length", width)
-    attentions = {"decoder.": own, "encoder.": cross} if is_pair else {"": own}
-    if is_pair:
-        inputs.append(TensorSpec("encoder_attention_mask", "int64", ("batch_size", "source_length")))
     layers = range(config["decoder_layers"] if is_pair else config["num_hidden_layers"])
 
-    def states(prefix, attention):
-        return [
-            TensorSpec(f"{prefix}.{i}.{attention}{part}", "float32", attentions[attention]) for i in layers for part in PARTS
-        ]
+    def states(prefix, *axes):
+        return tuple(
+            TensorSpec(f"{prefix}{part}".format(i), "float32", (axes[0], heads, axes[1], width))
+            for i in layers
+            for part, width in widths.items()
+        )
 
-    past = [tensor for attention in attentions for tensor in states("past_key_values", attention)]
     logits = TensorSpec("logits", "float32", ("rows", config["vocab_size"]))
-    step = (*inputs, *past), (logits, *states("present", next(iter(attentions))))
     if not is_pair:
-        return {"decoder": GraphSpec("onnx/model.onnx", *step)}
-    encoder = encoder_spec("onnx/encoder_model.onnx", config, tuple(states("present", "encoder.")))
-    return {"encoder": encoder, "decoder": GraphSpec("onnx/decoder_model_merged.onnx", *step)}
+        inputs = (
+            TensorSpec("input_ids", "int64", ("rows", "target_length")),
+            TensorSpec("position_ids", "int64", ("rows", "target_length")),
+            TensorSpec("last_position", "int32", ("rows",)),
+            TensorSpec("total_length", "int32", (1,)),
+        )
+        past, present = states("past_key_values.{}.", "rows", "max_length"), states("present.{}.", "rows", "max_length")
+        return {"decoder": GraphSpec("onnx/model.onnx", (*inputs, *past), (logits, *present))}
+    inputs = (
+        TensorSpec("input_ids", "int64", ("rows", 1)),
+        TensorSpec("past_length", "int32", (1,)),
+        TensorSpec("num_beams", "int32", (1,)),
+        TensorSpec("cache_indirection", "int32", ("batch_size", "num_beams", "max_length")),
+        TensorSpec("encoder_attention_mask", "int64", ("batch_size", "source_length")),
+    )
+    past, present = (states(f"{prefix}.{{}}.decoder.", "rows", "max_length") for prefix in ("past_key_values", "present"))
+    cross, computed = (
+        states(f"{prefix}.{{}}.encoder.", "batch_size", "source_length") for prefix in ("past_key_values", "present")
+    )
+    return {
+        "encoder": encoder_spec("onnx/encoder_model.onnx", computed),
+        "decoder": GraphSpec("onnx/decoder_model_merged.onnx", (*inputs, *past, *cross), (logits, *present)),
+    }
 
 
 def example_inputs(spec: GraphSpec, vocab_size: int) -> dict[str, np.ndarray]:
@@ -177,9 +221,9 @@ def example_inputs(spec: GraphSpec, vocab_size: int) -> dict[str, np.ndarray]:
             example[tensor.name] = rng.standard_normal(shape).astype(np.float32)
         elif "mask" in tensor.name:
             example[tensor.name] = np.ones(shape, np.int64)
-            example[tensor.name][1, :2] = 0
-        elif tensor.dtype == "int32":  # a cache with 3 tokens and one more
-            example[tensor.name] = np.full(shape, 3 if tensor.name == "last_position" else 4, np.int32)
+            example[tensor.name][1, ..., :2] = 0
+        elif tensor.dtype == "int32":
+            example[tensor.name] = np.full(shape, EXAMPLE_LENGTHS.get(tensor.name, 0), np.int32)
         elif tensor.name == "token_type_ids":
             example[tensor.name] = np.zeros(shape, np.int64)
         elif tensor.name == "position_ids":

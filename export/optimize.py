@@ -1,137 +1,309 @@
 """Rewrites of a graph. Each changes the model in place and returns how often it applied."""
 
-import logging
-
 import numpy as np
-import onnx
-from onnx import helper, numpy_helper
+import onnx_ir as ir
+from onnx_ir.convenience import replace_nodes_and_values
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-# Weights of one block share a scale. Smaller blocks for 4 bits, whose steps are coarser.
-BITS = {"int8": 8, "int4": 4}
-BLOCK_SIZE = {"int8": 128, "int4": 32}
 INT8_COMPUTE = 4  # the `accuracy_level` of MatMulNBits that quantizes activations too
+INT4_BLOCK = 32  # weights of one column that share a scale
+EMBEDDING_BLOCK = 128  # weights of one row that share a scale
+SELF_ATTENTION = ("GroupQueryAttention", "DecoderMaskedMultiHeadAttention")
+PRODUCTS = ("MatMul", "MatMulNBits", "DynamicQuantizeMatMul")
+# What takes or arranges whole rows: these leave what `LayerNormalization` made of each as it is.
+ROWWISE = ("Gather", "GatherND", "Unsqueeze", "Squeeze", "Reshape")
 
 
-def optimize(model: onnx.ModelProto, target: str, dtype: str) -> dict[str, int]:
-    """All that `target` and `dtype` ask for; how often each step applied, by its name."""
-    counts = {"strip_metadata": strip_metadata(model)}
-    if target == "cpu":
-        counts["pack_projections"] = pack_projections(model)
-    if dtype == "fp32":
-        counts["share_tied_weights"] = share_tied_weights(model)
-    else:
-        counts["copy_transposed_weights"] = copy_transposed_weights(model)
-        counts["quantize_weights"] = quantize_weights(model, BITS[dtype], BLOCK_SIZE[dtype])
+def optimize(model: ir.Model, target: str, dtype: str) -> dict[str, int]:
+    """All steps of `STEPS` for `target` and `dtype`, in order; how often each applied, by its name."""
+    counts = {}
+    for step in STEPS[target, dtype]:
+        counts[step.__name__] = step(model)
+        RemoveUnusedNodesPass()(model)
+    if any(node.domain == "com.microsoft" for node in model.graph):
+        model.opset_imports["com.microsoft"] = 1
     return counts
 
 
-def pack_projections(model: onnx.ModelProto) -> int:
-    """Queries, keys and values of a `GroupQueryAttention` come from one matrix product, which is what it takes best."""
+def strip_metadata(model: ir.Model) -> int:
+    """The exporter records Python stack traces, with the paths of the machine it ran on, for every node; and shapes of all
+    that nodes return, which later steps would make wrong."""
     graph = model.graph
-    weights = {weight.name: weight for weight in graph.initializer}
-    made_by = {output: node for node in graph.node for output in node.output}
+    made = [value for node in graph for value in node.outputs]
     count = 0
-    for node in [node for node in graph.node if node.op_type == "GroupQueryAttention"]:
-        found = [projection(name, made_by, weights) for name in node.input[:3]]
-        if None in found or len({source for source, *_ in found}) > 1:
-            continue
-        name = f"packed_projections_{count}"
-        matrix = np.concatenate([numpy_helper.to_array(weights[weight]) for _, weight, _, _ in found], axis=1)
-        graph.initializer.append(numpy_helper.from_array(matrix, f"{name}.weight"))
-        packed = [helper.make_node("MatMul", [found[0][0], f"{name}.weight"], [f"{name}.product"], name=f"{name}.product")]
-        if found[0][2] is not None:
-            bias = np.concatenate([numpy_helper.to_array(weights[bias]) for _, _, bias, _ in found])
-            graph.initializer.append(numpy_helper.from_array(bias, f"{name}.bias"))
-            packed.append(helper.make_node("Add", [f"{name}.product", f"{name}.bias"], [f"{name}.sum"], name=f"{name}.sum"))
-        place = list(graph.node).index(node)
-        for new in reversed(packed):
-            graph.node.insert(place, new)
-        node.input[0], node.input[1], node.input[2] = packed[-1].output[0], "", ""
-        for old in [old for *_, nodes in found for old in nodes]:
-            graph.node.remove(old)
-        count += 1
-    remove_unused_weights(graph)
+    for owner in (model, graph, *graph, *graph.inputs, *graph.initializers.values(), *made):
+        count += len(owner.metadata_props)
+        owner.metadata_props.clear()
+        owner.doc_string = None
+    for value in set(made) - set(graph.outputs):
+        value.type = value.shape = None
     return count
 
 
-def projection(name, made_by, weights):
-    """What is behind the tensor `name`, if it is x W (+ b) reshaped: x, W, b (or None), and the nodes."""
-    nodes, node = [], made_by.get(name)
-    while node is not None and node.op_type == "Reshape":
-        nodes, node = [*nodes, node], made_by.get(node.input[0])
-    bias = None
-    if node is not None and node.op_type == "Add" and node.input[1] in weights:
-        bias, nodes, node = node.input[1], [*nodes, node], made_by.get(node.input[0])
-    if node is None or node.op_type != "MatMul" or node.input[1] not in weights:
-        return None
-    return node.input[0], node.input[1], bias, [*nodes, node]
+def drop_reshapes(model: ir.Model) -> int:
+    """The heads that the modeling code splits and `cpu` joins again: onnxruntime's operators take and return (B, T, H * d)."""
+    count = 0
+    for node in [node for node in model.graph if node.op_type == "Reshape"]:
+        before = node.inputs[0].producer()
+        if before is not None and before.op_type == "Reshape" and linear(before.inputs[0]):
+            source = before.inputs[0]
+        elif before is not None and before.op_type in SELF_ATTENTION:
+            source = node.inputs[0]
+        else:
+            continue
+        node.outputs[0].replace_all_uses_with(source)
+        count += 1
+    return count
 
 
-def remove_unused_weights(graph: onnx.GraphProto) -> None:
-    used = {name for node in graph.node for name in node.input}
-    for weight in [weight for weight in graph.initializer if weight.name not in used]:
-        graph.initializer.remove(weight)
+def pack_projections(model: ir.Model) -> int:
+    """Queries, keys and values of a decoder's self-attention come from one matrix product."""
+    count = 0
+    for node in [node for node in model.graph if node.op_type in SELF_ATTENTION]:
+        found = [linear(value) for value in node.inputs[:3]]
+        if None in found or len({product.inputs[0] for product, _ in found}) > 1:
+            continue
+        matrices, source = [array(product.inputs[1]) for product, _ in found], found[0][0].inputs[0]
+        name = f"{found[0][0].inputs[1].name}.packed"
+        new = [ir.node("MatMul", [source, weight(model, name, np.concatenate(matrices, axis=1))])]
+        if found[0][1] is not None:
+            bias = np.concatenate([array(add.inputs[1]) for _, add in found])
+            new.append(ir.node("Add", [new[-1].outputs[0], weight(model, f"{name}.bias", bias)]))
+        inputs = [new[-1].outputs[0], None, None]  # GroupQueryAttention takes them as they are
+        if node.op_type != "GroupQueryAttention":
+            widths = weight(model, f"{name}.widths", np.array([matrix.shape[1] for matrix in matrices]))
+            new.append(ir.node("Split", [inputs[0], widths], {"axis": -1}, num_outputs=3))
+            inputs = new[-1].outputs
+        model.graph.insert_before(node, new)
+        for index, value in enumerate(inputs):
+            node.replace_input_with(index, value)
+        count += 1
+    return count
 
 
-def copy_transposed_weights(model: onnx.ModelProto) -> int:
-    """A tied projection to the vocabulary reads the transposed embedding; to be quantized it needs a matrix of its own."""
-    graph = model.graph
-    weights = {weight.name: weight for weight in graph.initializer}
-    nodes = [node for node in graph.node if node.op_type == "Transpose" and node.input[0] in weights]
-    for node in nodes:
-        matrix = np.ascontiguousarray(numpy_helper.to_array(weights[node.input[0]]).T)
-        graph.initializer.append(numpy_helper.from_array(matrix, node.output[0]))
-        graph.node.remove(node)
-    return len(nodes)
-
-
-def quantize_weights(model: onnx.ModelProto, bits: int, block_size: int) -> int:
-    """Matrices that are multiplied with become integers with one scale per block of a column (`MatMulNBits`)."""
-    root = logging.getLogger()
-    level, handlers = root.level, list(root.handlers)
-    from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
-
-    # Importing it makes every library's messages appear.
-    root.setLevel(level)
-    root.handlers[:] = handlers
-    recipe = DefaultWeightOnlyQuantConfig(block_size=block_size, is_symmetric=True, accuracy_level=INT8_COMPUTE, bits=bits)
-    quantizer = MatMulNBitsQuantizer(model, algo_config=recipe)
-    quantizer.process()
-    model.CopyFrom(quantizer.model.model)
-    return sum(node.op_type == "MatMulNBits" for node in model.graph.node)
-
-
-def share_tied_weights(model: onnx.ModelProto) -> int:
+def share_tied_weights(model: ir.Model) -> int:
     """A tied head is traced into a second, transposed copy of the embedding. Keeps one copy, and a `Transpose` that
     onnxruntime computes once, when it loads the file."""
-    weights = {w.name: w for w in model.graph.initializer if len(w.dims) == 2}
-    tables = [node.input[0] for node in model.graph.node if node.op_type == "Gather" and node.input[0] in weights]
+    tables = [node.inputs[0] for node in model.graph if node.op_type == "Gather" and is_matrix(node.inputs[0])]
+    copies = [value for value in model.graph.initializers.values() if is_matrix(value)]
     count = 0
     for table in dict.fromkeys(tables):
-        transposed = numpy_helper.to_array(weights[table]).T
-        for name, weight in list(weights.items()):
-            if tuple(weight.dims) != transposed.shape or not np.array_equal(numpy_helper.to_array(weight), transposed):
-                continue
-            model.graph.initializer.remove(weight)
-            del weights[name]
-            model.graph.node.insert(0, onnx.helper.make_node("Transpose", [table], [name], perm=[1, 0]))
-            count += 1
+        transposed = array(table).T
+        for value in copies:
+            if value.shape == transposed.shape and np.array_equal(array(value), transposed):
+                node = ir.node("Transpose", [table], {"perm": [1, 0]})
+                model.graph.insert_before(model.graph[0], node)
+                value.replace_all_uses_with(node.outputs[0])
+                count += 1
     return count
 
 
-def strip_metadata(model: onnx.ModelProto) -> int:
-    """The exporter records Python stack traces, with the paths of the machine it ran on, for every node."""
+def copy_transposed_weights(model: ir.Model) -> int:
+    """A tied projection to the vocabulary reads the transposed embedding. With a matrix of its own it can be quantized, and
+    onnxruntime, which keeps products' matrices in a layout of its own, then holds the embedding on disk only."""
     count = 0
-    for owner in (
-        model,
-        model.graph,
-        *model.graph.node,
-        *model.graph.input,
-        *model.graph.output,
-        *model.graph.initializer,
-    ):
-        count += len(owner.metadata_props)
-        del owner.metadata_props[:]
-        owner.doc_string = ""
-    del model.graph.value_info[:]
+    for node in [node for node in model.graph if node.op_type == "Transpose" and is_matrix(node.inputs[0])]:
+        table = node.inputs[0]
+        node.outputs[0].replace_all_uses_with(weight(model, f"{table.name}.transposed", array(table).T))
+        count += 1
     return count
+
+
+def quantize_products(model: ir.Model) -> int:
+    """x W + b with W in int8, one scale for each column, and x in 8 bits, one scale for all of it.
+
+    What `LayerNormalization` returns has rows of like size. Any other x is divided by the root mean square of each row first,
+    and the product multiplied by it, so that a large row costs the others no precision."""
+    count = 0
+    for node in [node for node in model.graph if node.op_type == "MatMul" and is_matrix(node.inputs[1])]:
+        source, matrix = node.inputs
+        integers, scales = int8_columns(array(matrix))
+        quantized = [
+            weight(model, f"{matrix.name}.int8", integers),
+            weight(model, f"{matrix.name}.scales", scales),
+            weight(model, f"{matrix.name}.zeros", np.zeros(len(scales), np.int8)),
+        ]
+        if is_normalized(source):
+            add = bias_of(node)
+            inputs = [source, *quantized, *([add.inputs[1]] if add else [])]
+            new = [ir.node("DynamicQuantizeMatMul", inputs, domain="com.microsoft")]
+            replace(model, [node, add] if add else [node], new)
+        else:
+            ones = weight(model, f"ones.{len(integers)}", np.ones(len(integers), np.float32))
+            rows = ir.node("SimplifiedLayerNormalization", [source, ones], {"epsilon": 1e-12}, num_outputs=2)
+            product = ir.node("DynamicQuantizeMatMul", [rows.outputs[0], *quantized], domain="com.microsoft")
+            replace(model, [node], [rows, product, ir.node("Div", [product.outputs[0], rows.outputs[1]])])
+        count += 1
+    return count
+
+
+def quantize_integers(model: ir.Model) -> int:
+    """As `quantize_products`, in standard operators, and x as it is: a large row costs the others precision."""
+    count, rounded = 0, {}
+    for node in [node for node in model.graph if node.op_type == "MatMul" and is_matrix(node.inputs[1])]:
+        source, matrix = node.inputs
+        integers, scales = int8_columns(array(matrix))
+        if source not in rounded:
+            rounded[source] = ir.node("DynamicQuantizeLinear", [source], num_outputs=3)
+            model.graph.insert_before(node, rounded[source])
+        x, scale, zero = rounded[source].outputs
+        product = ir.node("MatMulInteger", [x, weight(model, f"{matrix.name}.int8", integers), zero])
+        cast = ir.node("Cast", product.outputs, {"to": ir.DataType.FLOAT})
+        scale = ir.node("Mul", [scale, weight(model, f"{matrix.name}.scales", scales)])
+        replace(model, [node], [product, cast, scale, ir.node("Mul", [cast.outputs[0], scale.outputs[0]])])
+        count += 1
+    return count
+
+
+def int8_columns(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(K, N) float32 -> int8 and the scales (N,) of its columns.
+
+    Processors without VNNI add two products, those of weights 2i and 2i + 1, in 16 bits. With activations of at most 255 no
+    sum overflows where no two such weights add up to more than 128, and the scale sees to that."""
+    pairs = matrix[: len(matrix) // 2 * 2]
+    largest = np.maximum(np.abs(matrix).max(axis=0), np.abs(pairs[::2] + pairs[1::2]).max(axis=0, initial=0))
+    scales = np.maximum(largest / 127, np.finfo(np.float32).tiny).astype(np.float32)
+    return np.rint(matrix / scales).astype(np.int8), scales
+
+
+def quantize_blocks(model: ir.Model) -> int:
+    """x W + b with W in 4 bits, one scale for each block of a column, and x in int8, one scale for each block of a row."""
+    count = 0
+    for node in [node for node in model.graph if node.op_type == "MatMul" and is_matrix(node.inputs[1])]:
+        source, matrix = node.inputs
+        packed, scales = int4_blocks(array(matrix))
+        add = bias_of(node)
+        inputs = [source, weight(model, f"{matrix.name}.int4", packed), weight(model, f"{matrix.name}.scales", scales)]
+        attributes = {"K": matrix.shape[0], "N": matrix.shape[1], "bits": 4, "block_size": INT4_BLOCK}
+        attributes["accuracy_level"] = INT8_COMPUTE
+        inputs += [None, None, add.inputs[1]] if add else []
+        new = ir.node("MatMulNBits", inputs, attributes, domain="com.microsoft")
+        replace(model, [node, add] if add else [node], [new])
+        count += 1
+    return count
+
+
+def int4_blocks(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(K, N) float32 -> pairs of 4-bit integers (N, blocks, bytes) with zero point 8, and the scales (N, blocks)."""
+    padded = np.pad(matrix.T, ((0, 0), (0, -len(matrix) % INT4_BLOCK)))
+    blocks = padded.reshape(len(padded), -1, INT4_BLOCK)
+    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=2, keepdims=True), axis=2)
+    scales = np.where(largest == 0, 1, largest / -8)  # the largest becomes -8, the one integer without a positive twin
+    integers = np.clip(np.rint(blocks / scales) + 8, 0, 15).astype(np.uint8)
+    return integers[..., ::2] | integers[..., 1::2] << 4, scales[..., 0].astype(np.float32)
+
+
+def quantize_embeddings(model: ir.Model) -> int:
+    """The table that `input_ids` are looked up in: 8 bits, one scale for each block of a row."""
+    count = 0
+    for node in [node for node in model.graph if node.op_type == "Gather" and node.inputs[1].name == "input_ids"]:
+        table = node.inputs[0]
+        integers, scales = uint8_blocks(array(table))
+        inputs = [weight(model, f"{table.name}.uint8", integers), node.inputs[1]]
+        inputs.append(weight(model, f"{table.name}.scales", scales))
+        attributes = {"bits": 8, "block_size": EMBEDDING_BLOCK, "gather_axis": 0, "quantize_axis": 1}
+        replace(model, [node], [ir.node("GatherBlockQuantized", inputs, attributes, domain="com.microsoft")])
+        count += 1
+    return count
+
+
+def uint8_blocks(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(V, D) float32 -> uint8 (V, D) with zero point 128, and the scales (V, blocks)."""
+    rows, width = table.shape
+    blocks = np.pad(table, ((0, 0), (0, -width % EMBEDDING_BLOCK))).reshape(rows, -1, EMBEDDING_BLOCK)
+    scales = np.maximum(np.abs(blocks).max(axis=2) / 127, np.finfo(np.float32).tiny).astype(np.float32)
+    integers = (np.rint(blocks / scales[..., None]) + 128).astype(np.uint8).reshape(rows, -1)
+    return np.ascontiguousarray(integers[:, :width]), scales
+
+
+def fuse_residuals(model: ir.Model) -> int:
+    """`LayerNormalization` of x + (a product + its bias) in one operator, which also returns the sum where others read it."""
+    count = 0
+    for node in [node for node in model.graph if node.op_type == "LayerNormalization"]:
+        add = node.inputs[0].producer()
+        if add is None or add.op_type != "Add" or not any(map(is_linear, add.inputs)):
+            continue
+        branch, skip = sorted(add.inputs, key=is_linear, reverse=True)
+        old, bias = [add, node], branch.producer()
+        if bias.op_type == "Add" and len(node.inputs) == 3 and len(branch.uses()) == 1:
+            inputs, old = [bias.inputs[0], skip, *node.inputs[1:], bias.inputs[1]], [bias, *old]
+        else:
+            inputs = [branch, skip, *node.inputs[1:]]
+        attributes = {"epsilon": node.attributes["epsilon"].as_float()}
+        values = [node.outputs[0], *([add.outputs[0]] if len(add.outputs[0].uses()) > 1 else [])]
+        outputs = [ir.Value(name=name) for name in (node.outputs[0].name, "", "", add.outputs[0].name)][: 3 * len(values) - 2]
+        new = ir.node("SkipLayerNormalization", inputs, attributes, domain="com.microsoft", outputs=outputs)
+        # Where the sum was made: others may read it before the node that normalizes it.
+        replace_nodes_and_values(model.graph, add, old, [new], values, outputs[::3])
+        count += 1
+    return count
+
+
+def array(value: ir.Value) -> np.ndarray:
+    return value.const_value.numpy()
+
+
+def weight(model: ir.Model, name: str, values: np.ndarray) -> ir.Value:
+    """`values` as a weight of the graph; what has the name already is the same."""
+    if name not in model.graph.initializers:
+        tensor = ir.tensor(np.ascontiguousarray(values), name=name)
+        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+        model.graph.register_initializer(value)
+    return model.graph.initializers[name]
+
+
+def replace(model: ir.Model, old: list[ir.Node], new: list[ir.Node]) -> None:
+    """The last of `new` returns what the last of `old` returned."""
+    replace_nodes_and_values(model.graph, old[-1], old, new, old[-1].outputs, new[-1].outputs)
+
+
+def is_matrix(value: ir.Value) -> bool:
+    return value.const_value is not None and len(value.shape) == 2 and value.dtype == ir.DataType.FLOAT
+
+
+def is_vector(value: ir.Value) -> bool:
+    return value.const_value is not None and len(value.shape) == 1
+
+
+def bias_of(product: ir.Node) -> ir.Node | None:
+    """The node that adds a bias to `product`, if that is all it is used for."""
+    users = product.outputs[0].consumers()
+    is_bias = len(users) == 1 and users[0].op_type == "Add" and is_vector(users[0].inputs[1])
+    return users[0] if is_bias else None
+
+
+def linear(value: ir.Value) -> tuple[ir.Node, ir.Node | None] | None:
+    """What made `value`, if it is x W (+ b): the product, and the node that adds the bias."""
+    node, add = value.producer(), None
+    if node is not None and node.op_type == "Add" and is_vector(node.inputs[1]):
+        node, add = node.inputs[0].producer(), node
+    if node is None or node.op_type != "MatMul" or not is_matrix(node.inputs[1]):
+        return None
+    return node, add
+
+
+def is_linear(value: ir.Value) -> bool:
+    """x W + b in any of its forms, the bias or the scale of the rows last."""
+    node = value.producer()
+    if node is not None and node.op_type in ("Add", "Div"):
+        node = node.inputs[0].producer()
+    if node is not None and node.op_type == "Div":
+        node = node.inputs[0].producer()
+    return node is not None and node.op_type in PRODUCTS
+
+
+def is_normalized(value: ir.Value) -> bool:
+    node = value.producer()
+    while node is not None and node.op_type in ROWWISE:
+        node = node.inputs[0].producer()
+    return node is not None and node.op_type == "LayerNormalization"
+
+
+TRACED_FOR_CPU = (strip_metadata, drop_reshapes, pack_projections, copy_transposed_weights)
+STEPS = {
+    ("portable", "fp32"): (strip_metadata, share_tied_weights),
+    ("portable", "int8"): (strip_metadata, copy_transposed_weights, quantize_integers),
+    ("cpu", "fp32"): (*TRACED_FOR_CPU, fuse_residuals),
+    ("cpu", "int8"): (*TRACED_FOR_CPU, quantize_products, quantize_embeddings, fuse_residuals),
+    ("cpu", "int4"): (*TRACED_FOR_CPU, quantize_blocks, quantize_embeddings, fuse_residuals),
+}

@@ -1,5 +1,6 @@
 """The portable target: the modeling code traced into standard operators, with caches that grow."""
 
+import torch
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
@@ -51,7 +52,56 @@ class Seq2SeqDecoderGraph(nn.Module):
         return self.model.lm_head(outputs.last_hidden_state), *(states for pair in pairs for states in pair)
 
 
+class DecoderStatesGraph(nn.Module):
+    """Whole sequences and their mask in, states of a decoder without cache out. Padding may be on either side."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, attention_mask):
+        return self.model(input_ids, attention_mask, positions(attention_mask), use_cache=False).last_hidden_state
+
+
+class DecoderLabelsGraph(DecoderStatesGraph):
+    """As `DecoderStatesGraph`, with the logits of each row's last real token out."""
+
+    def forward(self, input_ids, attention_mask):
+        states = self.model.model(input_ids, attention_mask, positions(attention_mask), use_cache=False).last_hidden_state
+        last = self.model.last_real_token(states, input_ids, attention_mask)
+        rows = torch.arange(states.shape[0], device=last.device)  # the model's `len(last)` is a constant to tracing
+        # With an axis of tokens: the exporter makes a `Gemm` of a product of matrices, which has no int8 twin.
+        return self.model.score(states[rows, last][:, None])[:, 0]
+
+
+class Seq2SeqStatesGraph(nn.Module):
+    """Both sequences and their masks in, the decoder's states and the encoder's out."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, attention_mask, decoder_input_ids, decoder_attention_mask):
+        decoder = decoder_input_ids, decoder_attention_mask, positions(decoder_attention_mask)
+        outputs = self.model(input_ids, attention_mask, *decoder, use_cache=False)
+        return outputs.last_hidden_state, outputs.encoder_last_hidden_state
+
+
+def positions(mask):
+    """(B, T), counted from the first real token of each row."""
+    return (mask.cumsum(1) - 1).clamp(min=0)
+
+
 def graph_module(model: PreTrainedModel, role: str) -> nn.Module:
+    if not model.can_generate():
+        return READERS.get(type(model).__name__, EncoderGraph)(model)
     if not model.config.is_encoder_decoder:
-        return EncoderGraph(model) if role == "encoder" else DecoderGraph(model)
+        return DecoderGraph(model)
     return EncoderGraph(model.get_encoder()) if role == "encoder" else Seq2SeqDecoderGraph(model)
+
+
+READERS = {
+    "VanillaDecoderModel": DecoderStatesGraph,
+    "VanillaDecoderForSequenceClassification": DecoderLabelsGraph,
+    "VanillaSeq2SeqModel": Seq2SeqStatesGraph,
+}

@@ -1,13 +1,15 @@
 """Runs an export directory with onnxruntime and numpy; torch is never imported."""
 
 import os
-from dataclasses import fields, replace
+from collections.abc import Iterator
+from dataclasses import fields
 
 import numpy as np
 
 from .artifact import Artifact, read_artifact
-from .graphs import TARGETS, graph_specs
-from .search import Options, beam_search, greedy
+from .graphs import DTYPES, graph_specs
+from .logits import Processors
+from .search import Options, beam_search, is_whole, one_by_one
 
 try:
     import onnxruntime
@@ -16,17 +18,25 @@ except ImportError:
         "onnxruntime is not installed: pip install 'vanilla-transformer[cpu]', or [gpu] for onnxruntime-gpu"
     ) from None
 
-from .decoding import FixedCaches, GrowingCaches, cross_states
+from .decoding import BeamCaches, GrowingCaches, RaggedCaches, cross_states
 
-# Fields of generation_config.json that change neither greedy nor beam search: bookkeeping, what only sampling reads, and
-# what only an assistant model reads. Any other field must be at its default here, or is refused.
+# Fields of generation_config.json that change no token: bookkeeping, where caches lie and how the model runs, what else
+# `transformers.generate` returns, and what only an assistant model reads. Any other that is not applied must be at its default.
 NO_EFFECT = {
-    *("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id", "transformers_version", "use_cache"),
-    *("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"),
+    *("bos_token_id", "transformers_version", "use_cache", "cache_implementation", "cache_config", "max_cache_len"),
+    *("prefill_chunk_size", "compile_config", "disable_compile", "continuous_batching_config"),
+    *("output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate"),
     *("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold", "assistant_lookbehind"),
-    *("target_lookbehind", "max_length"),
+    *("target_lookbehind", "max_matching_ngram_size"),
 }
-DEFAULTS = {"repetition_penalty": 1, "encoder_repetition_penalty": 1, "num_return_sequences": 1, "num_beam_groups": 1}
+SAMPLING_ONLY = {"typical_p", "top_h", "epsilon_cutoff", "eta_cutoff"}
+DEFAULTS = {"encoder_repetition_penalty": 1, "num_beam_groups": 1, "typical_p": 1, "guidance_scale": 1}
+# Options of `generate`: the fields of `Options`, and what it works some of them out from.
+LENGTHS = {"max_length", "min_length"}
+SPECIAL_TOKENS = {"eos_token_id", "pad_token_id", "decoder_start_token_id"}
+OPTIONS = {field.name for field in fields(Options)} - {"eos_token_ids"} | LENGTHS | SPECIAL_TOKENS
+# Of one run of an encoder: what it may hold of padding, and what it must hold of tokens to be worth a run.
+MAX_PADDING, MIN_TOKENS = 0.15, 128
 
 
 class Runtime:
@@ -37,20 +47,27 @@ class Runtime:
         threads: processor threads of one operator; by default as many as this process may use.
 
     Raises:
-        FileNotFoundError, ValueError: if the directory is incomplete or changed, see `read_artifact`.
+        FileNotFoundError, ValueError: if the directory is incomplete or changed, see `read_artifact`; ValueError for a target
+            or dtype this runtime does not know, and for a graph that onnxruntime cannot load.
     """
 
     def __init__(self, directory: str | os.PathLike, threads: int | None = None):
         self.artifact: Artifact = read_artifact(directory)
         self.config = self.artifact.config
         self.target = self.artifact.manifest.get("target", "portable")
-        if self.target not in TARGETS:
-            raise ValueError(f"{directory} is for the target {self.target!r}, expected one of {', '.join(TARGETS)}")
-        self.specs = graph_specs(self.config, self.artifact.manifest["architecture"], self.target)
+        dtype = self.artifact.manifest.get("dtype", "fp32")
+        if dtype not in DTYPES.get(self.target, ()):
+            known = "; ".join(f"{name} with {', '.join(dtypes)}" for name, dtypes in DTYPES.items())
+            raise ValueError(f"{directory} is for the target {self.target!r} with dtype {dtype!r}, expected one of: {known}")
+        self.specs = graph_specs(self.config, self.artifact.manifest["architecture"], self.target, dtype)
         self.sessions = {role: self._session(spec.file, threads) for role, spec in self.specs.items()}
 
     def encode(
-        self, input_ids: np.ndarray, attention_mask: np.ndarray | None = None, token_type_ids: np.ndarray | None = None
+        self,
+        input_ids: np.ndarray,
+        attention_mask: np.ndarray | None = None,
+        token_type_ids: np.ndarray | None = None,
+        **decoder: np.ndarray,
     ) -> np.ndarray:
         """The first of `outputs`: `last_hidden_state` (B, S, D), or the `logits` of the model's head.
 
@@ -59,66 +76,118 @@ class Runtime:
         """
         if self.target == "cpu" and "decoder" in self.sessions:
             raise ValueError("the encoder of this export returns keys and values for its decoder only: use --target portable")
-        return next(iter(self.outputs(input_ids, attention_mask, token_type_ids).values()))
+        return next(iter(self.outputs(input_ids, attention_mask, token_type_ids, **decoder).values()))
 
     def outputs(
-        self, input_ids: np.ndarray, attention_mask: np.ndarray | None = None, token_type_ids: np.ndarray | None = None
+        self,
+        input_ids: np.ndarray,
+        attention_mask: np.ndarray | None = None,
+        token_type_ids: np.ndarray | None = None,
+        decoder_input_ids: np.ndarray | None = None,
+        decoder_attention_mask: np.ndarray | None = None,
     ) -> dict[str, np.ndarray]:
         """All that the encoder graph returns, by name: of each token (B, S, ...), or of the sequence (B, ...).
 
-        `input_ids` (B, S) integers, rows padded on the right; `attention_mask` (B, S), 1 for real tokens, by default all;
-        `token_type_ids` (B, S), by default 0.
+        `input_ids` (B, S) integers, rows padded on the right (a decoder's on either side), for multiple choice (B, C, S);
+        `attention_mask`, 1 for real tokens, by default all, and `token_type_ids`, by default 0, of the same shape;
+        `decoder_input_ids` and `decoder_attention_mask` (B, T), for a seq2seq model that returns states. Rows of similar length
+        run together; what is returned for padding may be 0.
 
         Raises:
             ValueError: for an empty batch, ids outside the vocabulary, token types the model does not have, a mask of
-                another shape, a sequence beyond a learned position table, or a model without an encoder.
+                another shape, a sequence beyond a learned position table, decoder tokens that are missing or have no
+                use, or a model without an encoder.
         """
         if "encoder" not in self.sessions:
             raise ValueError(f"{self.artifact.manifest['architecture']} has no encoder: use generate")
         ids, mask = self._checked(input_ids, attention_mask)
-        self._check_positions(ids.shape[1])
+        self._check_positions(ids.shape[-1])
         feeds = {"input_ids": ids, "attention_mask": mask, "token_type_ids": self._token_types(token_type_ids, ids)}
         spec = self.specs["encoder"]
-        names = [tensor.name for tensor in spec.outputs]
-        values = self.sessions["encoder"].run(names, {tensor.name: feeds[tensor.name] for tensor in spec.inputs})
-        return dict(zip(names, values, strict=True))
+        names = {tensor.name for tensor in spec.inputs}
+        if ("decoder_input_ids" in names) != (decoder_input_ids is not None):
+            takes = "takes" if "decoder_input_ids" in names else "takes no"
+            raise ValueError(f"{self.artifact.manifest['architecture']} {takes} decoder_input_ids")
+        if decoder_input_ids is not None:
+            ids, mask = self._checked(decoder_input_ids, decoder_attention_mask, "decoder_")
+            self._check_positions(ids.shape[-1])
+            if len(ids) != len(feeds["input_ids"]):
+                raise ValueError(f"decoder_input_ids must have {len(feeds['input_ids'])} rows as input_ids, got {len(ids)}")
+            feeds |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
+        return run_by_length(self.sessions["encoder"], spec, {name: feeds[name] for name in names})
 
     def generate(self, input_ids: np.ndarray, attention_mask: np.ndarray | None = None, **options) -> np.ndarray:
-        """Token ids (B, T) as `transformers.generate` returns them: behind the start token for seq2seq, behind the prompt
-        for a decoder, padded at the end.
+        """Token ids (B * N, T) as `transformers.generate` returns them: behind the start token for seq2seq, behind the prompt
+        for a decoder, padded at the end; the N `num_return_sequences` of each input stand together.
 
         `input_ids` (B, S), rows padded on either side; `attention_mask` (B, S), by default 0 where `input_ids` have the
-        pad token. A decoder's prompts come back padded on the left. Options, over those of generation_config.json:
-        `max_new_tokens` (what `max_length` leaves behind the prompt, or 20), `num_beams` (1: greedy), `length_penalty`
-        (1.0), `early_stopping` (False).
+        pad token, unless that is an end token too. A decoder's prompts come back padded on the left.
+
+        Options, over those of generation_config.json and with the meaning and defaults they have in transformers:
+        `max_new_tokens`, or `max_length` with the prompt (20 new ones); `min_new_tokens` or `min_length` (0); `num_beams`
+        (1: greedy), `length_penalty` (1.0), `early_stopping` (False), `num_return_sequences` (1); `do_sample` (False) with
+        `temperature` (1.0), `top_k` (50), `top_p` (1.0), `min_p` (0.0) and `seed`, a number from which the same tokens are
+        drawn again; `repetition_penalty` (1.0), `no_repeat_ngram_size` (0), `bad_words_ids`, `suppress_tokens`,
+        `begin_suppress_tokens`, `forced_bos_token_id`, `forced_eos_token_id`; `eos_token_id` (one or several),
+        `pad_token_id`, `decoder_start_token_id`.
 
         Raises:
             ValueError: as `encode`; for a row without tokens, more tokens than a learned position table has rows, an
-                unknown option, or a field of generation_config.json that this runtime does not apply.
+                unknown option, a value an option cannot have, options that do not go together, or a field of
+                generation_config.json that this runtime does not apply.
         """
+        request = self._request(input_ids, attention_mask, options)
+        settings, ids, *_ = request
+        if settings.num_beams > 1:
+            new = beam_search(*self._first_logits(*request))
+        else:
+            new = np.stack(list(self._tokens(*request)), axis=1)
+        return np.concatenate([np.repeat(ids, settings.num_return_sequences, axis=0), new], axis=1)
+
+    def stream(self, input_ids: np.ndarray, attention_mask: np.ndarray | None = None, **options) -> Iterator[np.ndarray]:
+        """As `generate`, but yields the new token of each row (B * N,) after each step, the pad token where a row has ended.
+
+        Raises:
+            ValueError: as `generate`, before the first step; for more than one beam, whose tokens are known at the end only.
+        """
+        settings, *request = self._request(input_ids, attention_mask, options)
+        if settings.num_beams > 1:
+            raise ValueError(f"num_beams is {settings.num_beams}, which cannot stream: expected num_beams=1")
+        return self._tokens(settings, *request)
+
+    def _request(self, input_ids, attention_mask, options):
+        """What is to be generated, checked: settings, the tokens (B, P) before the first new one, padded on the left, their
+        mask, and the source of seq2seq, ids and mask, or `None`."""
         if "decoder" not in self.sessions:
             raise ValueError(f"{self.artifact.manifest['architecture']} cannot generate: use encode")
-        if attention_mask is None and self.config.get("pad_token_id") is not None:
-            attention_mask = np.asarray(input_ids) != self.config["pad_token_id"]
+        pad, eos = self._special("pad_token_id", options), self._special("eos_token_id", options)
+        if attention_mask is None and pad is not None and pad not in np.atleast_1d(eos):
+            attention_mask = np.asarray(input_ids) != pad
         ids, mask = self._checked(input_ids, attention_mask)
         if not mask.any(axis=1).all():
             raise ValueError(f"row {int(mask.any(axis=1).argmin())} has no tokens, expected at least one in every row")
         settings = self._settings(options, prompt_length=1 if "encoder" in self.sessions else ids.shape[1])
         if "encoder" in self.sessions:
             self._check_positions(settings.max_new_tokens)
-            source, ids, mask = padded(ids, mask, "right", settings.pad_token_id), self._start_tokens(len(ids)), None
-        else:
-            self._check_positions(int(mask.sum(axis=1).max()) + settings.max_new_tokens - 1)
-            source = None
+            start = self._start_tokens(len(ids), options)
+            return settings, start, np.ones_like(start), padded(ids, mask, "right", settings.pad_token_id)
+        self._check_positions(int(mask.sum(axis=1).max()) + settings.max_new_tokens - 1)
+        return settings, *padded(ids, mask, "left", settings.pad_token_id), None
+
+    def _tokens(self, *request):
+        """Starts when it is first asked for a token."""
+        yield from one_by_one(*self._first_logits(*request))
+
+    def _first_logits(self, settings, ids, mask, source):
+        """What a search begins with."""
         decoding, *prompts = self.decoding(ids, mask, source, settings.max_new_tokens)
-        first = decoding.start(*prompts)
-        if settings.num_beams == 1:
-            new = greedy(decoding.next, first, settings)
-        else:
-            decoding.repeat(settings.num_beams)
-            new = beam_search(decoding.next, np.repeat(first, settings.num_beams, axis=0), settings)
-        prompt = ids if mask is None else padded(ids, mask, "left", settings.pad_token_id)[0]
-        return np.concatenate([prompt, new], axis=1)
+        logits = decoding.start(*prompts)
+        rows_per_input = max(settings.num_beams, settings.num_return_sequences)
+        if rows_per_input > 1:
+            decoding.repeat(rows_per_input)
+            if settings.num_beams == 1:  # the beams of an input begin as one
+                logits = np.repeat(logits, rows_per_input, axis=0)
+        return decoding.next, logits, settings, Processors(settings, ids, padding=(mask == 0).sum(axis=1))
 
     def decoding(self, ids, mask, source, new_tokens):
         """What decodes the prompts `ids` with `mask` (B, T) behind `source`, a pair of ids and mask, or `None` without an
@@ -131,57 +200,85 @@ class Runtime:
                 {} if source is None else {"encoder_hidden_states": self.encode(*source), "encoder_attention_mask": source[1]}
             )
             return GrowingCaches(session, spec, feeds, len(ids)), *prompts
-        prompts = padded(ids, mask, "right", 0)
-        feeds = {} if source is None else {**cross_states(self.outputs(*source)), "encoder_attention_mask": source[1]}
-        return FixedCaches(session, spec, feeds, len(ids), ids.shape[1] + new_tokens), *prompts
+        capacity = ids.shape[1] + new_tokens
+        if source is None:
+            return RaggedCaches(session, spec, len(ids), capacity), *padded(ids, mask, "right", 0)
+        feeds = {**cross_states(self.outputs(*source)), "encoder_attention_mask": source[1]}
+        return BeamCaches(session, spec, feeds, len(ids), capacity), ids, mask
 
-    def _start_tokens(self, rows):
-        start = self.artifact.generation_config.get("decoder_start_token_id", self.config["decoder_start_token_id"])
+    def _start_tokens(self, rows, options):
+        start = self._special("decoder_start_token_id", options)
         if start is None:
             raise ValueError("decoder_start_token_id is None, expected the token id generation starts from")
+        if not 0 <= start < self.config["vocab_size"]:
+            raise ValueError(f"decoder_start_token_id must be in [0, {self.config['vocab_size'] - 1}], got {start}")
         return np.full((rows, 1), start)
 
+    def _special(self, name, options):
+        """A special token: that of the options, else of generation_config.json, else of the model."""
+        for fields_given in (options, self.artifact.generation_config):
+            if name in fields_given:
+                return fields_given[name]
+        return self.config.get(name)
+
     def _settings(self, options, prompt_length):
-        """generation_config.json with `options` over it."""
-        known = {field.name for field in fields(Options)} - {"eos_token_ids", "pad_token_id"}
-        if unknown := options.keys() - known:
-            raise ValueError(f"unknown generation options {sorted(unknown)}, expected some of {sorted(known)}")
+        """generation_config.json with `options` over it, where `None` is as if it were not given."""
+        if unknown := options.keys() - OPTIONS:
+            raise ValueError(f"unknown generation options {sorted(unknown)}, expected some of {sorted(OPTIONS)}")
         saved = {name: value for name, value in self.artifact.generation_config.items() if value is not None}
+        given = {**saved, **options}
         for name, value in saved.items():
-            if name not in known | NO_EFFECT and value != DEFAULTS.get(name, 0) and not name.startswith("_"):
+            applies = name in OPTIONS | NO_EFFECT or (name in SAMPLING_ONLY and not given.get("do_sample"))
+            if not applies and value != DEFAULTS.get(name, 0) and not name.startswith("_"):
                 raise ValueError(f"generation_config.json sets {name} to {value!r}, which this runtime does not apply")
-        if "max_length" in saved:
-            saved.setdefault("max_new_tokens", saved["max_length"] - prompt_length)
-        eos = self.artifact.generation_config.get("eos_token_id", self.config["eos_token_id"])
-        settings = Options(
-            eos_token_ids=() if eos is None else tuple(np.atleast_1d(eos).tolist()),
-            pad_token_id=saved.get("pad_token_id") or self.config["pad_token_id"] or 0,
-        )
-        settings = replace(settings, **{name: value for name, value in {**saved, **options}.items() if name in known})
-        if settings.early_stopping not in (True, False, "never"):
-            raise ValueError(f"early_stopping must be True, False or 'never', got {settings.early_stopping!r}")
-        for name in ("max_new_tokens", "num_beams"):
-            if getattr(settings, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(settings, name)} behind {prompt_length} tokens")
+        if "top_k" in given:
+            given["top_k"] = given["top_k"] or 0  # the only default that `None` turns off
+        given |= self._lengths(given, prompt_length)
+        pad, eos = self._special("pad_token_id", options), self._special("eos_token_id", options)
+        given["eos_token_ids"] = () if eos is None else tuple(np.atleast_1d(eos).tolist())
+        given["pad_token_id"] = next((token for token in (pad, *given["eos_token_ids"]) if token is not None), 0)
+        known = {field.name for field in fields(Options)}
+        settings = Options(**{name: value for name, value in given.items() if name in known and value is not None})
+        settings.check_vocabulary(self.config["vocab_size"])
         return settings
 
-    def _checked(self, input_ids, attention_mask):
+    def _lengths(self, given, prompt_length):
+        """New tokens, at most and at least, behind a prompt with its padding. `max_new_tokens` and `min_new_tokens` go before
+        `max_length` and `min_length`, wherever either stands; the default ends at `max_position_embeddings`."""
+        most, least = given.get("max_new_tokens"), given.get("min_new_tokens")
+        if most is None:
+            longest = given.get("max_length")
+            if longest is None:
+                longest = min(prompt_length + Options.max_new_tokens, self.config["max_position_embeddings"])
+            if not is_whole(longest) or longest <= prompt_length:
+                raise ValueError(f"max_length must be more than the {prompt_length} tokens of the prompt, got {longest!r}")
+            most = longest - prompt_length
+        if least is None:
+            shortest = given.get("min_length") or 0
+            if not is_whole(shortest) or shortest < 0:
+                raise ValueError(f"min_length must be a whole number of at least 0, got {shortest!r}")
+            least = max(0, shortest - prompt_length)
+        return {"max_new_tokens": most, "min_new_tokens": least}
+
+    def _checked(self, input_ids, attention_mask, prefix=""):
         """int64 arrays, or an error: onnxruntime can end the process on an empty batch."""
         ids = np.asarray(input_ids)
-        if ids.ndim != 2 or ids.size == 0 or ids.dtype.kind not in "iu":
-            raise ValueError(
-                f"input_ids must be integers of shape (batch, length), both at least 1, got {ids.dtype} {ids.shape}"
-            )
+        shape = "(batch, choices, length), all" if self._has_choices() else "(batch, length), both"
+        if ids.ndim != 2 + self._has_choices() or ids.size == 0 or ids.dtype.kind not in "iu":
+            raise ValueError(f"{prefix}input_ids must be integers of shape {shape} at least 1, got {ids.dtype} {ids.shape}")
         if ids.min() < 0 or ids.max() >= self.config["vocab_size"]:
             raise ValueError(
                 f"token ids must be in [0, {self.config['vocab_size'] - 1}], the vocabulary, got {ids.min()} to {ids.max()}"
             )
         mask = np.ones_like(ids) if attention_mask is None else np.asarray(attention_mask)
         if mask.shape != ids.shape:
-            raise ValueError(f"attention_mask must have shape {ids.shape}, got shape {mask.shape}")
+            raise ValueError(f"{prefix}attention_mask must have shape {ids.shape}, got shape {mask.shape}")
         if not np.isin(mask, (0, 1)).all():
-            raise ValueError(f"attention_mask must be 0s and 1s, got {np.unique(mask).tolist()}")
+            raise ValueError(f"{prefix}attention_mask must be 0s and 1s, got {np.unique(mask).tolist()}")
         return ids.astype(np.int64), mask.astype(np.int64)
+
+    def _has_choices(self):
+        return self.artifact.manifest["architecture"] == "VanillaEncoderForMultipleChoice"
 
     def _token_types(self, token_type_ids, ids):
         """As the models: all 0 by default, and zeros are accepted where there are no types."""
@@ -202,8 +299,46 @@ class Runtime:
         options = onnxruntime.SessionOptions()
         # onnxruntime's own default is the host's cores, not the process's.
         options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
+        if file not in self.artifact.manifest["files"]:
+            raise ValueError(f"{self.artifact.directory}/manifest.json lists no {file}: export again")
         path = str(self.artifact.directory / file)
-        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        try:
+            return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # its own exceptions have no other class in common
+            raise ValueError(f"onnxruntime {onnxruntime.__version__} cannot load {path}: {error}") from None
+
+
+def run_by_length(session, spec, feeds):
+    """The outputs of `spec`, by name. Rows run with others of similar length, so that a ragged batch pays for little padding;
+    what no run covers is 0."""
+    names, groups, results = [tensor.name for tensor in spec.outputs], length_groups(feeds["attention_mask"]), {}
+    if len(groups) == 1:
+        return dict(zip(names, session.run(names, feeds), strict=True))
+    for rows, longest in groups:
+        own = {name: array[rows] for name, array in feeds.items()}
+        own |= {name: array[..., :longest] for name, array in own.items() if not name.startswith("decoder_")}
+        for tensor, values in zip(spec.outputs, session.run(names, own), strict=True):
+            rest = zip(tensor.shape[1:], values.shape[1:])
+            sizes = [feeds["input_ids"].shape[-1] if axis == "source_length" else size for axis, size in rest]
+            whole = results.setdefault(tensor.name, np.zeros((len(feeds["input_ids"]), *sizes), values.dtype))
+            whole[(rows, *map(slice, values.shape[1:]))] = values
+    return results
+
+
+def length_groups(mask):
+    """The rows of `mask` (B, ..., S) in groups, longest first, each with the length it needs. A group ends where one row more
+    would make padding more than `MAX_PADDING` of it, if it has `MIN_TOKENS`."""
+    ends = mask * np.arange(1, mask.shape[-1] + 1)
+    lengths = np.maximum(ends.reshape(len(mask), -1).max(axis=1), 1).tolist()
+    groups, tokens = [], 0
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        size = (len(groups[-1]) + 1) * lengths[groups[-1][0]] if groups else 0
+        if not groups or (tokens >= MIN_TOKENS and size - tokens - lengths[row] > MAX_PADDING * size):
+            groups.append([])
+            tokens = 0
+        groups[-1].append(row)
+        tokens += lengths[row]
+    return [(np.array(rows), lengths[rows[0]]) for rows in groups]
 
 
 def padded(ids, mask, side, pad_token_id):

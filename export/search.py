@@ -1,119 +1,231 @@
-"""Greedy and beam search in numpy, token for token what `transformers.generate` does.
+"""Greedy search, sampling and beam search in numpy, token for token what `transformers.generate` does.
 
-Both drive a `Step`: a function from the last token of every row, and the rows the caches are to be taken from, to the
+All drive a `Step`: a function from the last token of every row, and the rows the caches are to be taken from, to the
 logits of the next token.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import numpy as np
 
+from .logits import Processors, Sampler, log_sum_exp, top
+
 NEVER = np.float32(-1e9)  # transformers' score of a beam that must not be chosen
 
-# (tokens (rows,), taken_from (rows,) or None) -> logits (rows, vocabulary)
+# (tokens (rows,), taken_from (rows,) or None) -> logits (rows, vocabulary), which may be overwritten, valid until the next step
 Step = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
+
+# What each field of `Options` must be: in words, and as a test.
+COUNT = "a whole number of at least 1", lambda value: is_whole(value) and value >= 1
+COUNT_OR_0 = "a whole number of at least 0", lambda value: is_whole(value) and value >= 0
+POSITIVE = "a number above 0", lambda value: is_number(value) and value > 0
+PROBABILITY = "a number from 0 to 1", lambda value: is_number(value) and 0 <= value <= 1
+TOKEN = "None or a token id", lambda value: value is None or is_whole(value)
+TOKENS = "None or a list of token ids", lambda value: value is None or is_list(value, is_whole)
+EXPECTED = {
+    **dict.fromkeys(("max_new_tokens", "num_beams", "num_return_sequences"), COUNT),
+    **dict.fromkeys(("min_new_tokens", "top_k", "no_repeat_ngram_size", "pad_token_id"), COUNT_OR_0),
+    **dict.fromkeys(("temperature", "repetition_penalty"), POSITIVE),
+    **dict.fromkeys(("top_p", "min_p"), PROBABILITY),
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), TOKENS),
+    "length_penalty": ("a number", lambda value: is_number(value)),
+    "early_stopping": ("True, False or 'never'", lambda value: value in (True, False, "never")),
+    "do_sample": ("True or False", lambda value: value in (True, False)),
+    "seed": ("None or a whole number of at least 0", lambda value: value is None or (is_whole(value) and value >= 0)),
+    "bad_words_ids": (
+        "None or a list of lists of token ids, none empty",
+        lambda value: value is None or (is_list(value, lambda word: is_list(word, is_whole) and word) and value),
+    ),
+    "forced_bos_token_id": TOKEN,
+    "eos_token_ids": ("a token id or a list of them", lambda value: is_list(value, is_whole)),
+    "forced_eos_token_id": ("None, a token id or a list of them", lambda value: TOKEN[1](value) or TOKENS[1](value)),
+}
 
 
 @dataclass(frozen=True)
 class Options:
-    """Fields of transformers' `GenerationConfig`, with its defaults. `eos_token_ids` may be empty."""
+    """Fields of transformers' `GenerationConfig`, with its defaults. `seed` is that of the sampling, by default another each
+    time. `eos_token_ids` may be empty. `temperature`, `top_k`, `top_p` and `min_p` have an effect with `do_sample` only.
+
+    Raises:
+        ValueError: for a value that is none of its field, and for values that do not go together.
+    """
 
     max_new_tokens: int = 20
+    min_new_tokens: int = 0
     num_beams: int = 1
+    num_return_sequences: int = 1
     length_penalty: float = 1.0
     early_stopping: bool | str = False
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 50
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    bad_words_ids: list[list[int]] | None = None
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: int | list[int] | None = None
+    suppress_tokens: list[int] | None = None
+    begin_suppress_tokens: list[int] | None = None
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int = 0
 
+    def __post_init__(self):
+        for name, (expected, holds) in EXPECTED.items():
+            if not holds(getattr(self, name)):
+                raise ValueError(f"{name} must be {expected}, got {getattr(self, name)!r}")
+        if self.do_sample and self.num_beams > 1:
+            raise ValueError(f"do_sample=True does not go with num_beams={self.num_beams}, expected num_beams=1")
+        if self.num_return_sequences > self.num_beams and not self.do_sample:
+            most = f"num_beams, {self.num_beams}," if self.num_beams > 1 else "1"
+            raise ValueError(f"num_return_sequences must be at most {most} without do_sample, got {self.num_return_sequences}")
 
-def greedy(step: Step, logits: np.ndarray, options: Options) -> np.ndarray:
-    """`logits` (rows, vocabulary) of the first token -> the new tokens (rows, up to max_new_tokens), padded behind the
-    end token."""
-    running = np.ones(len(logits), bool)
-    tokens = []
-    while True:
-        tokens.append(np.where(running, logits.argmax(axis=-1), options.pad_token_id))
-        running &= ~np.isin(tokens[-1], options.eos_token_ids)
-        if not running.any() or len(tokens) == options.max_new_tokens:
-            return np.stack(tokens, axis=1)
-        logits = step(tokens[-1], None)
+    def check_vocabulary(self, size: int) -> None:
+        """Raises ValueError for more beams than a vocabulary of `size` tokens can fill, and for tokens it does not have."""
+        if self.candidates > self.num_beams * size or self.num_beams > size:
+            ends = f" and {len(self.eos_token_ids)} end tokens" if self.eos_token_ids else ""
+            raise ValueError(f"num_beams {self.num_beams}{ends} are too many for a vocabulary of {size} tokens")
+        for name in ("pad_token_id", "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids"):
+            tokens = np.concatenate([np.ravel(ids) for ids in as_list(getattr(self, name))] or [[]])
+            if outside := [int(token) for token in tokens if not 0 <= token < size]:
+                raise ValueError(f"{name} must be in [0, {size - 1}], the vocabulary, got {outside[0]}")
+
+    @property
+    def candidates(self):
+        """Of beam search, for each input and step: enough that `num_beams` are left when the best of them all end."""
+        return max(2, 1 + len(self.eos_token_ids)) * self.num_beams
 
 
-def beam_search(step: Step, logits: np.ndarray, options: Options) -> np.ndarray:
-    """As `greedy`, for the best of `num_beams` (K) hypotheses by sum(log p) / length^length_penalty.
+def is_whole(value):
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
-    `logits` are those of (B * K) rows, each of B inputs K times in a row.
+
+def is_number(value):
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def as_list(value):
+    return [] if value is None else value if isinstance(value, list | tuple) else [value]
+
+
+def is_list(value, holds):
+    return isinstance(value, list | tuple) and all(map(holds, value))
+
+
+def one_by_one(step: Step, logits: np.ndarray, options: Options, process: Processors | None = None) -> Iterator[np.ndarray]:
+    """Greedy search, or sampling with `do_sample`: yields the next token of each row (rows,), the pad token behind the end
+    token, until every row has ended or has `max_new_tokens`.
+
+    `logits` (rows, vocabulary) are those of the first token; `process` changes the logits of each.
     """
-    K, length = options.num_beams, options.max_new_tokens
-    B, V = len(logits) // K, logits.shape[-1]
-    candidates = max(2, 1 + len(options.eos_token_ids)) * K  # so that K are left when the best K all end
-    if candidates > K * V:
-        raise ValueError(f"num_beams {K} needs {candidates} candidates, but {K} beams have {K * V} continuations")
-    running = np.full((B, K, length), options.pad_token_id)
-    finished = running.copy()
+    choose = Sampler(options) if options.do_sample else greedy
+    eos = np.array(options.eos_token_ids, np.int64)
+    running, new = np.ones(len(logits), bool), np.empty((len(logits), options.max_new_tokens), np.int64)
+    for t in range(options.max_new_tokens):
+        if process:
+            process(new[:, :t], logits)
+        new[:, t] = tokens = np.where(running, choose(logits), options.pad_token_id)
+        yield tokens
+        running &= (tokens[:, None] != eos).all(axis=1)
+        if t + 1 == options.max_new_tokens or not running.any():
+            return
+        logits = step(tokens, None)
+
+
+def greedy(logits):
+    return logits.argmax(axis=1)
+
+
+def beam_search(step: Step, logits: np.ndarray, options: Options, process: Processors | None = None) -> np.ndarray:
+    """The best `num_return_sequences` (N) of `num_beams` (K) hypotheses of each of B inputs, by
+    sum(log p) / length^length_penalty -> (B * N, up to max_new_tokens), padded behind the end token.
+
+    `logits` (B, vocabulary) are those of the first token; every step is given K rows for each input, which stand together.
+    `process` changes the log p of each token.
+    """
+    K, length, count, eos = options.num_beams, options.max_new_tokens, options.candidates, np.array(options.eos_token_ids)
+    B = len(logits)
+    inputs, is_best = np.arange(B)[:, None], np.arange(count) < K
+    running = np.full((B * K, length), options.pad_token_id)
     # Rows of one input are equal at first: only the first of them counts.
-    running_scores = np.tile(np.where(np.arange(K) == 0, np.float32(0), NEVER), (B, 1))
-    finished_scores = np.full((B, K), NEVER)
-    is_finished = np.zeros((B, K), bool)
+    scores = np.tile(np.where(np.arange(K) == 0, np.float32(0), NEVER), (B, 1))
+    finished = Finished(running, scores)
     can_improve = np.ones((B, 1), bool)
     for t in range(length):
-        scores = (log_softmax(logits).reshape(B, K, V) + running_scores[..., None]).reshape(B, K * V)
-        scores, chosen = top(scores, candidates)
-        beam, token = np.divmod(chosen, V)
-        sequences = np.take_along_axis(running, beam[..., None], axis=1)
-        sequences[:, :, t] = token
-        ends = np.isin(token, options.eos_token_ids) | (t + 1 == length)
+        log_p, tokens = best_tokens(logits, running[:, :t] if t else running[::K, :0], count, process)
+        if t == 0:
+            log_p, tokens = np.repeat(log_p, K, axis=0), np.repeat(tokens, K, axis=0)
+        candidates, chosen = top((log_p + scores.reshape(-1, 1)).reshape(B, -1), count)
+        tokens = np.take_along_axis(tokens.reshape(B, -1), chosen, axis=1)
+        parents = inputs * K + chosen // log_p.shape[1]
+        sequences = running[parents]
+        sequences[:, :, t] = tokens
+        ends = (tokens[..., None] == eos).any(axis=-1) | (t + 1 == length)
 
         # The best K candidates that go on.
-        running_scores, kept = top(np.where(ends, scores + NEVER, scores), K)
-        running = np.take_along_axis(sequences, kept[..., None], axis=1)
+        scores, kept = top(np.where(ends, candidates + NEVER, candidates), K)
+        running = sequences[inputs, kept].reshape(B * K, length)
 
         # Those of the best K that end here compete with the hypotheses that ended before.
-        just_finished = ends & (np.arange(candidates) < K)
-        closed = ~can_improve | ((options.early_stopping is True) & is_finished.all(axis=1, keepdims=True))
-        ended_scores = scores / np.float32((t + 1) ** options.length_penalty)
-        ended_scores = np.where(just_finished & ~closed, ended_scores, ended_scores + NEVER)
-        finished_scores, best = top(np.concatenate([finished_scores, ended_scores], axis=1), K)
-        finished = np.take_along_axis(np.concatenate([finished, sequences], axis=1), best[..., None], axis=1)
-        is_finished = np.take_along_axis(np.concatenate([is_finished, just_finished], axis=1), best, axis=1)
+        closed = ~can_improve | ((options.early_stopping is True) & finished.are_full())
+        just_finished = ends & is_best & ~closed
+        if just_finished.any():
+            finished.add(sequences, candidates / np.float32((t + 1) ** options.length_penalty), just_finished, t + 1)
 
-        can_improve = can_improve & improvable(running_scores, finished_scores, is_finished, t + 1, options)
-        if not can_improve.any() or (options.early_stopping is True and is_finished.all()) or ends.all():
+        can_improve = can_improve & improvable(scores, finished, t + 1, options)
+        if not can_improve.any() or (options.early_stopping is True and finished.are_full().all()) or ends.all():
             break
-        taken_from = np.take_along_axis(beam, kept, axis=1) + np.arange(B)[:, None] * K
-        logits = step(running[:, :, t].ravel(), taken_from.ravel())
-    return up_to_end(finished[:, 0], options)
+        logits = step(running[:, t].copy(), parents[inputs, kept].ravel())
+    return finished.best(options.num_return_sequences)
 
 
-def improvable(running_scores, finished_scores, is_finished, length, options):
+def best_tokens(logits, new, count, process):
+    """log p and index of the best `count` tokens (rows, count) of each row, or of all there are, behind the `new` tokens."""
+    maximum, log_sum = log_sum_exp(logits)
+    count = min(count, logits.shape[1])
+    if not process:  # the same for all tokens of a row, so it need be subtracted from the best only
+        values, tokens = top(logits, count)
+        return values - maximum - log_sum, tokens
+    logits -= maximum
+    logits -= log_sum
+    process(new, logits)
+    return top(logits, count)
+
+
+class Finished:
+    """The best K finished hypotheses of each of B inputs, best first: like the `running` ones (B * K, length) at the start."""
+
+    def __init__(self, running, scores):
+        self.sequences = running.reshape(*scores.shape, -1)
+        self.scores = np.full_like(scores, -np.inf)
+        self.lengths = np.zeros(scores.shape, np.int64)  # 0 where there is none yet
+
+    def are_full(self):
+        return self.lengths.all(axis=1, keepdims=True)
+
+    def add(self, sequences, scores, just_finished, length):
+        """Those of `sequences` (B, C, length) with `scores` (B, C) that have `just_finished` (B, C)."""
+        scores = np.where(just_finished, scores, scores + NEVER)
+        self.scores, best = top(np.concatenate([self.scores, scores], axis=1), self.scores.shape[1])
+        inputs = np.arange(len(best))[:, None]
+        self.sequences = np.concatenate([self.sequences, sequences], axis=1)[inputs, best]
+        self.lengths = np.concatenate([self.lengths, just_finished * length], axis=1)[inputs, best]
+
+    def best(self, count):
+        width = self.lengths[:, :count].max()
+        return self.sequences[:, :count, :width].reshape(-1, width)
+
+
+def improvable(scores, finished, length, options):
     """Whether the best running hypothesis may still beat the worst finished one; (B, 1)."""
     if options.early_stopping == "never" and options.length_penalty > 0:
         length = options.max_new_tokens
-    possible = running_scores[:, :1] / np.float32(length**options.length_penalty)
-    worst = np.where(is_finished, finished_scores.min(axis=1, keepdims=True), NEVER)
+    possible = scores[:, :1] / np.float32(length**options.length_penalty)
+    worst = np.where(finished.lengths > 0, finished.scores.min(axis=1, keepdims=True), NEVER)
     return (possible > worst).any(axis=1, keepdims=True)
-
-
-def up_to_end(sequences, options):
-    """Cuts (B, T) behind the longest hypothesis, each of which is over at its end token."""
-    ends = np.isin(sequences, options.eos_token_ids)
-    lengths = np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, sequences.shape[1])
-    unfinished = ~ends.any(axis=1)
-    if unfinished.any():
-        return sequences
-    return sequences[:, : lengths.max()]
-
-
-def top(scores, count):
-    """The `count` largest of each row, best first, ties by index: (values, indices)."""
-    indices = np.argpartition(-scores, count - 1, axis=-1)[:, :count]
-    indices.sort(axis=-1)
-    order = np.argsort(-np.take_along_axis(scores, indices, axis=-1), axis=-1, kind="stable")
-    indices = np.take_along_axis(indices, order, axis=-1)
-    return np.take_along_axis(scores, indices, axis=-1), indices
-
-
-def log_softmax(logits):
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))

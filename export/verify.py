@@ -15,24 +15,31 @@ LATER_STEPS = (1, 3, 1)  # tokens fed per step once a cache is there
 
 @dataclass
 class Report:
-    """What was compared, and what differed. `ties` are greedy tokens that differ where torch's own two best logits are
-    closer than twice the tolerance; each difference beyond the tolerance is a line of `failures`. Quantized weights have no
-    tolerance (`None`): the largest error and the tokens that agree are reported."""
+    """What was compared, and what differed. `tokens` are choices of the largest logit: greedy tokens, or a head's labels,
+    answers and choices. `ties` are those that differ where torch's own two best logits are closer than twice the tolerance;
+    each difference beyond the tolerance is a line of `failures`. Quantized weights have no tolerance (`None`): the errors and
+    the tokens that agree are reported."""
 
     tolerance: float | None = TOLERANCE
     cases: int = 0
     values: int = 0
     tokens: int = 0
     max_error: float = 0.0
+    error_sum: float = 0.0
     agreeing: int = 0
     ties: int = 0
     failures: list[str] = field(default_factory=list)
+
+    @property
+    def mean_error(self) -> float:
+        return self.error_sum / max(self.values, 1)
 
     def summary(self) -> dict:
         return {
             "cases": self.cases,
             "values": self.values,
             "max_error": self.max_error,
+            "mean_error": self.mean_error,
             "tolerance": self.tolerance,
             "tokens": self.tokens,
             "agreeing_tokens": self.agreeing,
@@ -43,8 +50,8 @@ class Report:
     def __str__(self):
         tolerance = "none" if self.tolerance is None else f"{self.tolerance:.0e}"
         return (
-            f"{self.cases} cases, {self.values} values: largest error {self.max_error:.1e} (tolerance {tolerance} x "
-            f"max(1, |value|)); {self.tokens} greedy tokens, {self.agreeing} agree, {self.ties} ties; "
+            f"{self.cases} cases, {self.values} values: largest error {self.max_error:.1e}, mean {self.mean_error:.1e} "
+            f"(tolerance {tolerance} x max(1, |value|)); {self.tokens} top choices, {self.agreeing} agree, {self.ties} ties; "
             f"{len(self.failures)} failures"
         )
 
@@ -57,11 +64,14 @@ class Report:
         errors = np.abs(found - expected) / np.maximum(1, np.abs(expected))
         self.values += errors.size
         self.max_error = max(self.max_error, float(errors.max(initial=0)))
+        self.error_sum += float(errors.sum(dtype=np.float64))
         if self.tolerance is not None and errors.size and errors.max() > self.tolerance:
             self.failures.append(f"{case}: error {errors.max():.1e}, expected at most {self.tolerance:.0e}")
 
     def compare_tokens(self, found, expected, real, case):
-        """The greedy choice of both, (B, T, V) logits; `real` (B, T)."""
+        """The largest of both, (B, ..., V) logits; `real` (B, ...)."""
+        if found.shape[-1] < 2:
+            return
         found, expected = found[real], expected[real]
         self.tokens += len(found)
         differs = found.argmax(axis=-1) != expected.argmax(axis=-1)
@@ -72,20 +82,22 @@ class Report:
         tied = best - second < 2 * self.tolerance * np.maximum(1, np.abs(best))
         self.ties += int((differs & tied).sum())
         if (wrong := int((differs & ~tied).sum())) > 0:
-            self.failures.append(f"{case}: {wrong} of {len(found)} greedy tokens differ")
+            self.failures.append(f"{case}: {wrong} of {len(found)} top choices differ")
 
 
 def verify(directory: str | os.PathLike, model, cases: int = 60, seed: int = 0) -> Report:
     """`model` is the checkpoint in torch, float32 and in evaluation mode; `directory` its export.
 
     Each case is a batch of 1 to 5 rows of 1 to 33 random tokens: full rows, rows of different lengths padded on the
-    right, or the same with one row that is all padding (a decoder: padded on the left). Decoders are compared at the
-    first step and at later ones, with torch reading the whole sequence at once, without a cache.
+    right, or the same with one row that is all padding (a decoder that generates: padded on the left, one that reads whole
+    sequences: on either side). Decoders are compared at the first step and at later ones, with torch reading the whole
+    sequence at once, without a cache.
     """
     runtime = Runtime(directory)
     check_same_model(runtime, model)
-    compare = {"encoder": compare_encoder, "decoder": compare_decoder, "seq2seq": compare_seq2seq}
-    compare = compare[model.config.model_type.removeprefix("vanilla-")]
+    compare = compare_sequences
+    if "decoder" in runtime.specs:
+        compare = compare_seq2seq if model.config.is_encoder_decoder else compare_decoder
     is_exact = runtime.artifact.manifest.get("dtype", "fp32") == "fp32"
     rng, report = np.random.default_rng(seed), Report(TOLERANCE if is_exact else None)
     longest = 33
@@ -126,13 +138,46 @@ def sample(rng, vocab_size, longest, padding):
     return ids, mask
 
 
-def compare_encoder(runtime, model, ids, mask, rng, report, case):
-    types = rng.integers(0, max(model.config.type_vocab_size, 1), ids.shape)
-    found = runtime.outputs(ids, mask, types)
-    expected = model(*map(torch.from_numpy, (ids, mask, types)))
+def compare_sequences(runtime, model, ids, mask, rng, report, case):
+    """All outputs of a graph that reads whole sequences."""
+    feeds = sequence_inputs(runtime, model.config, ids, mask, rng)
+    found, mask = runtime.outputs(**feeds), feeds["attention_mask"]
+    expected = model(**{name: torch.from_numpy(array) for name, array in torch_inputs(feeds, model.config).items()})
     for spec in runtime.specs["encoder"].outputs:
-        real = mask == 1 if "source_length" in spec.shape else mask.any(axis=1)
-        report.compare(found[spec.name], expected[spec.name].numpy(), real, f"{case}, {spec.name}")
+        real = mask == 1 if "source_length" in spec.shape else mask.any(axis=-1)
+        if "target_length" in spec.shape:
+            real = real[:, None] & (feeds["decoder_attention_mask"] == 1)
+        got, wanted, where = found[spec.name], expected[spec.name].numpy(), f"{case}, {spec.name}"
+        report.compare(got, wanted, real, where)
+        if spec.name.endswith("logits"):
+            if got.shape == real.shape:  # what is chosen is one of the tokens, or of the choices
+                got, wanted, real = np.where(real, got, -np.inf), np.where(real, wanted, -np.inf), real.any(axis=-1)
+            report.compare_tokens(got, wanted, real, where)
+
+
+def sequence_inputs(runtime, config, ids, mask, rng):
+    """What `runtime.outputs` takes beside random `ids` and their `mask` (B, S): all that the graph reads."""
+    names, feeds = {tensor.name for tensor in runtime.specs["encoder"].inputs}, {}
+    if "num_choices" in runtime.specs["encoder"].outputs[0].shape:
+        mask = mask[rng.integers(len(mask), size=(len(mask), 3))]
+        ids = rng.integers(0, config.vocab_size, mask.shape)
+    if config.model_type == "vanilla-decoder" and rng.integers(2):
+        ids, mask = padded(ids, mask, "left", 0)
+    if "token_type_ids" in names:
+        feeds["token_type_ids"] = rng.integers(0, config.type_vocab_size, ids.shape)
+    if "decoder_input_ids" in names:
+        target = rng.permutation(mask)  # as long as the sources, in another order
+        feeds |= {"decoder_input_ids": rng.integers(0, config.vocab_size, target.shape), "decoder_attention_mask": target}
+    return {"input_ids": ids, "attention_mask": mask, **feeds}
+
+
+def torch_inputs(feeds, config):
+    """Decoder graphs count the positions of real tokens; torch is told them."""
+    prefix = {"vanilla-decoder": "", "vanilla-seq2seq": "decoder_"}.get(config.model_type)
+    if prefix is None:
+        return feeds
+    positions = np.maximum(feeds[f"{prefix}attention_mask"].cumsum(axis=1) - 1, 0)
+    return {**feeds, f"{prefix}position_ids": positions}
 
 
 def compare_seq2seq(runtime, model, ids, mask, rng, report, case):

@@ -4,10 +4,13 @@ import json
 import os
 import stat
 
+import onnx
 import pytest
+from checkpoints import copy_of, edit_json, seal
 
 from vanilla_transformer.files import new_directory
 from vanilla_transformer_export.artifact import SCHEMA_VERSION, read_artifact, write_manifest
+from vanilla_transformer_export.runtime import Runtime
 
 GRAPH = bytes(range(256)) * 8
 
@@ -100,6 +103,41 @@ def test_another_schema_is_refused_with_both_versions(export, version):
     refused(export, ValueError, "manifest.json", f"version {version}", f"expected {SCHEMA_VERSION}")
 
 
+def test_a_newer_schema_asks_for_a_newer_version_and_an_older_one_for_another_export(export):
+    manifest = json.loads((export / "manifest.json").read_text())
+    for version, remedy in ((SCHEMA_VERSION + 1, "update this one"), (SCHEMA_VERSION - 1, "export again")):
+        (export / "manifest.json").write_text(json.dumps({**manifest, "schema_version": version}))
+        refused(export, ValueError, remedy)
+
+
+def test_two_files_that_were_swapped_are_found(export):
+    (export / "onnx/other.onnx").write_bytes(GRAPH[::-1])  # of the same size
+    write_manifest(export, model_type="vanilla-encoder", architecture="VanillaEncoderModel")
+    (export / "onnx/model.onnx").write_bytes(GRAPH[::-1])
+    (export / "onnx/other.onnx").write_bytes(GRAPH)
+    refused(export, ValueError, "model.onnx", "SHA-256", "export again")
+
+
+@pytest.mark.parametrize("place", ["../outside.onnx", "onnx/../../outside.onnx", "/outside.onnx"])
+def test_a_file_outside_the_directory_is_refused_even_if_its_hash_is_right(export, place):
+    outside = export.parent / "outside.onnx"
+    outside.write_bytes(GRAPH)
+    manifest = json.loads((export / "manifest.json").read_text())
+    name = str(outside) if place.startswith("/") else place
+    manifest["files"][name] = manifest["files"]["onnx/model.onnx"]
+    (export / "manifest.json").write_text(json.dumps(manifest))
+    refused(export, ValueError, "manifest.json", name, "outside the directory")
+
+
+def test_links_are_followed_as_in_the_hub_s_cache_and_what_they_lead_to_is_checked(export):
+    blob = export.parent / "blob"
+    (export / "onnx/model.onnx").rename(blob)
+    (export / "onnx/model.onnx").symlink_to("../../blob")
+    read_artifact(export)
+    blob.write_bytes(GRAPH[::-1])
+    refused(export, ValueError, "model.onnx", "SHA-256")
+
+
 @pytest.mark.parametrize("text", ["", "{", "schema_version: 1", "[1]", "null"])
 def test_a_manifest_that_is_not_a_json_object_is_refused(export, text):
     (export / "manifest.json").write_text(text)
@@ -117,6 +155,60 @@ def test_a_directory_without_a_manifest_is_refused(tmp_path):
 
 def test_a_directory_that_does_not_exist_is_refused(tmp_path):
     refused(tmp_path / "nowhere", FileNotFoundError, str(tmp_path / "nowhere"))
+
+
+# ------------------------------------------------------------------------------------------------------- loading an export
+
+
+def outside_weights(graph, directory, location):
+    """Moves the largest weight to `location`, relative to the graph's file or absolute."""
+    weight = max(graph.initializer, key=lambda weight: len(weight.raw_data))
+    (directory / location).write_bytes(weight.raw_data)
+    facts = {"location": location, "offset": "0", "length": str(len(weight.raw_data))}
+    weight.ClearField("raw_data")
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in facts.items():
+        weight.external_data.add(key=key, value=value)
+
+
+@pytest.mark.parametrize("place", ["../weights", "../../weights", "absolute"])
+def test_weights_outside_the_directory_of_the_graph_are_refused(exported, tmp_path, place):
+    """Even where every hash is right; the file is there and holds the right weights."""
+    directory = copy_of(exported("encoder").directory, tmp_path)
+    path = directory / "onnx/model.onnx"
+    model = onnx.load(path)
+    outside_weights(model.graph, path.parent, str(tmp_path / "weights") if place == "absolute" else place)
+    path.write_bytes(model.SerializeToString())
+    seal(directory)
+    with pytest.raises(ValueError, match="onnxruntime .* cannot load .*model.onnx: .*[Ee]xternal data"):
+        Runtime(directory)
+
+
+def test_a_graph_that_is_not_onnx_is_refused_by_name_even_if_its_hash_is_right(exported, tmp_path):
+    directory = copy_of(exported("encoder").directory, tmp_path)
+    (directory / "onnx/model.onnx").write_bytes(b"no graph")
+    seal(directory)
+    with pytest.raises(ValueError, match="onnxruntime .* cannot load .*model.onnx"):
+        Runtime(directory)
+
+
+@pytest.mark.parametrize("facts", [{"target": "gpu"}, {"dtype": "fp16"}, {"dtype": "int4"}])
+def test_a_target_or_precision_that_this_build_cannot_run_is_refused_by_name(exported, tmp_path, facts):
+    directory = copy_of(exported("encoder").directory, tmp_path)
+    edit_json(directory / "manifest.json", **facts)
+    name, value = next(iter(facts.items()))
+    expected = "expected one of: portable with fp32, int8; cpu with fp32, int8, int4"
+    with pytest.raises(ValueError, match=f"{name} '{value}'.*{expected}"):
+        Runtime(directory)
+
+
+def test_a_graph_the_manifest_does_not_list_is_refused(exported, tmp_path):
+    directory = copy_of(exported("encoder").directory, tmp_path)
+    manifest = json.loads((directory / "manifest.json").read_text())
+    del manifest["files"]["onnx/model.onnx"]
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="manifest.json lists no onnx/model.onnx"):
+        Runtime(directory)
 
 
 # ---------------------------------------------------------------------------------------------------------- new_directory

@@ -10,7 +10,7 @@ import torch
 from checkpoints import EOS, PAD, START, VOCABULARY, copy_of, edit_json, seal
 
 from vanilla_transformer_export.runtime import Runtime, padded
-from vanilla_transformer_export.search import Options, beam_search, greedy
+from vanilla_transformer_export.search import Options, beam_search, one_by_one
 
 GENERATORS = ("seq2seq", "seq2seq-untied", "causal", "causal-learned")
 LENGTHS = (7, 1, 4, 9, 2, 9)
@@ -254,12 +254,14 @@ def test_options_go_over_the_generation_config(exported, tmp_path, runtimes):
 @pytest.mark.parametrize(
     "field, value",
     [
-        ("repetition_penalty", 1.2),
-        ("do_sample", True),
-        ("no_repeat_ngram_size", 3),
-        ("min_new_tokens", 2),
-        ("forced_eos_token_id", 2),
-        ("bad_words_ids", [[5]]),
+        ("encoder_repetition_penalty", 1.2),
+        ("encoder_no_repeat_ngram_size", 3),
+        ("sequence_bias", [[[5], 1.5]]),
+        ("exponential_decay_length_penalty", [3, 1.1]),
+        ("diversity_penalty", 0.5),
+        ("penalty_alpha", 0.6),
+        ("renormalize_logits", True),
+        ("stop_strings", ["."]),
         ("num_beam_groups", 2),
     ],
 )
@@ -293,11 +295,13 @@ IDS, MASK = prompts()
         (IDS, MASK * 2, {}, "0s and 1s"),
         (IDS, MASK * 0.5, {}, "0s and 1s"),
         (IDS, MASK * np.array([[1], [1], [0], [1], [1], [1]]), {}, "row 2 has no tokens"),
-        (IDS, MASK, dict(temperature=0.5), r"\['temperature'\], expected some of .*num_beams"),
+        (IDS, MASK, dict(typical_p=0.5), r"\['typical_p'\], expected some of .*num_beams"),
         (IDS, MASK, dict(eos_token_ids=(3,)), "eos_token_ids"),
-        (IDS, MASK, dict(num_beams=0), "num_beams must be at least 1, got 0"),
-        (IDS, MASK, dict(max_new_tokens=0), "max_new_tokens must be at least 1, got 0"),
+        (IDS, MASK, dict(num_beams=0), "num_beams must be a whole number of at least 1, got 0"),
+        (IDS, MASK, dict(max_new_tokens=0), "max_new_tokens must be a whole number of at least 1, got 0"),
         (IDS, MASK, dict(max_new_tokens=-3), "got -3"),
+        (IDS, MASK, dict(num_beams=49), "num_beams 49 and 1 end tokens are too many for a vocabulary of 48"),
+        (IDS, MASK, dict(num_beams=2, eos_token_id=list(range(48))), "num_beams 2 and 48 end tokens are too many"),
     ],
 )
 @pytest.mark.parametrize("name", ["seq2seq", "causal"])
@@ -399,9 +403,9 @@ class Language:
         )
 
     def start(self, rows_per_input):
-        """The logits of the first token; from here on `step` follows the rows."""
+        """The logits of the first token, one row for each input; from here on `step` follows the rows."""
         self.rows = [(table, ()) for table in self.tables for _ in range(rows_per_input)]
-        return np.stack([table[prefix] for table, prefix in self.rows])
+        return np.stack([table[()] for table in self.tables])
 
     def step(self, tokens, taken_from):
         rows = self.rows if taken_from is None else [self.rows[index] for index in taken_from]
@@ -440,7 +444,7 @@ def test_an_exhaustive_beam_search_finds_the_best_of_all_sequences(vocabulary, l
 def test_greedy_search_takes_the_best_token_each_time_and_pads_behind_the_end():
     language = Language(8, 4, 5, seed=1)
     options = Options(max_new_tokens=5, eos_token_ids=(2,), pad_token_id=3)
-    found = greedy(language.step, language.start(1), options)
+    found = np.stack(list(one_by_one(language.step, language.start(1), options)), axis=1)
     expected = []
     for table in language.tables:
         sequence = ()
@@ -455,14 +459,8 @@ def test_one_beam_and_greedy_search_agree():
     language = Language(6, 4, 4, seed=2)
     options = Options(max_new_tokens=4, num_beams=1, eos_token_ids=())
     beams = beam_search(language.step, language.start(1), options)
-    np.testing.assert_array_equal(beams, greedy(language.step, language.start(1), options))
-
-
-def test_more_end_tokens_than_the_vocabulary_has_continuations_for_are_refused():
-    language = Language(1, 2, 3, seed=0)
-    options = Options(max_new_tokens=3, num_beams=4, eos_token_ids=(0, 1))
-    with pytest.raises(ValueError, match="num_beams 4 needs 12 candidates, but 4 beams have 8"):
-        beam_search(language.step, language.start(4), options)
+    tokens = one_by_one(language.step, language.start(1), options)
+    np.testing.assert_array_equal(beams, np.stack(list(tokens), axis=1))
 
 
 def test_every_beam_may_end_at_the_first_token():

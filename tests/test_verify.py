@@ -184,13 +184,27 @@ def test_an_error_is_relative_above_1_and_absolute_below():
     report.compare(np.array([[[0.0005]]]), np.array([[[0.0]]]), real, "small")
     assert len(report.failures) == 1
     assert report.max_error == pytest.approx(5e-4)
+    assert report.mean_error == pytest.approx((5e-4 + 0.05 / 1000) / 2)
+    assert report.summary()["mean_error"] == report.mean_error
 
 
 def test_a_greedy_token_that_differs_clearly_is_a_failure():
     report = Report()
     expected, found = np.array([[[0.0, 1.0, 0.5]]]), np.array([[[0.0, 0.5, 1.0]]])
     report.compare_tokens(found, expected, np.ones((1, 1), bool), "case 0")
-    assert (report.ties, report.failures) == (0, ["case 0: 1 of 1 greedy tokens differ"])
+    assert (report.ties, report.failures) == (0, ["case 0: 1 of 1 top choices differ"])
+
+
+def test_of_one_label_there_is_nothing_to_choose():
+    report = Report()
+    report.compare_tokens(np.array([[1.0]]), np.array([[2.0]]), np.ones(1, bool), "case 0")
+    assert (report.tokens, report.failures) == (0, [])
+
+
+@pytest.mark.parametrize("name, least", [("masked-lm", 200), ("classification", 10), ("answers", 20), ("pretraining", 200)])
+def test_the_choices_of_heads_are_compared(exported, name, least):
+    report = verify(exported(name).directory, exported(name).model, cases=10, seed=3)
+    assert report.failures == [] and report.agreeing == report.tokens >= least
 
 
 # ---------------------------------------------------------------------------------------------------- the wrong checkpoint

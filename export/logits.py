@@ -1,0 +1,226 @@
+"""What comes between a model's logits and the choice of a token, in numpy: logits processors, log-softmax, top-k, sampling.
+
+The arithmetic is transformers', in float32. R rows, V tokens of vocabulary, T tokens of each row so far.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+BLOCK = 128  # columns of which `top` first sees only the largest value
+CHUNK = 1 << 18  # logits that `log_sum_exp` works on at once, so that they stay in cache
+NUCLEUS = 64  # tokens in which `Sampler` first looks for the nucleus
+
+# (ids (R, T), scores (R, V)) -> None: changes the scores in place
+Processor = Callable[[np.ndarray, np.ndarray], None]
+
+
+class Processors:
+    """The logits processors that `options` (a `search.Options`) ask for, in the order of transformers; false if there are none.
+
+    `prompt` (B, P) are the tokens before the first new one, for seq2seq the start token, and `padding` (B,) how many of them
+    are padding, which repetition_penalty leaves out and all else counts.
+    """
+
+    def __init__(self, options, prompt: np.ndarray, padding: np.ndarray):
+        self.prompt = prompt
+        self.active: list[Processor] = list(processors(options, prompt.shape[1], padding))
+
+    def __bool__(self):
+        return bool(self.active)
+
+    def __call__(self, new: np.ndarray, scores: np.ndarray) -> None:
+        """Changes `scores` (R, V) in place, given the `new` tokens (R, t) behind the prompts. Where R is a multiple of B, the
+        rows of one prompt stand together."""
+        ids = np.concatenate([as_rows(self.prompt, len(scores)), new], axis=1)
+        for process in self.active:
+            process(ids, scores)
+
+
+def processors(options, prompt_length: int, padding: np.ndarray) -> Iterator[Processor]:
+    eos = list(options.eos_token_ids)
+    if options.repetition_penalty != 1:
+        yield partial(penalize_repetition, penalty=np.float32(options.repetition_penalty), padding=padding)
+    if options.no_repeat_ngram_size:
+        yield partial(ban_repeated_ngrams, size=options.no_repeat_ngram_size)
+    if options.bad_words_ids:
+        words = [word for word in options.bad_words_ids if word not in [[token] for token in eos]]
+        for length in sorted({len(word) for word in words}):
+            yield partial(ban_words, words=np.array([word for word in words if len(word) == length]))
+    if eos and options.min_new_tokens:
+        yield partial(suppress, tokens=eos, lengths=range(prompt_length + options.min_new_tokens))
+    if options.forced_bos_token_id is not None:
+        yield partial(force, tokens=options.forced_bos_token_id, length=1)
+    if options.forced_eos_token_id is not None:
+        yield partial(force, tokens=options.forced_eos_token_id, length=prompt_length + options.max_new_tokens - 1)
+    if options.suppress_tokens:
+        yield partial(suppress, tokens=options.suppress_tokens)
+    if options.begin_suppress_tokens:
+        begin = prompt_length + (prompt_length == 1 and options.forced_bos_token_id is not None)
+        yield partial(suppress, tokens=options.begin_suppress_tokens, lengths=(begin,))
+
+
+def penalize_repetition(ids, scores, penalty, padding):
+    # Padding becomes the last token of its row: that one is real, and a token that stands there twice is penalized once.
+    padded = np.arange(ids.shape[1]) < as_rows(padding, len(ids))[:, None]
+    ids = np.where(padded, ids[:, -1:], ids)
+    seen = np.take_along_axis(scores, ids, axis=1)
+    np.put_along_axis(scores, ids, np.where(seen < 0, seen * penalty, seen / penalty), axis=1)
+
+
+def ban_repeated_ngrams(ids, scores, size):
+    if ids.shape[1] >= size:
+        ngrams = sliding_window_view(ids, size, axis=1)
+        begun = ids[:, None, ids.shape[1] + 1 - size :]
+        rows, places = np.nonzero((ngrams[..., :-1] == begun).all(axis=-1))
+        scores[rows, ngrams[rows, places, -1]] = -np.inf
+
+
+def ban_words(ids, scores, words):
+    """`words` (N, L): the last token of each where its row ends in the others."""
+    begun = words.shape[1] - 1
+    if begun <= ids.shape[1]:
+        rows, chosen = np.nonzero((ids[:, None, ids.shape[1] - begun :] == words[:, :-1]).all(axis=-1))
+        scores[rows, words[chosen, -1]] = -np.inf
+
+
+def suppress(ids, scores, tokens, lengths=None):
+    if lengths is None or ids.shape[1] in lengths:
+        scores[:, [token for token in tokens if 0 <= token < scores.shape[1]]] = -np.inf
+
+
+def force(ids, scores, tokens, length):
+    if ids.shape[1] == length:
+        scores[:] = -np.inf
+        scores[:, tokens] = 0
+
+
+def as_rows(values, rows):
+    """(B, ...) -> (rows, ...), each repeated as often as that takes."""
+    return values if len(values) == rows else np.repeat(values, rows // len(values), axis=0)
+
+
+def log_sum_exp(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(R, V) -> the maximum of each row and log(sum(exp(row - maximum))), both (R, 1): minus one, then minus the other is
+    the log-softmax, in the order torch subtracts them."""
+    rows, width = logits.shape
+    maximum, total = np.empty((2, rows, 1), np.float32)
+    step = max(1, CHUNK // width)
+    buffer = np.empty((min(step, rows), width), np.float32)
+    for start in range(0, rows, step):
+        chunk = logits[start : start + step]
+        largest = np.max(chunk, axis=1, keepdims=True, out=maximum[start : start + step])
+        shifted = np.subtract(chunk, largest, out=buffer[: len(chunk)])
+        np.sum(np.exp(shifted, out=shifted), axis=1, keepdims=True, out=total[start : start + step])
+    return maximum, np.log(total)
+
+
+def top(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The `count` largest of each row, largest first, ties by index: values and indices, (R, count).
+
+    Of a wide row only the blocks with the largest maxima are looked into: each of the `count` best such blocks has a value
+    that comes before all of any other block.
+    """
+    rows, width = scores.shape
+    blocks = width // BLOCK
+    if 2 * count > blocks:
+        return largest(scores, count)
+    whole = scores[:, : blocks * BLOCK]
+    maxima = np.maximum.reduceat(whole, np.arange(0, blocks * BLOCK, BLOCK), axis=1)
+    chosen = np.sort(largest(maxima, count)[1], axis=1)
+    picked = whole.reshape(rows, blocks, BLOCK)[np.arange(rows)[:, None], chosen].reshape(rows, -1)
+    if width % BLOCK:  # the rest of the row, less than a block, is always looked into
+        picked = np.concatenate([picked, scores[:, blocks * BLOCK :]], axis=1)
+        chosen = np.concatenate([chosen, np.full((rows, 1), blocks)], axis=1)
+    values, indices = largest(picked, count)
+    return values, np.take_along_axis(chosen, indices // BLOCK, axis=1) * BLOCK + indices % BLOCK
+
+
+def largest(scores, count):
+    """As `top`, looking at every value."""
+    rows, width = scores.shape
+    if count == width:
+        indices = np.broadcast_to(np.arange(width), scores.shape)
+    else:
+        least = np.partition(scores, width - count, axis=1)[:, width - count, None]
+        chosen = scores >= least
+        found = np.count_nonzero(chosen)
+        if found < rows * count:
+            raise ValueError("some logits are NaN, expected numbers")
+        if found > rows * count:  # ties for the last places
+            above, equal = scores > least, scores == least
+            chosen = above | equal & (equal.cumsum(axis=1) <= count - above.sum(axis=1, keepdims=True))
+        indices = np.flatnonzero(chosen).reshape(rows, count) - np.arange(0, scores.size, width)[:, None]
+    values = np.take_along_axis(scores, indices, axis=1)
+    order = np.argsort(-values, axis=1, kind="stable")
+    return np.take_along_axis(values, order, axis=1), np.take_along_axis(indices, order, axis=1)
+
+
+class Sampler:
+    """Draws tokens as `options` (a `search.Options`) ask: `temperature`, `top_k`, `top_p` and `min_p`, in this order; from
+    the same `seed` the same tokens."""
+
+    def __init__(self, options):
+        self.temperature = np.float32(options.temperature)
+        self.top_k, self.top_p, self.min_p = options.top_k, options.top_p, options.min_p
+        self.rng = np.random.default_rng(options.seed)
+
+    def __call__(self, logits: np.ndarray) -> np.ndarray:
+        """Logits (R, V), which are overwritten -> tokens (R,).
+
+        Raises:
+            ValueError: for a row of which no token may follow.
+        """
+        with np.errstate(invalid="ignore"):  # a row of -inf alone is found when drawing
+            weights, tokens = self.weights(logits)
+        rows, width = weights.shape
+        if width <= 8 * BLOCK:
+            places = self.draw(weights)
+        else:  # first a block of the row, then a place in it
+            blocks = self.draw(np.add.reduceat(weights, np.arange(0, width, BLOCK), axis=1))
+            columns = blocks[:, None] * BLOCK + np.arange(BLOCK)
+            inside = np.take_along_axis(weights, np.minimum(columns, width - 1), axis=1)
+            places = blocks * BLOCK + self.draw(np.where(columns < width, inside, 0))
+        return places if tokens is None else tokens[np.arange(rows), places]
+
+    def draw(self, weights):
+        """An index of each row, as likely as it weighs."""
+        cumulative = weights.cumsum(axis=1, dtype=np.float64)
+        if not (cumulative[:, -1] > 0).all():
+            raise ValueError("no token may follow: all are suppressed, or the logits are not finite")
+        return (cumulative <= self.rng.random((len(weights), 1)) * cumulative[:, -1:]).sum(axis=1)
+
+    def weights(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """What each token that may be drawn weighs, and which tokens these are, both (R, n) with any n; `None` for all, in
+        order. A token that may not be drawn weighs 0."""
+        if self.temperature != 1:
+            np.divide(logits, self.temperature, out=logits)
+        width = logits.shape[1]
+        if not self.top_k and self.top_p == 1 and not self.min_p:
+            np.subtract(logits, logits.max(axis=1, keepdims=True), out=logits)
+            return np.exp(logits, out=logits), None
+        total = None if self.top_k or self.top_p == 1 else np.exp(log_sum_exp(logits)[1])
+        count = min(self.top_k + 1 if self.top_k else NUCLEUS, width)
+        # Every filter keeps the first tokens of a sorted row: it is sorted as far as it takes to see where these end.
+        while True:
+            values, tokens = top(logits, count)
+            weights = self.filtered(values, total)
+            if count == width or not weights[:, -1].any():
+                return weights, tokens
+            count = min(8 * count, width)
+
+    def filtered(self, values, total):
+        """`values` (R, n), sorted, largest first -> exp(value - largest), 0 where a filter takes the token out. `total` (R, 1)
+        is the sum of the whole row, where top_k does not cut it."""
+        weights = np.exp(values - values[:, :1])
+        if self.top_k:  # ties with the last of the k stay
+            weights[values < values[:, min(self.top_k, values.shape[1]) - 1, None]] = 0
+        if self.top_p < 1:
+            total = weights.sum(axis=1, keepdims=True, dtype=np.float64) if total is None else total
+            before = weights.cumsum(axis=1, dtype=np.float64) - weights
+            weights[:, 1:][(1 - before / total <= 1 - self.top_p)[:, 1:]] = 0
+        if self.min_p:
+            weights[weights < np.float32(self.min_p) * weights[:, :1]] = 0
+        return weights

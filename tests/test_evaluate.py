@@ -1,0 +1,219 @@
+"""Task metrics are those of their definitions, and the same in torch and in onnxruntime."""
+
+import functools
+import gzip
+import json
+import math
+
+import pytest
+import torch
+import transformers
+from checkpoints import toy_corpus
+from filelock import FileLock
+
+import vanilla_transformer
+from vanilla_transformer.training.tokenizer import train_tokenizer
+from vanilla_transformer_export import evaluate as module
+from vanilla_transformer_export.build import export
+from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.evaluate import compare, evaluate
+
+SIZES = dict(vocab_size=60, hidden_size=32, intermediate_size=40, num_attention_heads=4)
+LABELS = {0: "good", 1: "bad", 2: "neither"}
+MODELS = {
+    "seq2seq": ("VanillaSeq2SeqForConditionalGeneration", dict(encoder_layers=1, decoder_layers=1)),
+    "causal": ("VanillaDecoderForCausalLM", dict(num_hidden_layers=1)),
+    "masked-lm": ("VanillaEncoderForMaskedLM", dict(num_hidden_layers=1)),
+    "classifier": ("VanillaEncoderForSequenceClassification", dict(num_hidden_layers=1, id2label=LABELS)),
+    "decoder-classifier": ("VanillaDecoderForSequenceClassification", dict(num_hidden_layers=1, id2label=LABELS)),
+    "encoder": ("VanillaEncoderModel", dict(num_hidden_layers=1)),
+}
+TEXTS = [text for text, _ in toy_corpus(24, seed=5)]
+
+
+def tokenizer():
+    made = train_tokenizer([text for pair in toy_corpus(50, seed=0) for text in pair], 59)
+    made.add_special_tokens({"mask_token": "<mask>"})
+    return made
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A name of `MODELS` and a target -> the checkpoint with its tokenizer, and the export."""
+    root = tmp_path_factory.mktemp("evaluate")
+
+    @functools.cache
+    def make(name, target="portable"):
+        checkpoint, directory = root / name, root / f"{name}-{target}"
+        with FileLock(f"{directory}.lock"):
+            if not directory.exists():
+                transformers.set_seed(0)
+                architecture, fields = MODELS[name]
+                model_class = getattr(vanilla_transformer, architecture)
+                model = model_class(model_class.config_class(**SIZES, **fields))
+                for parameter in model.parameters():
+                    parameter.data += 0.2 * torch.randn_like(parameter)
+                model.save_pretrained(checkpoint)
+                tokenizer().save_pretrained(checkpoint)
+                export(checkpoint, directory, cases=2, target=target)
+        return checkpoint, directory
+
+    return make
+
+
+@pytest.fixture
+def files(tmp_path):
+    """One text a line, and a label for each: names and ids."""
+    (tmp_path / "text").write_text("\n".join(TEXTS) + "\n")
+    (tmp_path / "labels").write_text("\n".join(["good", "1", "neither", "bad"] * 6) + "\n")
+    return {"text": tmp_path / "text", "labels": tmp_path / "labels"}
+
+
+def load(checkpoint):
+    from vanilla_transformer_export.build import load_checkpoint
+
+    return load_checkpoint(checkpoint), transformers.AutoTokenizer.from_pretrained(checkpoint)
+
+
+def both(exported, name, target="portable", **settings):
+    """What torch and onnxruntime give, which must be the same."""
+    checkpoint, directory = exported(name, target)
+    expected, found = evaluate(checkpoint, **settings), evaluate(directory, **settings)
+    assert (expected.pop("engine"), found.pop("engine")) == ("torch", "onnxruntime")
+    assert found == pytest.approx(expected, rel=1e-4)
+    return expected
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+@torch.no_grad()
+def test_perplexity_is_that_of_each_token_given_those_before_it_in_its_window(exported, files, monkeypatch, target):
+    monkeypatch.setattr(module, "WINDOW", 10)
+    found = both(exported, "causal", target, text=files["text"], batch_size=4)
+    model, made = load(exported("causal")[0])
+    ids = made(files["text"].read_text(), add_special_tokens=False, return_tensors="pt")["input_ids"][0]
+    windows = [window for window in ids.split(10) if len(window) > 1]
+    losses = [model(window[None], labels=window[None]).loss.item() * (len(window) - 1) for window in windows]
+    count = sum(len(window) - 1 for window in windows)
+    assert found["tokens"] == count > 100 and len(ids) % 10
+    assert found["perplexity"] == pytest.approx(math.exp(sum(losses) / count), rel=1e-4)
+
+
+def test_perplexity_does_not_depend_on_how_much_is_held_at_once(exported, files, monkeypatch):
+    monkeypatch.setattr(module, "WINDOW", 20)
+    expected = evaluate(exported("causal")[0], text=files["text"])["perplexity"]
+    monkeypatch.setattr(module, "MAX_LOGITS", 1)
+    assert evaluate(exported("causal")[0], text=files["text"])["perplexity"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_text_may_be_compressed_and_have_empty_lines(exported, tmp_path):
+    with gzip.open(tmp_path / "text.gz", "wt") as file:
+        file.write("the old dog\n\nsees a man.\n")
+    assert both(exported, "causal", text=tmp_path / "text.gz")["tokens"] > 3
+
+
+@torch.no_grad()
+def test_pseudo_perplexity_masks_each_token_in_turn(exported, files):
+    found = both(exported, "masked-lm", text=files["text"], batch_size=7)
+    model, made = load(exported("masked-lm")[0])
+    total = count = 0
+    for text in TEXTS:
+        encoded = made(text, return_special_tokens_mask=True)
+        for place, special in enumerate(encoded["special_tokens_mask"]):
+            if not special:
+                ids = torch.tensor([encoded["input_ids"]])
+                ids[0, place] = made.mask_token_id
+                total -= model(ids).logits[0, place].log_softmax(-1)[encoded["input_ids"][place]].item()
+                count += 1
+    assert found == pytest.approx({"pseudo_perplexity": math.exp(total / count), "tokens": count}, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["classifier", "decoder-classifier"])
+@torch.no_grad()
+def test_accuracy_is_the_share_of_right_labels_by_name_or_id(exported, files, name):
+    found = both(exported, name, text=files["text"], labels=files["labels"], batch_size=5)
+    model, made = load(exported(name)[0])
+    wanted = [0, 1, 2, 1] * 6
+    right = [model(**made(text, return_tensors="pt", return_token_type_ids=False)).logits.argmax() for text in TEXTS]
+    right = sum(int(got) == label for got, label in zip(right, wanted))
+    assert found == {"accuracy": pytest.approx(right / 24, abs=1e-4), "sentences": 24}
+    assert 0 < right < 24
+
+
+def test_compare_gives_both_figures_and_their_difference(exported, files):
+    checkpoint, directory = exported("classifier")
+    found = compare(directory, checkpoint, text=files["text"], labels=files["labels"])
+    accuracy = evaluate(checkpoint, text=files["text"], labels=files["labels"])["accuracy"]
+    assert found == {"metric": "accuracy", "onnxruntime": accuracy, "torch": accuracy, "difference": 0}
+
+
+def test_verify_prints_the_metric_of_both_where_it_has_text(exported, files, capsys):
+    checkpoint, directory = exported("causal", "cpu")
+    main(["verify", str(directory), str(checkpoint), "--cases", "2", "--text", str(files["text"])])
+    report, metric = capsys.readouterr().out.splitlines()
+    assert report.startswith("2 cases, ")
+    metric = json.loads(metric)
+    assert metric["metric"] == "perplexity" and metric["torch"] > 1
+    assert metric["difference"] == pytest.approx(metric["onnxruntime"] - metric["torch"], abs=1e-5)
+    assert abs(metric["difference"]) < 1e-3 * metric["torch"]
+
+
+def test_verify_compares_the_translations_of_both(exported, tmp_path, capsys):
+    for side, lines in zip(("en", "de"), zip(*toy_corpus(6, seed=1))):
+        (tmp_path / side).write_text("\n".join(lines) + "\n")
+    checkpoint, directory = exported("seq2seq", "cpu")
+    arguments = ["--source", str(tmp_path / "en"), "--target", str(tmp_path / "de"), "--cases", "1"]
+    main(["verify", str(directory), str(checkpoint), *arguments])
+    found = json.loads(capsys.readouterr().out.splitlines()[1])
+    assert (found["metric"], found["difference"]) == ("bleu", 0)
+
+
+# ------------------------------------------------------------------------------------------------------------ wrong input
+
+
+@pytest.mark.parametrize(
+    "name, given, message",
+    [
+        ("encoder", ["text"], "no metric for a VanillaEncoderModel, expected one of VanillaSeq2SeqFor"),
+        ("causal", [], "a VanillaDecoderForCausalLM is evaluated on --text, got none"),
+        ("causal", ["text", "labels"], "is evaluated on --text, got --text and --labels"),
+        ("classifier", ["text"], "is evaluated on --text and --labels, got --text"),
+        ("seq2seq", ["text"], "is evaluated on --source and --target, got --text"),
+    ],
+)
+def test_files_that_the_metric_does_not_take_are_refused_by_name(exported, files, name, given, message):
+    for directory in exported(name):
+        with pytest.raises(ValueError, match=message):
+            evaluate(directory, **{file: files[file] for file in given})
+
+
+def test_a_label_that_the_model_does_not_have_is_named(exported, files):
+    files["labels"].write_text("\n".join(["good", "ugly", "7"] * 8) + "\n")
+    with pytest.raises(ValueError, match=r"has labels \['7', 'ugly'\], expected some of \['0', '1', '2', 'bad', 'good'"):
+        evaluate(exported("classifier")[1], **files)
+
+
+def test_texts_and_labels_of_different_numbers_are_refused(exported, files):
+    files["labels"].write_text("good\n")
+    with pytest.raises(ValueError, match="same number of lines"):
+        evaluate(exported("classifier")[1], **files)
+
+
+def test_generation_options_are_for_generated_text_only(exported, files):
+    with pytest.raises(ValueError, match=r"\['num_beams'\] have no effect on the perplexity"):
+        evaluate(exported("causal")[1], text=files["text"], num_beams=2)
+
+
+def test_text_of_one_token_has_no_perplexity(exported, tmp_path):
+    (tmp_path / "text").write_text("")
+    with pytest.raises(ValueError, match="has 0 tokens, expected at least 2"):
+        evaluate(exported("causal")[1], text=tmp_path / "text")
+
+
+def test_a_tokenizer_without_a_mask_token_is_an_error(exported, files, tmp_path):
+    from checkpoints import copy_of, edit_json, seal
+
+    directory = copy_of(exported("masked-lm")[1], tmp_path)
+    edit_json(directory / "tokenizer_config.json", mask_token=None)
+    seal(directory)
+    with pytest.raises(ValueError, match="no mask token"):
+        evaluate(directory, text=files["text"])

@@ -1,0 +1,498 @@
+"""Every generation setting gives the tokens of `transformers.generate`, on two targets; sampling and streaming."""
+
+import functools
+import itertools
+import types
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from checkpoints import copy_of, edit_json, seal
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers.generation import logits_process
+
+import vanilla_transformer
+from vanilla_transformer_export import cli
+from vanilla_transformer_export.build import export
+from vanilla_transformer_export.logits import Sampler, log_sum_exp, top
+from vanilla_transformer_export.runtime import Runtime
+from vanilla_transformer_export.search import Options, one_by_one
+from vanilla_transformer_export.text import TextRuntime
+
+VOCABULARY, EOS, PAD = 48, 2, 3
+# For the cpu target; the others, for the portable one, are those of `checkpoints` that have another pad token than 0.
+SIZES = dict(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=40, num_attention_heads=4, pad_token_id=PAD)
+CPU_MODELS = {
+    "seq2seq-cpu": ("VanillaSeq2SeqForConditionalGeneration", dict(encoder_layers=1, decoder_layers=1)),
+    "causal-cpu": ("VanillaDecoderForCausalLM", dict(num_hidden_layers=1, max_position_embeddings=25)),
+}
+MODELS = ("seq2seq-untied", "causal-learned", *CPU_MODELS)
+pytestmark = pytest.mark.filterwarnings("ignore:Unfeasible length", "ignore:Using the model-agnostic default")
+each_model = pytest.mark.parametrize("name", MODELS)
+
+
+def build(name):
+    architecture, fields = CPU_MODELS[name]
+    transformers.set_seed(0)
+    model_class = getattr(vanilla_transformer, architecture)
+    model = model_class(model_class.config_class(**SIZES, **fields)).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.25 * torch.randn_like(parameter)
+    model.lm_head.bias.data[EOS] += 1.5  # so that rows end at different times
+    return model
+
+
+class Pair:
+    """A model in torch, the directory of its export, and that loaded."""
+
+    def __init__(self, model, directory):
+        self.model, self.directory, self.runtime = model, directory, Runtime(directory)
+
+    @torch.no_grad()
+    def in_torch(self, ids, mask, **options):
+        return self.model.generate(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), **options).numpy()
+
+    def check(self, ids, mask, **options):
+        expected = self.in_torch(ids, mask, **options)
+        assert self.runtime.generate(ids, mask, **options).tolist() == expected.tolist(), options
+
+
+@pytest.fixture(scope="module")
+def pairs(exported, tmp_path_factory):
+    """A name of `MODELS` -> its `Pair`."""
+    root = tmp_path_factory.mktemp("options")
+
+    @functools.cache
+    def make(name):
+        if name not in CPU_MODELS:
+            return Pair(exported(name).model, exported(name).directory)
+        build(name).save_pretrained(root / name)
+        export(root / name, root / "export" / name, cases=1, target="cpu")
+        return Pair(build(name), root / "export" / name)
+
+    return make
+
+
+@pytest.fixture
+def pair(pairs, name):
+    return pairs(name)
+
+
+def prompts(name, seed=0, lengths=(7, 1, 4, 6)):
+    """Rows of several lengths: right-padded sources, left-padded prompts."""
+    rng, longest = np.random.default_rng(seed), max(lengths)
+    ids, mask = np.full((len(lengths), longest), PAD), np.zeros((len(lengths), longest), np.int64)
+    for row, length in enumerate(lengths):
+        real = slice(0, length) if name.startswith("seq2seq") else slice(longest - length, longest)
+        ids[row, real], mask[row, real] = rng.integers(4, VOCABULARY, length), 1
+    return ids, mask
+
+
+# ------------------------------------------------------------------------------------------------ against transformers
+
+FIELDS = [
+    dict(max_length=14),
+    dict(max_length=14, max_new_tokens=3),
+    dict(max_length=10, max_new_tokens=None),
+    dict(max_new_tokens=10, min_length=11),
+    dict(max_new_tokens=10, min_length=1),
+    dict(max_new_tokens=10, min_new_tokens=7),
+    dict(max_new_tokens=10, min_new_tokens=2, min_length=16),
+    dict(max_new_tokens=5, min_new_tokens=9),
+    dict(max_new_tokens=10, repetition_penalty=1.7),
+    dict(max_new_tokens=10, repetition_penalty=0.6),
+    dict(max_new_tokens=12, no_repeat_ngram_size=1),
+    dict(max_new_tokens=12, no_repeat_ngram_size=2),
+    dict(max_new_tokens=12, no_repeat_ngram_size=3),
+    dict(max_new_tokens=10, bad_words_ids=[[token] for token in range(4, 30)]),
+    dict(max_new_tokens=10, bad_words_ids=[[EOS], [token for token in range(4, 20)], [5, 6, 7]]),
+    dict(max_new_tokens=10, bad_words_ids=[[a, b] for a, b in itertools.product(range(4, 48), range(20, 48))]),
+    dict(max_new_tokens=10, forced_bos_token_id=9),
+    dict(max_new_tokens=10, forced_eos_token_id=EOS),
+    dict(max_new_tokens=10, forced_eos_token_id=[EOS, 17]),
+    dict(max_new_tokens=1, forced_eos_token_id=EOS, forced_bos_token_id=9),
+    dict(max_new_tokens=10, suppress_tokens=[EOS, *range(10, 30), 99]),
+    dict(max_new_tokens=10, begin_suppress_tokens=[EOS, *range(10, 40)]),
+    dict(max_new_tokens=10, begin_suppress_tokens=[*range(10, 40)], forced_bos_token_id=9),
+    dict(max_new_tokens=10, eos_token_id=[EOS, *range(5, 25, 3)]),
+    dict(max_new_tokens=10, eos_token_id=[EOS, *range(5, 25, 3)], min_new_tokens=4),
+    dict(max_new_tokens=10, pad_token_id=6, repetition_penalty=1.3, no_repeat_ngram_size=2),
+]
+
+
+@pytest.mark.parametrize("options", FIELDS, ids=lambda options: str(options)[5:60])
+@each_model
+def test_each_setting_gives_the_tokens_of_transformers(pair, name, options):
+    ids, mask = prompts(name)
+    if "pad_token_id" in options:
+        ids = np.where(mask == 1, ids, options["pad_token_id"])
+    for num_beams in (1, 3):
+        pair.check(ids, mask, **options, num_beams=num_beams)
+
+
+@pytest.mark.parametrize("name", CPU_MODELS)
+def test_each_setting_changes_the_tokens(pair, name):
+    """Nearly all of them, or the test above would show nothing."""
+    ids, mask = prompts(name)
+    plain = pair.in_torch(ids, mask, max_new_tokens=10)[:, -10:].tolist()
+    idle = 0
+    for options in FIELDS:
+        idle += pair.in_torch(ids, mask, **{"max_new_tokens": 10, **options})[:, -10:].tolist() == plain
+    assert idle <= len(FIELDS) // 3
+
+
+def some_options(rng):
+    """Several settings at once."""
+    draws = dict(
+        min_new_tokens=lambda: int(rng.integers(0, 8)),
+        min_length=lambda: int(rng.integers(0, 12)),
+        repetition_penalty=lambda: float(rng.uniform(0.7, 2)),
+        no_repeat_ngram_size=lambda: int(rng.integers(1, 4)),
+        bad_words_ids=lambda: [rng.integers(4, 48, rng.integers(1, 3)).tolist() for _ in range(20)],
+        forced_bos_token_id=lambda: int(rng.integers(4, 48)),
+        forced_eos_token_id=lambda: EOS,
+        suppress_tokens=lambda: rng.integers(4, 48, 8).tolist(),
+        begin_suppress_tokens=lambda: rng.integers(0, 48, 12).tolist(),
+        eos_token_id=lambda: [EOS, *rng.integers(4, 48, 2).tolist()],
+    )
+    options = {name: draw() for name, draw in draws.items() if rng.random() < 0.4}
+    options |= dict(max_new_tokens=int(rng.integers(1, 13)), num_beams=int(rng.choice([1, 1, 2, 4])))
+    if options["num_beams"] > 1:
+        options |= dict(
+            length_penalty=float(rng.uniform(-1, 2)),
+            early_stopping=[False, True, "never"][rng.integers(3)],
+            num_return_sequences=int(rng.integers(1, options["num_beams"] + 1)),
+        )
+    return options
+
+
+@pytest.mark.parametrize("seed", range(16))
+@each_model
+def test_random_settings_together_give_the_tokens_of_transformers(pair, name, seed):
+    rng = np.random.default_rng(seed)
+    ids, mask = prompts(name, seed, lengths=tuple(rng.integers(1, 8, rng.integers(1, 5))))
+    pair.check(ids, mask, **some_options(rng))
+
+
+@each_model
+@pytest.mark.parametrize("num_beams, returned", [(2, 2), (4, 1), (4, 3)])
+def test_beams_return_the_best_of_each_input(pair, name, num_beams, returned):
+    ids, mask = prompts(name)
+    options = dict(num_beams=num_beams, num_return_sequences=returned, max_new_tokens=9)
+    pair.check(ids, mask, **options)
+    assert len(pair.runtime.generate(ids, mask, **options)) == returned * len(ids)
+
+
+@each_model
+def test_by_default_20_tokens_are_generated_up_to_the_positions_of_the_model(pair, name):
+    for length in (3, 16):
+        pair.check(*prompts(name, lengths=(length, 2)), suppress_tokens=[EOS])
+
+
+@each_model
+def test_generation_config_gives_way_to_the_call_as_in_transformers(pair, tmp_path, name):
+    directory = copy_of(pair.directory, tmp_path)
+    saved = dict(max_new_tokens=6, max_length=30, min_length=2, num_beams=2, repetition_penalty=1.4, suppress_tokens=[7])
+    edit_json(directory / "generation_config.json", **saved)
+    seal(directory)
+    runtime, reference = Runtime(directory), pair.model
+    ids, mask = prompts(name)
+    before, reference.generation_config = reference.generation_config, transformers.GenerationConfig.from_pretrained(directory)
+    try:
+        calls = [{}, dict(max_length=12), dict(max_length=12, max_new_tokens=None), dict(num_beams=1, repetition_penalty=1.0)]
+        for options in (*calls, dict(min_new_tokens=5, suppress_tokens=None)):
+            expected = pair.in_torch(ids, mask, **options)
+            assert runtime.generate(ids, mask, **options).tolist() == expected.tolist(), options
+    finally:
+        reference.generation_config = before
+
+
+# -------------------------------------------------------------------------------------------------------------- bad values
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(max_length=7), "max_length must be more than the 7 tokens of the prompt, got 7"),
+        (dict(max_length=2.5), "max_length must be more than .*, got 2.5"),
+        (dict(min_length=-1), "min_length must be a whole number of at least 0, got -1"),
+        (dict(min_new_tokens=-1), "min_new_tokens must be a whole number of at least 0, got -1"),
+        (dict(num_beams=2.5), "num_beams must be a whole number of at least 1, got 2.5"),
+        (dict(num_beams=True), "num_beams must be a whole number of at least 1, got True"),
+        (dict(num_return_sequences=2), "num_return_sequences must be at most 1 without do_sample, got 2"),
+        (dict(num_beams=3, num_return_sequences=4), "num_return_sequences must be at most num_beams, 3, .* got 4"),
+        (dict(do_sample=True, num_beams=2), "do_sample=True does not go with num_beams=2, expected num_beams=1"),
+        (dict(do_sample="yes"), "do_sample must be True or False, got 'yes'"),
+        (dict(do_sample=True, temperature=0.0), "temperature must be a number above 0, got 0.0"),
+        (dict(do_sample=True, temperature=float("nan")), "temperature must be a number above 0, got nan"),
+        (dict(do_sample=True, top_k=-1), "top_k must be a whole number of at least 0, got -1"),
+        (dict(do_sample=True, top_p=1.5), "top_p must be a number from 0 to 1, got 1.5"),
+        (dict(do_sample=True, min_p=-0.1), "min_p must be a number from 0 to 1, got -0.1"),
+        (dict(seed=-1), "seed must be None or a whole number of at least 0, got -1"),
+        (dict(repetition_penalty=-1.0), "repetition_penalty must be a number above 0, got -1.0"),
+        (dict(repetition_penalty="2"), "repetition_penalty must be a number above 0, got '2'"),
+        (dict(no_repeat_ngram_size=-2), "no_repeat_ngram_size must be a whole number of at least 0, got -2"),
+        (dict(length_penalty="long"), "length_penalty must be a number, got 'long'"),
+        (dict(early_stopping="always"), "early_stopping must be True, False or 'never', got 'always'"),
+        (dict(bad_words_ids=[5]), r"bad_words_ids must be None or a list of lists of token ids, none empty, got \[5\]"),
+        (dict(bad_words_ids=[]), r"bad_words_ids must be .*, got \[\]"),
+        (dict(bad_words_ids=[[5], []]), r"bad_words_ids must be .*, got \[\[5\], \[\]\]"),
+        (dict(bad_words_ids=[[5, 48]]), r"bad_words_ids must be in \[0, 47\], the vocabulary, got 48"),
+        (dict(forced_bos_token_id=-1), r"forced_bos_token_id must be in \[0, 47\], the vocabulary, got -1"),
+        (dict(forced_eos_token_id=[2, 50]), r"forced_eos_token_id must be in \[0, 47\], the vocabulary, got 50"),
+        (dict(forced_bos_token_id="de"), "forced_bos_token_id must be None or a token id, got 'de'"),
+        (dict(suppress_tokens=4), "suppress_tokens must be None or a list of token ids, got 4"),
+        (dict(pad_token_id=48), r"pad_token_id must be in \[0, 47\], the vocabulary, got 48"),
+        (dict(eos_token_id="x"), "eos_token_ids must be .*, got .*'x'"),
+        (dict(eta_cutoff=0.1), r"unknown generation options \['eta_cutoff'\]"),
+    ],
+    ids=str,
+)
+def test_bad_values_are_refused_with_the_value_and_what_was_expected(pairs, options, message):
+    with pytest.raises(ValueError, match=message):
+        pairs("causal-cpu").runtime.generate(*prompts("causal-cpu"), **options)
+
+
+@pytest.mark.parametrize("field, value", [("typical_p", 0.9), ("eta_cutoff", 0.1), ("top_h", 0.5)])
+def test_a_sampling_filter_that_is_not_applied_is_refused_only_where_it_would_matter(pairs, tmp_path, field, value):
+    directory = copy_of(pairs("causal-cpu").directory, tmp_path)
+    edit_json(directory / "generation_config.json", **{field: value}, output_scores=True, cache_implementation="static")
+    seal(directory)
+    runtime = Runtime(directory)
+    runtime.generate(*prompts("causal-cpu"), max_new_tokens=1)
+    with pytest.raises(ValueError, match=f"generation_config.json sets {field} to {value}, which this runtime does not apply"):
+        runtime.generate(*prompts("causal-cpu"), max_new_tokens=1, do_sample=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------- sampling
+
+WARPERS = [
+    dict(top_k=0),
+    dict(top_k=0, temperature=0.7),
+    dict(top_k=5),
+    dict(top_k=1),
+    dict(top_k=100_000),
+    dict(top_k=0, top_p=0.6),
+    dict(top_k=0, top_p=0.0),
+    dict(top_k=0, top_p=0.97, temperature=1.5),
+    dict(top_k=0, min_p=0.1),
+    dict(top_k=20, top_p=0.8, temperature=0.8, min_p=0.02),
+    dict(top_k=200, top_p=0.9),
+]
+
+
+def warped(logits, temperature=1.0, top_k=50, top_p=1.0, min_p=0.0):
+    """The scores of transformers' warpers, -inf where a token may not be drawn."""
+    scores = torch.from_numpy(logits.copy())
+    warpers = [logits_process.TemperatureLogitsWarper(temperature)]
+    warpers += [logits_process.TopKLogitsWarper(top_k)] if top_k else []
+    warpers += [logits_process.TopPLogitsWarper(top_p), logits_process.MinPLogitsWarper(min_p)]
+    for warper in warpers:
+        scores = warper(None, scores)
+    return scores.numpy()
+
+
+@pytest.mark.parametrize("warpers", WARPERS, ids=str)
+@pytest.mark.parametrize("vocabulary", [48, 40_001])
+def test_the_tokens_that_may_be_drawn_are_those_of_transformers(vocabulary, warpers):
+    logits = 3 * np.random.default_rng(0).standard_normal((4, vocabulary), dtype=np.float32)
+    logits[:, ::3] = -np.inf
+    expected = warped(logits, **warpers)
+    weights, tokens = Sampler(Options(do_sample=True, **warpers)).weights(logits.copy())
+    for row, scores in enumerate(expected):
+        allowed = weights[row] > 0
+        found = np.flatnonzero(allowed) if tokens is None else tokens[row, allowed]
+        exact = np.exp(scores - scores.max(), dtype=np.float64)
+        assert sorted(found) == np.flatnonzero(exact).tolist()
+        np.testing.assert_allclose(weights[row, allowed] / weights[row].sum(), (exact / exact.sum())[found], rtol=2e-5)
+
+
+def test_tokens_that_tie_with_the_last_of_the_best_k_may_be_drawn():
+    logits = np.repeat(np.array([[3, 2, 1, 1, 0]], np.float32), [1, 1, 700, 700, 300], axis=1)
+    weights, tokens = Sampler(Options(do_sample=True, top_k=5)).weights(logits.copy())
+    assert sorted(tokens[0, weights[0] > 0]) == np.flatnonzero(warped(logits, top_k=5)[0] > -np.inf).tolist()
+
+
+@pytest.mark.parametrize("vocabulary, warpers", [*((48, warpers) for warpers in WARPERS[:10]), (1100, dict(top_k=0))])
+def test_tokens_are_drawn_as_often_as_they_are_likely(vocabulary, warpers):
+    rows = 40_000 if vocabulary == 48 else 20_000
+    logits = 2 * np.random.default_rng(1).standard_normal((1, vocabulary), dtype=np.float32)
+    scores = warped(logits, **warpers)[0].astype(np.float64)
+    probabilities = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
+    drawn = Sampler(Options(do_sample=True, seed=0, **warpers))(np.repeat(logits, rows, axis=0))
+    counts, expected = np.bincount(drawn, minlength=vocabulary), rows * probabilities
+    assert not counts[probabilities == 0].any()
+    possible = probabilities > 0
+    chi_square = ((counts - expected)[possible] ** 2 / expected[possible]).sum()
+    freedom = possible.sum() - 1
+    assert chi_square <= freedom + 4 * np.sqrt(2 * freedom) + 4
+
+
+@each_model
+def test_the_same_seed_draws_the_same_tokens(pair, name):
+    ids, mask = prompts(name)
+    draw = functools.partial(pair.runtime.generate, ids, mask, do_sample=True, max_new_tokens=8)
+    assert draw(seed=1).tolist() == draw(seed=1).tolist() != draw(seed=2).tolist()
+    assert draw(top_k=1).tolist() == pair.runtime.generate(ids, mask, max_new_tokens=8).tolist()
+
+
+@each_model
+def test_each_input_is_sampled_as_often_as_asked_for(pair, name):
+    ids, mask = prompts(name)
+    options = dict(max_new_tokens=6, do_sample=True, num_return_sequences=3)
+    found = pair.runtime.generate(ids, mask, seed=0, temperature=3.0, **options)
+    assert found.shape[0] == 12 and len({tuple(row) for row in found}) == 12
+    certain = pair.runtime.generate(ids, mask, top_k=1, repetition_penalty=1.5, **options)
+    assert certain.tolist() == pair.in_torch(ids, mask, top_k=1, repetition_penalty=1.5, **options).tolist()
+
+
+def test_a_row_of_which_no_token_may_follow_is_an_error(pairs):
+    everything = list(range(VOCABULARY))
+    for filters in ({}, dict(top_k=0), dict(top_k=0, top_p=0.5)):
+        with pytest.raises(ValueError, match="no token may follow"):
+            pairs("causal-cpu").runtime.generate(*prompts("causal-cpu"), do_sample=True, suppress_tokens=everything, **filters)
+
+
+# --------------------------------------------------------------------------------------------------------------- streaming
+
+
+@each_model
+@pytest.mark.parametrize("options", [{}, dict(do_sample=True, seed=3, num_return_sequences=2), dict(no_repeat_ngram_size=2)])
+def test_a_stream_gives_the_tokens_of_generate_as_they_come(pair, name, options):
+    ids, mask = prompts(name)
+    options = dict(max_new_tokens=9, **options)
+    steps = list(pair.runtime.stream(ids, mask, **options))
+    whole = pair.runtime.generate(ids, mask, **options)
+    assert np.stack(steps, axis=1).tolist() == whole[:, -len(steps) :].tolist()
+
+
+def test_a_token_is_given_before_the_next_is_computed():
+    steps = []
+
+    def step(tokens, taken_from):
+        steps.append(tokens)
+        return np.eye(4, dtype=np.float32)[(tokens + 1) % 4]
+
+    tokens = one_by_one(step, np.eye(4, dtype=np.float32)[:2], Options(max_new_tokens=3, eos_token_ids=(2,), pad_token_id=3))
+    assert [next(tokens).tolist(), len(steps)] == [[0, 1], 0]
+    assert [next(tokens).tolist(), len(steps)] == [[1, 2], 1]
+    assert [next(tokens).tolist(), len(steps)] == [[2, 3], 2]
+    assert list(tokens) == [] and len(steps) == 2
+
+
+def test_what_cannot_stream_is_refused_before_the_first_token(pairs):
+    ids, mask = prompts("causal-cpu")
+    with pytest.raises(ValueError, match="num_beams is 2, which cannot stream: expected num_beams=1"):
+        pairs("causal-cpu").runtime.stream(ids, mask, num_beams=2)
+    with pytest.raises(ValueError, match=r"\[0, 47\]"):
+        pairs("causal-cpu").runtime.stream(ids + 48, mask)
+
+
+@pytest.fixture(scope="module")
+def with_words(pairs):
+    """The exports with a tokenizer of 48 words, which the checkpoint has none of."""
+    words = ["<pad0>", "<s>", "</s>", "<pad>", *(f"w{number}" for number in range(4, VOCABULARY))]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<pad0>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(words[:4])
+    for name in CPU_MODELS:
+        tokenizer.save(str(pairs(name).directory / "tokenizer.json"))
+    return lambda name: pairs(name).directory
+
+
+@pytest.mark.parametrize("name", CPU_MODELS)
+def test_the_pieces_of_streamed_text_are_the_generated_text(with_words, name):
+    runtime = TextRuntime(with_words(name))
+    for sampling in ({}, dict(do_sample=True, seed=1)):
+        options = dict(max_new_tokens=8, suppress_tokens=[0, 1, EOS, PAD], **sampling)
+        pieces = list(runtime.stream("w5 w6 w9", **options))
+        assert len(pieces) == 8 and "".join(pieces) == runtime.generate(["w5 w6 w9"], **options)[0]
+    for options, message in (
+        (dict(num_return_sequences=2), "num_return_sequences must be 1"),
+        (dict(num_beams=2), "num_beams"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            runtime.stream("w5", **options)
+
+
+def test_the_command_streams_and_takes_any_setting(with_words, capsys):
+    command = ["generate", str(with_words("causal-cpu")), "w5 w6", "w7", "--max-new-tokens", "6"]
+    command += ["--set", "do_sample=true", "--set", "seed=4", "--set", "suppress_tokens=[2]"]
+    cli.main([*command, "--stream"])
+    streamed = capsys.readouterr().out.splitlines()
+    runtime = TextRuntime(with_words("causal-cpu"))
+    settings = dict(max_new_tokens=6, do_sample=True, seed=4, suppress_tokens=[2])
+    assert streamed == [runtime.generate([text], **settings)[0] for text in ("w5 w6", "w7")]
+    cli.main(command)
+    assert capsys.readouterr().out.splitlines() == runtime.generate(["w5 w6", "w7"], **settings)
+    with pytest.raises(SystemExit, match="vanilla-transformer: top_p must be a number from 0 to 1, got 2"):
+        cli.main([*command, "--set", "top_p=2"])
+
+
+def byte_level():
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["</s>"], initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(["große Vögel 日本語 🙂"], trainer)
+    return tokenizer
+
+
+def byte_fallback():
+    tokens = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefgh"]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.add_special_tokens(["</s>"])
+    return tokenizer
+
+
+def sentence_pieces():
+    tokenizer = Tokenizer(
+        models.Unigram([("<unk>", 0), ("▁", -1), *((f"{space}{c}", -2) for space in ("", "▁") for c in "abcdé")], 0)
+    )
+    tokenizer.decoder = decoders.Metaspace()
+    return tokenizer
+
+
+@pytest.mark.parametrize("tokenizer", [byte_level, byte_fallback, sentence_pieces])
+def test_no_character_is_lost_or_torn_in_a_stream(tokenizer):
+    tokenizer, rng = tokenizer(), np.random.default_rng(0)
+    stream = functools.partial(TextRuntime.pieces, types.SimpleNamespace(tokenizer=tokenizer))
+    rows = [rng.integers(0, tokenizer.get_vocab_size(), rng.integers(1, 20)) for _ in range(150)]
+    texts = ("große Vögel 日本語 🙂🙂", "ab 🙂 cé")
+    rows += [np.array(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]
+    for ids in rows:
+        pieces = list(stream(iter(ids[:, None])))
+        assert "".join(pieces) == tokenizer.decode(ids.tolist(), skip_special_tokens=True)
+        assert all(pieces) and not any("\ufffd" in piece[-1] for piece in pieces[:-1])
+
+
+# ---------------------------------------------------------------------------------------------------- the work of each step
+
+
+@pytest.mark.parametrize("width", [48, 1000, 3000, 40_000, 40_001])
+@pytest.mark.parametrize("count", [1, 8, 48])
+def test_the_best_tokens_are_those_of_a_full_sort_ties_by_index(width, count):
+    rng = np.random.default_rng(0)
+    for scores in (rng.standard_normal((3, width)), rng.integers(0, 40, (3, width)), np.zeros((3, width))):
+        scores = scores.astype(np.float32)
+        scores[1, 5:] = -np.inf
+        values, indices = top(scores, count)
+        expected = np.argsort(-scores, axis=1, kind="stable")[:, :count]
+        assert indices.tolist() == expected.tolist()
+        assert values.tolist() == np.take_along_axis(scores, expected, axis=1).tolist()
+
+
+def test_log_softmax_is_that_of_torch():
+    logits = 20 * np.random.default_rng(0).standard_normal((70, 9000), dtype=np.float32)
+    maximum, log_sum = log_sum_exp(logits)
+    expected = torch.from_numpy(logits).double().log_softmax(dim=-1).numpy()
+    np.testing.assert_allclose(logits - maximum - log_sum, expected, atol=1e-5)
+
+
+def test_logits_that_are_not_numbers_are_an_error():
+    with pytest.raises(ValueError, match="some logits are NaN"):
+        top(np.full((2, 9), np.nan, np.float32), 2)

@@ -1,0 +1,275 @@
+"""Heads that read whole sequences: choices, decoders without a language model, bare seq2seq models, and ragged batches."""
+
+import functools
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import transformers
+from filelock import FileLock
+
+import vanilla_transformer
+from vanilla_transformer_export import runtime as runtime_module
+from vanilla_transformer_export.build import EXPORTABLE, export
+from vanilla_transformer_export.runtime import Runtime, length_groups
+from vanilla_transformer_export.verify import verify
+
+VOCABULARY, WIDTH = 48, 32
+SIZES = dict(vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=40, num_attention_heads=4)
+MODELS = {
+    "choices": ("VanillaEncoderForMultipleChoice", dict(num_hidden_layers=1, type_vocab_size=2, pooler_act="tanh")),
+    "decoder": ("VanillaDecoderModel", dict(num_hidden_layers=2, position_embedding_type="relative", value_head_dim=10)),
+    "decoder-labels": (
+        "VanillaDecoderForSequenceClassification",
+        dict(num_hidden_layers=2, position_embedding_type="rotary", sliding_window=4, num_labels=3),
+    ),
+    "pair": ("VanillaSeq2SeqModel", dict(encoder_layers=1, decoder_layers=2)),
+    "encoder": ("VanillaEncoderForMaskedLM", dict(num_hidden_layers=1)),
+    "tokens": ("VanillaEncoderForTokenClassification", dict(num_hidden_layers=1, num_labels=5)),
+    "sentences": ("VanillaEncoderForNextSentencePrediction", dict(num_hidden_layers=1, pooler_act="tanh")),
+    "causal": ("VanillaDecoderForCausalLM", dict(num_hidden_layers=1)),
+    "seq2seq": ("VanillaSeq2SeqForConditionalGeneration", dict(encoder_layers=1, decoder_layers=1)),
+}
+READERS = ["choices", "decoder", "decoder-labels", "pair"]
+
+
+def build(name):
+    architecture, fields = MODELS[name]
+    transformers.set_seed(0)
+    model_class = getattr(vanilla_transformer, architecture)
+    model = model_class(model_class.config_class(**{**SIZES, **fields})).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.2 * torch.randn_like(parameter)
+    return model
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A name of `MODELS`, a target and a dtype -> the model, and the directory of its export."""
+    root = tmp_path_factory.mktemp("sequence-graphs")
+
+    @functools.cache
+    def make(name, target="portable", dtype="fp32"):
+        model, directory = build(name), root / f"{name}-{target}-{dtype}"
+        with FileLock(f"{directory}.lock"):
+            if not directory.exists():
+                model.save_pretrained(root / name)
+                export(root / name, directory, cases=3, target=target, dtype=dtype)
+        return model, directory
+
+    return make
+
+
+def axes(values):
+    return {value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values}
+
+
+B, S, T, C = "batch_size", "source_length", "target_length", "num_choices"
+CONTRACT = {
+    "choices": (dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), [B, C, S]), {"logits": [B, C]}),
+    "decoder": (dict.fromkeys(("input_ids", "attention_mask"), [B, S]), {"last_hidden_state": [B, S, WIDTH]}),
+    "decoder-labels": (dict.fromkeys(("input_ids", "attention_mask"), [B, S]), {"logits": [B, 3]}),
+    "pair": (
+        {name: [B, S] for name in ("input_ids", "attention_mask")}
+        | {name: [B, T] for name in ("decoder_input_ids", "decoder_attention_mask")},
+        {"last_hidden_state": [B, T, WIDTH], "encoder_last_hidden_state": [B, S, WIDTH]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_one_graph_takes_whole_sequences_as_optimum_has_it(exported, name):
+    graph = onnx.load(exported(name)[1] / "onnx/model.onnx").graph
+    assert (axes(graph.input), axes(graph.output)) == CONTRACT[name]
+    assert {node.domain for node in graph.node} == {""}
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize("name", READERS)
+def test_40_cases_agree_with_torch(exported, name, target):
+    model, directory = exported(name, target)
+    report = verify(directory, model, cases=40, seed=1)
+    assert report.failures == [] and report.agreeing == report.tokens
+    assert (report.tokens > 100) == (name in ("choices", "decoder-labels"))
+    assert 0 < report.mean_error <= report.max_error < 1e-4
+
+
+@pytest.mark.parametrize(
+    "dtype, operator, step",
+    [("int8", "DynamicQuantizeMatMul", "quantize_products"), ("int4", "MatMulNBits", "quantize_blocks")],
+)
+@pytest.mark.parametrize("name", READERS)
+def test_the_cpu_target_quantizes_them(exported, name, dtype, operator, step):
+    model, directory = exported(name, "cpu", dtype)
+    count = sum(node.op_type == operator for node in onnx.load(directory / "onnx/model.onnx").graph.node)
+    assert Runtime(directory).artifact.manifest["optimized"]["encoder"][step] == count >= 6
+    report = verify(directory, model, cases=10, seed=1)
+    assert report.failures == [] and 1e-4 < report.mean_error < (0.1 if dtype == "int8" else 0.6)
+
+
+def test_every_model_of_the_family_can_be_exported():
+    names = [name for name in vars(vanilla_transformer) if name.startswith("Vanilla")]
+    models = {name for name in names if name.endswith("Model") or "For" in name} - {"VanillaPreTrainedModel"}
+    assert models - {name for name in models if name.endswith("Config")} == set(EXPORTABLE)
+
+
+def test_a_decoder_s_rows_may_be_padded_on_either_side(exported):
+    runtime = Runtime(exported("decoder-labels")[1])
+    rows = [[5, 6, 7], [8, 9, 10, 11, 12]]
+    alone = [runtime.encode(np.array([row]))[0] for row in rows]
+    for padding, mask in (([5, 6, 7, 3, 3], [1, 1, 1, 0, 0]), ([3, 3, 5, 6, 7], [0, 0, 1, 1, 1])):
+        found = runtime.encode(np.array([padding, rows[1]]), np.array([mask, [1] * 5]))
+        np.testing.assert_allclose(found, alone, atol=1e-5)
+
+
+# -------------------------------------------------------------------------------------------------- int8, standard operators
+
+
+@pytest.mark.parametrize("name", ["encoder", "causal", "seq2seq"])
+def test_int8_of_the_portable_target_is_standard_operators_and_nearly_the_same_choices(exported, name):
+    model, directory = exported(name, "portable", "int8")
+    manifest = Runtime(directory).artifact.manifest
+    for role, file in manifest["graphs"].items():
+        assert file.endswith("_int8.onnx")
+        graph = onnx.load(directory / file).graph
+        assert {node.domain for node in graph.node} == {""}
+        products = [node for node in graph.node if node.op_type == "MatMulInteger"]
+        assert manifest["optimized"][role]["quantize_integers"] == len(products) >= 6
+        weights = {weight.name: weight for weight in graph.initializer}
+        assert {weights[node.input[1]].data_type for node in products} == {onnx.TensorProto.INT8}
+        assert not [node for node in graph.node if node.op_type == "MatMul" and node.input[1] in weights]
+        rounded = [node.input[0] for node in graph.node if node.op_type == "DynamicQuantizeLinear"]
+        assert len(rounded) == len(set(rounded)) < len(products)  # what several products read is rounded once
+    report = verify(directory, model, cases=20, seed=1)
+    assert report.failures == [] and report.tolerance is None
+    assert 1e-4 < report.mean_error < 0.1
+    assert report.agreeing >= 0.9 * report.tokens > 100
+
+
+def test_a_product_in_int8_is_that_of_the_rounded_factors():
+    """By the definition: the input in 256 steps between its extremes, each column of weights in 127; more where two weights
+    that a processor adds in 16 bits would overflow them."""
+    import onnx_ir as ir
+    from onnx import helper, numpy_helper
+    from onnxruntime import InferenceSession
+
+    from vanilla_transformer_export.optimize import quantize_integers
+
+    rng = np.random.default_rng(0)
+    x, weight = rng.standard_normal((3, 64)).astype(np.float32), rng.standard_normal((64, 40)).astype(np.float32)
+    weight[:, 7] = 0
+    values = [helper.make_tensor_value_info(name, 1, [3, size]) for name, size in (("x", 64), ("y", 40))]
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    graph = helper.make_graph([node], "g", values[:1], values[1:], [numpy_helper.from_array(weight, "w")])
+    model = ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10))
+    assert quantize_integers(model) == 1
+    proto = ir.to_proto(model)
+    onnx.checker.check_model(proto)
+    [found] = InferenceSession(proto.SerializeToString()).run(None, {"x": x})
+    step = (max(x.max(), 0) - min(x.min(), 0)) / 255
+    places = np.clip(np.rint(x / step) + np.rint(-x.min() / step), 0, 255) - np.rint(-x.min() / step)
+    largest = np.maximum(np.abs(weight).max(axis=0), np.abs(weight[::2] + weight[1::2]).max(axis=0))
+    scales = np.maximum(largest, 1e-30) / 127
+    np.testing.assert_allclose(found, places * step @ (np.rint(weight / scales) * scales), atol=1e-3)
+    assert 1e-3 < np.abs(found - x @ weight).max() < 0.5 and not found[:, 7].any()
+    assert quantize_integers(model) == 0
+
+
+# ------------------------------------------------------------------------------------------------------------ wrong input
+
+
+def test_choices_come_in_three_axes(exported):
+    runtime = Runtime(exported("choices")[1])
+    with pytest.raises(ValueError, match=r"shape \(batch, choices, length\), all at least 1, got int64 \(2, 3\)"):
+        runtime.outputs(np.ones((2, 3), int))
+    with pytest.raises(ValueError, match=r"all at least 1, got int64 \(2, 0, 3\)"):
+        runtime.outputs(np.ones((2, 0, 3), int))
+    with pytest.raises(ValueError, match=r"attention_mask must have shape \(2, 3, 4\), got shape \(2, 4\)"):
+        runtime.outputs(np.ones((2, 3, 4), int), np.ones((2, 4), int))
+    with pytest.raises(ValueError, match="cannot generate"):
+        runtime.generate(np.ones((2, 3, 4), int))
+
+
+def test_tokens_of_a_decoder_are_checked_as_all_others(exported):
+    runtime, ids = Runtime(exported("pair")[1]), np.full((2, 3), 5)
+    with pytest.raises(ValueError, match="VanillaSeq2SeqModel takes decoder_input_ids"):
+        runtime.outputs(ids)
+    for wrong, message in (
+        ((np.full((3, 3), 5),), "decoder_input_ids must have 2 rows as input_ids, got 3"),
+        ((np.full((2, 0), 5),), r"decoder_input_ids must be integers of shape \(batch, length\), both at least 1"),
+        ((np.full((2, 3), VOCABULARY),), r"\[0, 47\]"),
+        ((ids, np.ones((2, 4), int)), "decoder_attention_mask must have shape"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            runtime.outputs(ids, None, None, *wrong)
+    with pytest.raises(ValueError, match="VanillaEncoderForMaskedLM takes no decoder_input_ids"):
+        Runtime(exported("encoder")[1]).outputs(ids, decoder_input_ids=ids)
+
+
+# ---------------------------------------------------------------------------------------------------------- ragged batches
+
+
+def ragged(lengths, seed=0):
+    rng, longest = np.random.default_rng(seed), max(lengths)
+    mask = (np.arange(longest) < np.array(lengths)[:, None]).astype(np.int64)
+    return np.where(mask == 1, rng.integers(4, VOCABULARY, mask.shape), 0), mask
+
+
+LENGTHS = [40, 3, 17, 9, 38, 2, 21, 5, 30, 12, 7, 33, 0, 25, 4, 19] * 3
+
+
+@pytest.mark.parametrize(
+    "name, target",
+    [(name, "portable") for name in ("encoder", "tokens", "sentences", *READERS)] + [("seq2seq", "cpu"), ("encoder", "cpu")],
+)
+def test_a_ragged_batch_gives_the_values_of_one_run(exported, monkeypatch, name, target):
+    runtime = Runtime(exported(name, target)[1])
+    ids, mask = ragged(LENGTHS)
+    feeds = {}
+    if name == "choices":
+        ids, mask = (array.reshape(-1, 2, array.shape[1])[:, [0, 1, 0]] for array in (ids, mask))
+    if name == "pair":
+        feeds["decoder_input_ids"], feeds["decoder_attention_mask"] = ragged(LENGTHS[::-1])
+    assert len(length_groups(mask)) > 2
+    found = runtime.outputs(ids, mask, **feeds)
+    monkeypatch.setattr(runtime_module, "MIN_TOKENS", 10**9)
+    expected = runtime.outputs(ids, mask, **feeds)
+    assert list(found) == list(expected)
+    for tensor in runtime.specs["encoder"].outputs:
+        got, wanted = found[tensor.name], expected[tensor.name]
+        assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
+        real = mask.any(axis=-1)
+        if S in tensor.shape:  # (B, S, ...), or (B, H, S, d)
+            got, wanted = (np.moveaxis(array, tensor.shape.index(S), 1) for array in (got, wanted))
+            real = mask == 1
+        np.testing.assert_allclose(got[real], wanted[real], atol=1e-5)
+        assert np.isfinite(got).all()
+
+
+@pytest.mark.parametrize(
+    "lengths, groups",
+    [
+        ([8], [[0]]),
+        ([100, 90, 86, 92], [[0, 1, 2, 3]]),  # little padding
+        ([60, 1, 1, 1], [[0, 1, 2, 3]]),  # few tokens
+        ([200, 20, 190, 18], [[0, 2], [1, 3]]),
+        ([1, 128, 128], [[1, 2], [0]]),
+        ([0, 0], [[0, 1]]),
+    ],
+)
+def test_rows_of_similar_length_run_together(lengths, groups):
+    mask = (np.arange(200) < np.array(lengths)[:, None]).astype(np.int64)
+    found = length_groups(mask)
+    assert [sorted(rows.tolist()) for rows, _ in found] == groups
+    assert [longest for _, longest in found] == [max(1, *(lengths[row] for row in rows)) for rows in groups]
+
+
+def test_padding_is_a_small_part_of_what_runs_and_rows_padded_on_the_left_stay_together(monkeypatch):
+    monkeypatch.setattr(runtime_module, "MIN_TOKENS", 1)
+    mask = ragged([length for length in LENGTHS * 8 if length])[1]
+    groups = length_groups(mask)
+    cost = sum(len(rows) * longest for rows, longest in groups)
+    assert mask.sum() <= cost <= mask.sum() / (1 - runtime_module.MAX_PADDING) < 0.6 * mask.size
+    assert sorted(row for rows, _ in groups for row in rows.tolist()) == list(range(len(mask)))
+    assert len(length_groups(mask[:, ::-1])) == 1
