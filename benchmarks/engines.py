@@ -1,0 +1,229 @@
+"""What is compared: every engine in a process of its own, driven over a pipe. Imports nothing big until it is told to."""
+
+import importlib
+import importlib.util
+import multiprocessing
+import sys
+import time
+
+import numpy as np
+from workload import FAMILY, MODELS, OURS
+
+CONTEXT = multiprocessing.get_context("spawn")
+PATIENCE = 900  # seconds for one answer
+
+
+class Transformers:
+    """`generate` and `forward` of transformers, with PyTorch's scaled dot-product attention."""
+
+    packages = ("torch", "transformers")
+    options = {}
+
+    @staticmethod
+    def modules(kind):
+        return "torch", f"transformers.models.{FAMILY[kind]}.modeling_{FAMILY[kind]}"
+
+    def model_class(self, kind):
+        return getattr(importlib.import_module("transformers"), MODELS[kind][0])
+
+    def __init__(self, engine, kind, root, threads):
+        import torch
+
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(False)
+        self.kind = kind
+        directory = root / ("vanilla" if engine == "vanilla" else "transformers")
+        self.model = self.model_class(kind).from_pretrained(directory, attn_implementation="sdpa", dtype=torch.float32).eval()
+
+    def given(self, ids):
+        import torch
+
+        return torch.from_numpy(ids), torch.ones(ids.shape, dtype=torch.int64)
+
+    def run(self, given, new_tokens, beams):
+        ids, mask = given
+        if self.kind == "bert":
+            return self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+        return self.model.generate(
+            ids, attention_mask=mask, max_new_tokens=new_tokens, num_beams=beams, do_sample=False, **self.options
+        )
+
+    def output(self, result, new_tokens):
+        return result.numpy() if self.kind == "bert" else result[:, -new_tokens:].numpy()
+
+
+class Compiled(Transformers):
+    """The same with torch.compile and, to generate, a static cache."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        import torch
+
+        self.model.forward = torch.compile(self.model.forward)
+        self.options = {"cache_implementation": "static"}
+
+
+class Vanilla(Transformers):
+    """Our models in torch."""
+
+    @staticmethod
+    def modules(kind):
+        return "torch", "vanilla_transformer"
+
+    def model_class(self, kind):
+        return getattr(importlib.import_module("vanilla_transformer"), OURS[kind])
+
+
+class CTranslate2:
+    packages = ("ctranslate2",)
+
+    @staticmethod
+    def modules(kind):
+        # It imports torch and transformers, for its converters, where it finds them. Who only runs it has neither.
+        sys.modules["torch"] = sys.modules["transformers"] = None
+        return ("ctranslate2",)
+
+    def __init__(self, engine, kind, root, threads):
+        import ctranslate2
+
+        self.kind = kind
+        classes = {"seq2seq": ctranslate2.Translator, "gpt2": ctranslate2.Generator, "bert": ctranslate2.Encoder}
+        dtype = engine.removeprefix("ctranslate2-")
+        self.model = classes[kind](str(root / engine), compute_type=dtype, inter_threads=1, intra_threads=threads)
+
+    def given(self, ids):
+        return ids.tolist() if self.kind == "bert" else [[str(token) for token in row] for row in ids]
+
+    def run(self, given, new_tokens, beams):
+        if self.kind == "bert":
+            return np.array(self.model.forward_batch(given).last_hidden_state)
+        if self.kind == "gpt2":
+            return self.model.generate_batch(
+                given, beam_size=beams, min_length=new_tokens, max_length=new_tokens, include_prompt_in_result=False
+            )
+        return self.model.translate_batch(
+            given, beam_size=beams, min_decoding_length=new_tokens, max_decoding_length=new_tokens, max_input_length=0
+        )
+
+    def output(self, result, new_tokens):
+        if self.kind == "bert":
+            return result
+        rows = [row.sequences[0] if self.kind == "gpt2" else row.hypotheses[0] for row in result]
+        return np.array([[int(token) for token in row] for row in rows])
+
+
+class Onnx:
+    """An export of ours in onnxruntime."""
+
+    packages = ("onnxruntime",)
+
+    @staticmethod
+    def modules(kind):
+        return "onnxruntime", "vanilla_transformer_export.runtime"
+
+    def __init__(self, engine, kind, root, threads):
+        from vanilla_transformer_export.runtime import Runtime
+
+        self.kind, self.model = kind, Runtime(root / engine, threads=threads)
+
+    def given(self, ids):
+        return ids, np.ones_like(ids)
+
+    def run(self, given, new_tokens, beams):
+        if self.kind == "bert":
+            return self.model.encode(*given)
+        return self.model.generate(*given, max_new_tokens=new_tokens, num_beams=beams)
+
+    def output(self, result, new_tokens):
+        return result if self.kind == "bert" else result[:, -new_tokens:]
+
+
+ENGINES = {
+    "transformers": Transformers,
+    "transformers-compile": Compiled,
+    "ctranslate2-float32": CTranslate2,
+    "ctranslate2-int8": CTranslate2,
+    "vanilla": Vanilla,
+    "portable-fp32": Onnx,
+    "cpu-fp32": Onnx,
+    "cpu-int8": Onnx,
+    "cpu-int4": Onnx,
+}
+CHECKPOINTS = ("transformers", "transformers-compile", "vanilla")  # run what is there before any export
+QUANTIZED = ("ctranslate2-int8", "cpu-int8", "cpu-int4")
+
+
+def is_installed(engine: str) -> bool:
+    return all(importlib.util.find_spec(package) for package in ENGINES[engine].packages)
+
+
+class Worker:
+    """An engine in a process of its own. Answers are what `serve` sends, or `{"error": text}`."""
+
+    def __init__(self, engine, kind, root, threads):
+        self.connection, far_end = CONTEXT.Pipe()
+        self.process = CONTEXT.Process(target=serve, args=(far_end, engine, kind, root, threads), daemon=True)
+        self.process.start()
+        far_end.close()
+        self.started = self.answer()
+
+    def run(self, ids, new_tokens, beams) -> dict:
+        try:
+            self.connection.send((ids, new_tokens, beams))
+        except BrokenPipeError:
+            return {"error": "the process is not running"}
+        return self.answer()
+
+    def answer(self):
+        if not self.connection.poll(PATIENCE):
+            self.process.kill()
+            return {"error": f"no answer within {PATIENCE} s"}
+        try:
+            return self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            self.process.join()
+            return {"error": f"the process ended with code {self.process.exitcode}"}
+
+    def close(self):
+        self.connection.close()
+        self.process.join()
+
+
+def serve(connection, engine, kind, root, threads):
+    """In the engine's process: imports, loads, then answers every (ids, new_tokens, beams) until the pipe closes."""
+    try:
+        start = time.perf_counter()
+        for module in ENGINES[engine].modules(kind):
+            importlib.import_module(module)
+        imported = time.perf_counter()
+        baseline = memory("VmRSS")
+        model = ENGINES[engine](engine, kind, root, threads)
+        seconds = {"import_seconds": imported - start, "load_seconds": time.perf_counter() - imported}
+        connection.send({**seconds, "import_memory": baseline})
+    except Exception as error:
+        connection.send({"error": one_line(error)})
+        return
+    while True:
+        try:
+            ids, new_tokens, beams = connection.recv()
+        except EOFError:
+            return
+        try:
+            given = model.given(ids)
+            start = time.perf_counter()
+            result = model.run(given, new_tokens, beams)
+            seconds = time.perf_counter() - start
+            connection.send({"seconds": seconds, "output": model.output(result, new_tokens), "peak_memory": memory("VmHWM")})
+        except Exception as error:
+            connection.send({"error": one_line(error)})
+
+
+def memory(field):
+    """Bytes: `VmRSS` of this process now, `VmHWM` the most it ever had."""
+    with open("/proc/self/status") as status:
+        return next(1024 * int(line.split()[1]) for line in status if line.startswith(field))
+
+
+def one_line(error):
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines)[:300]}"

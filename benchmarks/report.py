@@ -1,0 +1,314 @@
+"""What benchmarks/speed.py measured, as tables and as a plot: `python benchmarks/report.py benchmarks/results/cpu.json`.
+
+Reads the JSON file only. Medians, with the slowest and the fastest round behind them.
+"""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+LABELS = {
+    "transformers": "transformers, eager",
+    "transformers-compile": "transformers, torch.compile",
+    "ctranslate2-float32": "CTranslate2 fp32",
+    "ctranslate2-int8": "CTranslate2 int8",
+    "vanilla": "ours, torch",
+    "portable-fp32": "ours, portable fp32",
+    "cpu-fp32": "ours, cpu fp32",
+    "cpu-int8": "ours, cpu int8",
+    "cpu-int4": "ours, cpu int4",
+}
+COLORS = {
+    "transformers": "#555555",
+    "transformers-compile": "#aaaaaa",
+    "ctranslate2-float32": "#d95f02",
+    "ctranslate2-int8": "#fdae61",
+    "vanilla": "#c6dbef",
+    "portable-fp32": "#9ecae1",
+    "cpu-fp32": "#4292c6",
+    "cpu-int8": "#08519c",
+    "cpu-int4": "#54278f",
+}
+TITLES = {
+    ("seq2seq", 1): "seq2seq, greedy, target tokens/s",
+    ("seq2seq", 4): "seq2seq, beam 4, target tokens/s",
+    ("gpt2", 1): "GPT-2, greedy, new tokens/s",
+    ("bert", 1): "BERT, sequences/s",
+}
+# shape: (title, what grows)
+GROWTH = {
+    "length": ("seq2seq, greedy, batch 1, seconds by new tokens", "new_tokens"),
+    "encoder-length": ("BERT, batch 1, seconds by length", "length"),
+    "batch": ("seq2seq, greedy, target tokens/s by batch", "batch"),
+}
+# (what, field, shape, beams, engine, the engine it is divided by)
+RATIOS = [
+    ("tokens/s: seq2seq greedy", "per_second", "seq2seq", 1, "cpu-fp32", "ctranslate2-float32"),
+    ("tokens/s: seq2seq greedy", "per_second", "seq2seq", 1, "cpu-int8", "ctranslate2-int8"),
+    ("tokens/s: seq2seq greedy", "per_second", "seq2seq", 1, "cpu-int8", "transformers"),
+    ("tokens/s: seq2seq beam 4", "per_second", "seq2seq", 4, "cpu-int8", "ctranslate2-int8"),
+    ("tokens/s: GPT-2 greedy", "per_second", "gpt2", 1, "cpu-int8", "ctranslate2-int8"),
+    ("sequences/s: BERT", "per_second", "bert", 1, "cpu-int8", "ctranslate2-int8"),
+    ("memory: seq2seq greedy", "peak_memory", "seq2seq", 1, "cpu-fp32", "ctranslate2-float32"),
+    ("memory: seq2seq greedy", "peak_memory", "seq2seq", 1, "cpu-int8", "ctranslate2-int8"),
+    ("memory: GPT-2 greedy", "peak_memory", "gpt2", 1, "cpu-int8", "ctranslate2-int8"),
+    ("memory: BERT", "peak_memory", "bert", 1, "cpu-int8", "ctranslate2-int8"),
+]
+MEGA = 1e6
+
+
+def tables(result: dict) -> str:
+    """The whole report in markdown."""
+    parts = [setting(result)]
+    parts += [speed_table(result, title, *key) for key, title in TITLES.items()]
+    parts += [growth_table(result, shape) for shape in GROWTH]
+    parts += [ratio_table(result), bandwidth_table(result), load_table(result), export_table(result)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def setting(result):
+    machine, options = result["hardware"], result["options"]
+    command = " ".join([*(f"{name}={value}" for name, value in result["environment"].items()), result["command"]])
+    packages = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores ({', '.join(machine['instructions'])}; L3 "
+        f"{machine['l3_bytes'] / 2**20:.0f} MB), {machine['memory_bytes'] / 2**30:.0f} GB; {options['threads']} threads, "
+        f"median of {options['repeats']} rounds (slowest - fastest), {result['date']}. {packages}.\n"
+        f"`{command}`"
+    )
+
+
+def markdown(title, header, rows):
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return f"**{title}**\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def records(result, shape, beams=1):
+    return [record for record in result["cells"] if record["shape"] == shape and record["beams"] == beams]
+
+
+def by_engine(found, field):
+    """{engine: {value of `field`: record}}, in the order they were measured."""
+    engines = {record["engine"]: {} for record in found}
+    for record in found:
+        engines[record["engine"]][record[field]] = record
+    return engines
+
+
+def speed_table(result, title, shape, beams):
+    found = records(result, shape, beams)
+    if not found:
+        return ""
+    batches = sorted({record["batch"] for record in found})
+    header = ["", *(f"batch {batch}" for batch in batches)]
+    header += [f"first token, ms, batch {batches[0]}"] if shape != "bert" and beams == 1 else []
+    header += [f"memory, MB (above imports), batch {batch}" for batch in batches]
+    header += ["error" if shape == "bert" else "same tokens"]
+    rows = []
+    for engine, cells in by_engine(found, "batch").items():
+        row = [LABELS[engine], *(speed(cells[batch]) for batch in batches)]
+        row += [milliseconds(cells[batches[0]], "first_token_seconds")] if shape != "bert" and beams == 1 else []
+        row += [memory(cells[batch]) for batch in batches]
+        rows.append([*row, likeness(cells.values())])
+    return markdown(title, header, rows) + notes(found)
+
+
+def growth(result, shape):
+    """The records of a growing shape, of engines that were measured at all; small batches are those of seq2seq."""
+    found = records(result, shape)
+    engines = {record["engine"] for record in found if "missing" not in record}
+    smaller = records(result, "seq2seq") if found and shape == "batch" else []
+    return [record for record in smaller + found if record["engine"] in engines]
+
+
+def growth_table(result, shape):
+    title, field = GROWTH[shape]
+    found = growth(result, shape)
+    if not found:
+        return ""
+    values = sorted({record[field] for record in found})
+    show = speed if field == "batch" else seconds
+    rows = [
+        [LABELS[engine], *(show(cells[value]) if value in cells else "-" for value in values)]
+        for engine, cells in by_engine(found, field).items()
+    ]
+    return markdown(title, ["", *map(str, values)], rows) + notes(found)
+
+
+def speed(record):
+    if "missing" in record:
+        return "-"
+    slowest, fastest = (record["per_second"] * record["seconds"]["median"] / record["seconds"][end] for end in ("max", "min"))
+    return f"{number(record['per_second'])} ({number(slowest)} - {number(fastest)})"
+
+
+def seconds(record):
+    return "-" if "missing" in record else " ".join(spread(record["seconds"], 1))
+
+
+def milliseconds(record, field):
+    return "-" if "missing" in record else " ".join(spread(record[field], 1000))
+
+
+def spread(times, scale):
+    return number(scale * times["median"]), f"({number(scale * times['min'])} - {number(scale * times['max'])})"
+
+
+def number(value):
+    """Three digits that count, and no exponent."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def memory(record):
+    if "missing" in record:
+        return "-"
+    return f"{record['peak_memory'] / MEGA:.0f} ({record['memory_above_import'] / MEGA:.0f})"
+
+
+def likeness(cells):
+    """The least token agreement, or the largest error of hidden states, with the first engine."""
+    agreements = [cell["agreement"] for cell in cells if "agreement" in cell]
+    differences = [cell["max_difference"] for cell in cells if "max_difference" in cell]
+    if agreements:
+        return f"{100 * min(agreements):.1f}%"
+    return f"{max(differences):.1e}" if differences else "-"
+
+
+def notes(found):
+    """Each reason for a `-`, once for each engine."""
+    reasons = dict.fromkeys(f"\n- {LABELS[record['engine']]}: {record['missing']}" for record in found if "missing" in record)
+    return "\n".join(["", "".join(reasons)]) if reasons else ""
+
+
+def ratios(result: dict) -> list[dict]:
+    """What was asked for: speed, where more is better, and memory, where less is. `None` where one was not measured."""
+    found = []
+    for what, field, shape, beams, engine, other in RATIOS:
+        engines = by_engine(records(result, shape, beams), "batch")
+        batches = {
+            batch: record[field] / engines[other][batch][field]
+            if field in record and field in engines.get(other, {}).get(batch, {})
+            else None
+            for batch, record in engines.get(engine, {}).items()
+        }
+        found.append({"what": what, "engine": engine, "divided_by": other, "batches": batches})
+    return found
+
+
+def ratio_table(result):
+    found = [ratio for ratio in ratios(result) if ratio["batches"]]
+    if not found:
+        return ""
+    batches = sorted({batch for ratio in found for batch in ratio["batches"]})
+    rows = []
+    for ratio in found:
+        values = (ratio["batches"].get(batch) for batch in batches)
+        name = f"{ratio['what']}, {LABELS[ratio['engine']]} / {LABELS[ratio['divided_by']]}"
+        rows.append([name, *("-" if value is None else f"{value:.2f}" for value in values)])
+    return markdown("ratios", ["", *(f"batch {batch}" for batch in batches)], rows)
+
+
+def bandwidth_table(result):
+    if not result["bandwidth"]:
+        return ""
+    rows = [
+        [
+            f"{found['kind']}, {LABELS[found['engine']]}",
+            f"{found['bytes_per_step'] / MEGA:.1f}",
+            number(1000 * found["step_seconds"]),
+            f"{found['bytes_per_second'] / 1e9:.1f} ({found['reader']}{', fits the cache' if found['fits_cache'] else ''})",
+            f"{100 * found['share']:.0f}%",
+        ]
+        for found in result["bandwidth"]
+    ]
+    header = ["batch 1", "weights read, MB", "ms a step", "this machine reads so many bytes at, GB/s", "share of that"]
+    return markdown("one step and the time in which its weights can be read", header, rows)
+
+
+def load_table(result):
+    if not result["load"]:
+        return ""
+    names = ("import_seconds", "load_seconds", "first_token_seconds")
+    rows = [
+        [f"{found['kind']}, {LABELS[found['engine']]}"]
+        + (["-"] * 3 if "missing" in found else [milliseconds(found, name) for name in names])
+        for found in result["load"]
+    ]
+    return markdown("fresh process, ms", ["", "imports", "load", "first token"], rows) + notes(result["load"])
+
+
+def export_table(result):
+    rows = [
+        [f"{kind}, {LABELS[engine]}", number(facts["seconds"]), f"{facts['bytes'] / MEGA:.1f}"]
+        for kind, engines in result["exports"].items()
+        for engine, facts in engines.items()
+    ]
+    return markdown("export, once", ["", "seconds", "MB"], rows) if rows else ""
+
+
+def plot(result: dict, out: Path) -> None:
+    """Bars for each batch, lines for growth."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    bars = [
+        (f"{title}, batch {batch}", [record for record in records(result, *key) if record["batch"] == batch])
+        for key, title in TITLES.items()
+        for batch in sorted({record["batch"] for record in records(result, *key)})
+    ]
+    lines = [shape for shape in GROWTH if growth(result, shape)]
+    columns, count = 3, len(bars) + len(lines)
+    rows = -(-count // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(5.5 * columns, 2.8 * rows), layout="constrained", squeeze=False)
+    for axis, (title, found) in zip(axes.flat, bars):
+        draw_bars(axis, title, found)
+    for axis, shape in zip(axes.flat[len(bars) :], lines):
+        draw_lines(axis, *GROWTH[shape], growth(result, shape))
+    for axis in axes.flat[count:]:
+        axis.axis("off")
+    machine = result["hardware"]
+    figure.suptitle(f"{machine['cpu']}, {result['options']['threads']} threads; median, slowest and fastest round")
+    figure.savefig(out, dpi=110)
+    plt.close(figure)
+
+
+def draw_bars(axis, title, found):
+    found = [record for record in found if "missing" not in record][::-1]
+    speeds = [record["per_second"] for record in found]
+    ends = [
+        [abs(speed * record["seconds"]["median"] / record["seconds"][end] - speed) for speed, record in zip(speeds, found)]
+        for end in ("max", "min")
+    ]
+    axis.barh([LABELS[record["engine"]] for record in found], speeds, color=[COLORS[record["engine"]] for record in found])
+    axis.errorbar(speeds, range(len(found)), xerr=ends, fmt="none", ecolor="black", elinewidth=1, capsize=2)
+    axis.set_title(title, fontsize=9)
+    axis.tick_params(labelsize=7)
+
+
+def draw_lines(axis, title, field, found):
+    for engine, cells in by_engine([record for record in found if "missing" not in record], field).items():
+        values = [cell["per_second"] if field == "batch" else cell["seconds"]["median"] for cell in cells.values()]
+        axis.plot(list(cells), values, marker="o", label=LABELS[engine], color=COLORS[engine])
+    axis.set_xscale("log", base=2)
+    values = sorted({record[field] for record in found})
+    axis.set_xticks(values, values)
+    axis.set_ylim(bottom=0)
+    axis.set_title(title, fontsize=9)
+    axis.tick_params(labelsize=7)
+    axis.legend(fontsize=7)
+
+
+def main(file: Path) -> None:
+    result = json.loads(file.read_text())
+    print(tables(result))
+    if importlib.util.find_spec("matplotlib"):
+        plot(result, file.with_suffix(".png"))
+    else:
+        print("\nNo plot: matplotlib is not installed.")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,150 @@
+"""What is measured: the models, from a seed, in the files each engine reads. Runs in a process of its own."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+
+# Zero rows of a tied embedding have the logit 0, which is never the largest of thousands: no row ends early, and no engine
+# needs a rule against the end token.
+SEQ2SEQ = dict(
+    vocab_size=32000, d_model=512, encoder_layers=6, decoder_layers=6, encoder_ffn_dim=2048, decoder_ffn_dim=2048,
+    encoder_attention_heads=8, decoder_attention_heads=8, activation_function="relu", scale_embedding=True,
+    max_position_embeddings=2560, pad_token_id=31999, decoder_start_token_id=31999, eos_token_id=None,
+    forced_eos_token_id=None,
+)  # fmt: skip
+GPT2 = dict(vocab_size=50257, n_layer=12, n_embd=768, n_head=12, bos_token_id=None, eos_token_id=None)
+BERT = dict(
+    vocab_size=30522, num_hidden_layers=12, hidden_size=768, num_attention_heads=12, intermediate_size=3072,
+    max_position_embeddings=2048,
+)  # fmt: skip
+# kind: (class of transformers, fields, fields over them for --quick)
+MODELS = {
+    "seq2seq": (
+        "MarianMTModel",
+        SEQ2SEQ,
+        dict(vocab_size=499, d_model=64, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=128, decoder_ffn_dim=128)
+        | dict(encoder_attention_heads=4, decoder_attention_heads=4, pad_token_id=498, decoder_start_token_id=498),
+    ),
+    "gpt2": ("GPT2LMHeadModel", GPT2, dict(vocab_size=499, n_layer=2, n_embd=64, n_head=4)),
+    "bert": (
+        "BertModel",
+        BERT,
+        dict(vocab_size=499, num_hidden_layers=2, hidden_size=64, num_attention_heads=4, intermediate_size=128),
+    ),
+}
+FAMILY = {"seq2seq": "marian", "gpt2": "gpt2", "bert": "bert"}
+OURS = {"seq2seq": "VanillaSeq2SeqForConditionalGeneration", "gpt2": "VanillaDecoderForCausalLM", "bert": "VanillaEncoderModel"}
+FIRST_TOKEN = 3  # of those that inputs are drawn from
+
+
+def fields(kind: str, quick: bool) -> dict:
+    return MODELS[kind][1] | (MODELS[kind][2] if quick else {})
+
+
+def make_checkpoints(kind: str, quick: bool, root: Path) -> int:
+    """The model with seeded weights as a checkpoint of transformers and, converted, as ours; the number of its parameters."""
+    import torch
+    import transformers
+
+    from vanilla_transformer.conversion import convert
+
+    transformers.set_seed(0)
+    name = MODELS[kind][0]
+    model = getattr(transformers, name)(getattr(transformers, name).config_class(**fields(kind, quick)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad and parameter.dim() == 2:  # wide enough that inputs matter to what is generated
+                parameter.normal_(std=min(parameter.shape) ** -0.5)
+        table = model.get_input_embeddings().weight
+        table[:FIRST_TOKEN] = 0
+        table[-1] = 0
+    model.save_pretrained(root / "transformers")
+    convert(root / "transformers", root / "vanilla")
+    return model.num_parameters()
+
+
+def prepare(engine: str, kind: str, root: Path) -> dict:
+    """Writes what `engine` loads to `root / engine`: how long that took, and its size in bytes."""
+    start = time.perf_counter()
+    group, dtype = engine.rsplit("-", 1)
+    if group == "ctranslate2":
+        convert_ctranslate2(kind, root / "transformers", root / engine, dtype)
+    else:
+        from vanilla_transformer_export.build import export
+
+        export(root / "vanilla", root / engine, cases=1, target=group, dtype=dtype)
+    return {"seconds": time.perf_counter() - start, "bytes": size(root / engine)}
+
+
+def size(directory):
+    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+
+
+class NumberTokenizer:
+    """Tokens are their own numbers: all of a tokenizer that CTranslate2's converter asks for."""
+
+    bos_token = eos_token = unk_token = "0"
+
+    def __init__(self, vocabulary: int, pad: bool):
+        self.names = [str(token) for token in range(vocabulary)]
+        if pad:
+            self.names[-1] = "<pad>"  # which the converter of Marian knows to remove
+
+    def get_vocab(self):
+        return {name: token for token, name in enumerate(self.names)}
+
+
+def convert_ctranslate2(kind, checkpoint, out, dtype):
+    from ctranslate2.converters import TransformersConverter
+
+    class Converter(TransformersConverter):
+        def load_model(self, model_class, path, **kwargs):
+            model = super().load_model(model_class, path, **kwargs)
+            model.config.position_embedding_type = "absolute"  # transformers 5 has no such field, the converter asks for it
+            self.vocabulary = model.config.vocab_size
+            return model
+
+        def load_tokenizer(self, *args, **kwargs):
+            return NumberTokenizer(self.vocabulary, kind == "seq2seq")
+
+    Converter(str(checkpoint)).convert(str(out), quantization=dtype)
+
+
+def bytes_per_step(directory: Path) -> int:
+    """Bytes of weights that the decoder graph of an export reads for each token: all, but of an embedding only some rows."""
+    import onnx
+
+    from vanilla_transformer_export.artifact import read_artifact
+
+    files = read_artifact(directory).manifest["graphs"]
+    graph = onnx.load(directory / files["decoder"]).graph
+    read = {name for node in graph.node for name in (node.input[1:] if node.op_type == "Gather" else node.input)}
+    return sum(onnx.numpy_helper.to_array(weight).nbytes for weight in graph.initializer if weight.name in read)
+
+
+def read_bandwidth(count: int, threads: int, repeats: int) -> dict:
+    """Bytes per second at which `threads` threads read a buffer of `count` bytes, by the fastest of several readers."""
+    import torch
+
+    torch.set_num_threads(threads)
+    floats = torch.ones(count // 4 // 1024, 1024)
+    array, vector = floats.numpy().ravel(), torch.ones(1024)
+    readers = {
+        "torch.sum": floats.sum,
+        "torch.sum of int64": floats.view(torch.int64).sum,
+        "torch.mv": lambda: torch.mv(floats, vector),
+        "numpy.dot": lambda: np.dot(array, array),
+    }
+    speeds = {name: array.nbytes / median_seconds(read, repeats) for name, read in readers.items()}
+    reader = max(speeds, key=speeds.get)
+    return {"reader": reader, "bytes_per_second": speeds[reader]}
+
+
+def median_seconds(function, repeats):
+    times = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times[1:]))

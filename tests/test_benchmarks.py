@@ -1,0 +1,153 @@
+"""benchmarks/: the tables say what the JSON file says, and a quick run through the real processes fills every field.
+No speed is asserted."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+MEASURED = {"seconds", "per_second", "peak_memory", "memory_above_import"}
+
+
+@pytest.fixture(scope="module")
+def report():
+    spec = importlib.util.spec_from_file_location("benchmark_report", BENCHMARKS / "report.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def cell(engine, batch, times, memory, shape="seq2seq", beams=1, **more):
+    tokens = batch * 10
+    return {
+        **dict(shape=shape, kind=shape, engine=engine, batch=batch, length=32, new_tokens=10, beams=beams, agreement=1.0),
+        "seconds": dict(median=times[1], min=times[0], max=times[2], runs=list(times)),
+        "first_token_seconds": dict(median=0.05, min=0.04, max=0.0625, runs=[0.05, 0.04, 0.0625]),
+        "per_second": tokens / times[1],
+        "peak_memory": memory * 10**6,
+        "memory_above_import": (memory - 50) * 10**6,
+        **more,
+    }
+
+
+RESULT = {
+    "command": "python benchmarks/speed.py",
+    "environment": {"CT2_USE_MKL": "1"},
+    "date": "2026-01-01",
+    "options": {"threads": 2, "repeats": 3, "quick": False},
+    "hardware": {"cpu": "A CPU", "cores": 2, "instructions": ["avx2"], "l3_bytes": 2**25, "memory_bytes": 2**33},
+    "versions": {"torch": "2.0"},
+    "models": {},
+    "exports": {"seq2seq": {"cpu-int8": {"seconds": 12.34, "bytes": 45_600_000}}},
+    "cells": [
+        cell("ctranslate2-int8", 1, (0.5, 1.0, 2.0), 150),  # 10 tokens in 1 s
+        cell("ctranslate2-int8", 8, (1.0, 2.0, 4.0), 200),
+        cell("cpu-int8", 1, (0.2, 0.25, 0.5), 300, agreement=0.9),
+        dict(shape="seq2seq", kind="seq2seq", engine="cpu-int8", batch=8, length=32, new_tokens=10, beams=1, missing="no"),
+        cell("cpu-int8", 1, (1.0, 2.0, 4.0), 100, shape="length"),
+    ],
+    "load": [],
+    "bandwidth": [
+        dict(kind="seq2seq", engine="cpu-int8", bytes_per_step=40_000_000, step_seconds=0.004, reader="numpy.dot",
+             bytes_per_second=2e10, fits_cache=False, share=0.5),
+    ],
+}  # fmt: skip
+
+
+def lines_of(text, start):
+    """The cells of the table lines that start with `start`."""
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    return [line for line in lines if line[0] == start]
+
+
+def test_a_table_has_the_numbers_of_its_cells(report):
+    text = report.tables(RESULT)
+    assert "`CT2_USE_MKL=1 python benchmarks/speed.py`" in text
+    ours, by_length = lines_of(text, "ours, cpu int8")
+    # 10 tokens in 0.25 s; at best in 0.2, at worst in 0.5. First token after 50 ms. 300 MB, of them 50 imports.
+    assert ours == ["ours, cpu int8", "40 (20 - 50)", "-", "50 (40 - 62.5)", "300 (250)", "-", "90.0%"]
+    assert by_length == ["ours, cpu int8", "2 (1 - 4)"]
+    (theirs,) = lines_of(text, "CTranslate2 int8")
+    assert theirs[1:3] == ["10 (5 - 20)", "40 (20 - 80)"]
+    assert "- ours, cpu int8: no\n" in text
+    assert lines_of(text, "seq2seq, ours, cpu int8") == [
+        ["seq2seq, ours, cpu int8", "40.0", "4", "20.0 (numpy.dot)", "50%"],
+        ["seq2seq, ours, cpu int8", "12.3", "45.6"],
+    ]
+
+
+def test_ratios_are_of_the_same_batch_and_none_where_one_is_missing(report):
+    found = {(ratio["what"], ratio["engine"], ratio["divided_by"]): ratio["batches"] for ratio in report.ratios(RESULT)}
+    assert found["tokens/s: seq2seq greedy", "cpu-int8", "ctranslate2-int8"] == {1: 4.0, 8: None}
+    assert found["memory: seq2seq greedy", "cpu-int8", "ctranslate2-int8"] == {1: 2.0, 8: None}
+    assert found["tokens/s: seq2seq greedy", "cpu-int8", "transformers"] == {1: None, 8: None}
+    assert found["sequences/s: BERT", "cpu-int8", "ctranslate2-int8"] == {}
+    assert lines_of(report.tables(RESULT), "tokens/s: seq2seq greedy, ours, cpu int8 / CTranslate2 int8")[0][1:] == [
+        "4.00",
+        "-",
+    ]
+
+
+def test_the_plot_is_drawn_from_the_result_alone(report, tmp_path):
+    pytest.importorskip("matplotlib")
+    report.plot(RESULT, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+def run_quick(out, shapes, engines):
+    command = [sys.executable, BENCHMARKS / "speed.py", "--quick", "--repeats", "3", "--threads", "1", "--out", out]
+    command += ["--shapes", *shapes, "--engines", *engines]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(out.read_text()), done.stdout
+
+
+def check(record):
+    times = [record["seconds"]] + ([record["first_token_seconds"]] if record["beams"] == 1 and record["new_tokens"] else [])
+    for found in times:
+        assert len(found["runs"]) == 3 and 0 < found["min"] <= found["median"] <= found["max"]
+    assert record.keys() >= MEASURED and 0 < record["memory_above_import"] < record["peak_memory"]
+    counted = record["batch"] * max(record["new_tokens"], 1)
+    assert record["per_second"] == pytest.approx(counted / record["seconds"]["median"])
+    if not record["engine"].endswith(("int8", "int4")):
+        assert record.get("agreement", 1) == 1 and record.get("max_difference", 0) < 1e-3
+
+
+def test_a_quick_run_measures_every_cell_with_every_engine(tmp_path):
+    engines = ["transformers", "ctranslate2-int8", "cpu-int8"]
+    result, output = run_quick(tmp_path / "quick.json", ["seq2seq"], engines)
+    assert result["options"] == {"threads": 1, "repeats": 3, "quick": True}
+    assert result["environment"]["OMP_NUM_THREADS"] == "1"
+    assert result["hardware"].keys() == {"cpu", "cores", "instructions", "l3_bytes", "memory_bytes"}
+    assert result["versions"]["torch"] and result["models"]["seq2seq"]["parameters"] > 10_000
+    assert [record["engine"] for record in result["cells"]] == 4 * engines
+    installed = importlib.util.find_spec("ctranslate2") is not None
+    for record in result["cells"]:
+        if record["engine"] == "ctranslate2-int8" and not installed:
+            assert record["missing"] == "not installed"
+        else:
+            check(record)
+    (bandwidth,) = result["bandwidth"]
+    assert bandwidth["engine"] == "cpu-int8" and bandwidth["share"] > 0 and bandwidth["bytes_per_step"] > 10_000
+    assert result["exports"]["seq2seq"]["cpu-int8"].keys() == {"seconds", "bytes"}
+    assert "| transformers, eager |" in output and "| ours, cpu int8 |" in output
+
+
+@pytest.mark.slow
+def test_a_quick_run_of_the_other_shapes(tmp_path):
+    engines = ["transformers", "vanilla", "portable-fp32", "cpu-fp32", "cpu-int4"]
+    shapes = ["gpt2", "bert", "length", "encoder-length", "batch"]
+    result, output = run_quick(tmp_path / "quick.json", [*shapes, "load"], engines)
+    for found in result["load"]:
+        assert found.keys() == {"engine", "kind", "import_seconds", "load_seconds", "first_token_seconds"}
+    for record in result["cells"]:
+        if "missing" not in record:
+            check(record)
+    assert {record["shape"] for record in result["cells"] if "missing" not in record} == set(shapes)
+    assert {record.get("missing") for record in result["cells"]} == {None, "left out: growth is measured for five engines"}
+    assert "**GPT-2, greedy, new tokens/s**" in output and "**BERT, sequences/s**" in output
