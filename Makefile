@@ -1,12 +1,13 @@
 # make demo   translate with the shipped model, in torch and in onnxruntime; make demo TEXT="A dog runs." adds a sentence
 # make test   the test suite, without the slow tests; make test-all runs those too
+# make bench  the CPU benchmark, half an hour on an idle machine: benchmarks/results/cpu.json, its tables and its plot
 
 PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test test-all lint
+.PHONY: bench demo test test-all lint
 
 demo: .venv/installed
 	$(BIN)/python benchmarks/demo.py $${TEXT:+"$$TEXT"}
@@ -16,6 +17,10 @@ test: .venv/installed
 
 test-all: .venv/installed
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+bench: .venv/installed
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[bench]"
+	$(BIN)/python benchmarks/speed.py
 
 lint: .venv/installed
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

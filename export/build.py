@@ -113,9 +113,8 @@ def export(
 
 
 def has_cpu_operators(model: PreTrainedModel) -> bool:
-    """Decoders that only read, and choices, which come with an axis more, have standard operators on the cpu target too."""
-    is_encoder = model.config.model_type == "vanilla-encoder"
-    return model.can_generate() or (is_encoder and type(model).__name__ != "VanillaEncoderForMultipleChoice")
+    """Models with a decoder that only read whole sequences have standard operators on the cpu target too."""
+    return model.can_generate() or model.config.model_type == "vanilla-encoder"
 
 
 def save(graphs: dict[Path, ir.Model], target: str) -> None:

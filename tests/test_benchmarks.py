@@ -94,7 +94,6 @@ def test_ratios_are_of_the_same_batch_and_none_where_one_is_missing(report):
 
 
 def test_the_plot_is_drawn_from_the_result_alone(report, tmp_path):
-    pytest.importorskip("matplotlib")
     report.plot(RESULT, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 
@@ -118,6 +117,7 @@ def check(record):
         assert record.get("agreement", 1) == 1 and record.get("max_difference", 0) < 1e-3
 
 
+@pytest.mark.slow
 def test_a_quick_run_measures_every_cell_with_every_engine(tmp_path):
     engines = ["transformers", "ctranslate2-int8", "cpu-int8"]
     result, output = run_quick(tmp_path / "quick.json", ["seq2seq"], engines)

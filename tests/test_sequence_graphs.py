@@ -97,7 +97,10 @@ def test_40_cases_agree_with_torch(exported, name, target):
 
 @pytest.mark.parametrize(
     "dtype, operator, step",
-    [("int8", "DynamicQuantizeMatMul", "quantize_products"), ("int4", "MatMulNBits", "quantize_blocks")],
+    [
+        ("int8", "DynamicQuantizeMatMul", "quantize_products"),
+        pytest.param("int4", "MatMulNBits", "quantize_blocks", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("name", READERS)
 def test_the_cpu_target_quantizes_them(exported, name, dtype, operator, step):
