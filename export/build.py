@@ -24,6 +24,7 @@ from vanilla_transformer.files import new_directory, refuse_existing
 from . import cpu, optimize, portable
 from .artifact import TOKENIZER_FILES, write_manifest
 from .graphs import DTYPES, GraphSpec, example_inputs, graph_specs
+from .shortlist import checked, limited
 from .verify import verify
 
 logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is not installed
@@ -63,6 +64,7 @@ def export(
     cases: int = 12,
     target: str = "portable",
     dtype: str = "fp32",
+    shortlist: Iterable[int] | None = None,
 ) -> dict:
     """Writes the graphs of `checkpoint` to the directory `out`, after comparing them with torch on `cases` random inputs, and
     returns the manifest.
@@ -71,6 +73,8 @@ def export(
         target: `"portable"` (standard operators) or `"cpu"` (onnxruntime's own ones, see `cpu`).
         dtype: of the weights: `"fp32"`; `"int8"`, one scale for each column; for the cpu target also `"int4"`, one for each
             block of 32 in a column. Quantized products are computed in int8.
+        shortlist: the only tokens that can be generated, beside the special ones; all by default. The projection to the
+            vocabulary computes no others.
 
     Raises:
         FileExistsError: if `out` exists and `force` is not given.
@@ -85,12 +89,14 @@ def export(
     operators = cpu if target == "cpu" and has_cpu_operators(model) else portable
     if operators is cpu:
         cpu.refuse(model.config)
+    tokens = None if shortlist is None else checked(model, shortlist)
     with new_directory(out, force) as directory:
         config = write_configs(model, Path(checkpoint), directory)
         specs = graph_specs(config, type(model).__name__, target, dtype)
         graphs, steps = {}, {}
         for role, spec in specs.items():
-            graph = trace(operators.graph_module(model, role), spec, config["vocab_size"], OPSET[target])
+            with limited(model, tokens):
+                graph = trace(operators.graph_module(model, role), spec, config["vocab_size"], OPSET[target])
             steps[role] = optimize.optimize(graph, target, dtype)
             graphs[directory / spec.file] = graph
         save(graphs, target)
@@ -100,6 +106,7 @@ def export(
             "architecture": type(model).__name__,
             "target": target,
             "dtype": dtype,
+            "shortlist": tokens,
             "opset": OPSET[target],
             "graphs": {role: spec.file for role, spec in specs.items()},
             "optimized": steps,

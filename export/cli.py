@@ -46,8 +46,10 @@ def info(args):
 
 def export(args):
     from .build import export
+    from .shortlist import tokens_of
 
-    manifest = export(args.checkpoint, args.out, args.force, target=args.target, dtype=args.dtype)
+    tokens = None if args.shortlist is None else tokens_of(args.shortlist, args.checkpoint)
+    manifest = export(args.checkpoint, args.out, args.force, target=args.target, dtype=args.dtype, shortlist=tokens)
     files = {name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")}
     print(json.dumps({"out": str(args.out), "files": files, "parity": manifest["parity"]}))
 
@@ -176,6 +178,7 @@ def build_parser():
     verb.add_argument("out", type=Path, help="export directory to write")
     verb.add_argument("--target", default="portable", help="portable (standard operators) or cpu (onnxruntime's own)")
     verb.add_argument("--dtype", default="fp32", help="of the weights: fp32 or int8; or int4 for --target cpu")
+    verb.add_argument("--shortlist", type=Path, help="text: only its tokens, and the special ones, can be generated")
     verb.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
     verb = verbs.add_parser(

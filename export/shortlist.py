@@ -1,0 +1,85 @@
+"""A vocabulary shortlist: a model that generates some tokens of its vocabulary only, and computes no logits of the others."""
+
+import os
+from collections.abc import Iterable
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+from transformers import PreTrainedModel
+
+# Settings of a model that name tokens it must be able to generate.
+SPECIAL = (
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+)
+
+
+class ShortlistHead(nn.Module):
+    """(..., D) -> logits (..., V): those of `tokens` by their rows of `head` (V, D), of all others minus infinity."""
+
+    def __init__(self, head: nn.Linear, tokens: list[int]):
+        super().__init__()
+        self.product = nn.Linear(head.in_features, len(tokens), bias=head.bias is not None)
+        self.product.weight = nn.Parameter(head.weight[tokens].detach().clone())
+        if head.bias is not None:
+            self.product.bias = nn.Parameter(head.bias[tokens].detach().clone())
+        places = torch.full((head.out_features,), len(tokens))
+        places[tokens] = torch.arange(len(tokens))
+        self.register_buffer("places", places)
+
+    def forward(self, hidden_states):
+        logits = nn.functional.pad(self.product(hidden_states), (0, 1), value=-torch.inf)
+        return logits.index_select(-1, self.places)
+
+
+@contextmanager
+def limited(model: PreTrainedModel, tokens: list[int] | None):
+    """`model` with a `ShortlistHead` of `tokens`; as it is for `None`."""
+    head = model.get_output_embeddings()
+    if tokens is not None:
+        model.lm_head = ShortlistHead(head, tokens)
+    try:
+        yield model
+    finally:
+        if tokens is not None:
+            model.lm_head = head
+
+
+def checked(model: PreTrainedModel, tokens: Iterable[int]) -> list[int]:
+    """`tokens` in order, with the special ones of `model`.
+
+    Raises:
+        ValueError: for a model that does not generate, no tokens, or one outside the vocabulary.
+    """
+    if not model.can_generate():
+        raise ValueError(f"{type(model).__name__} does not generate, expected no shortlist")
+    chosen, size = {int(token) for token in tokens}, model.config.vocab_size
+    if not chosen or min(chosen) < 0 or max(chosen) >= size:
+        found = f"{min(chosen)} to {max(chosen)}" if chosen else "none"
+        raise ValueError(f"the tokens of a shortlist must be in [0, {size - 1}], the vocabulary, got {found}")
+    for name in SPECIAL:
+        value = getattr(model.generation_config, name, None)
+        chosen.update([] if value is None else value if isinstance(value, list) else [value])
+    return sorted(chosen)
+
+
+def tokens_of(text: str | os.PathLike, checkpoint: str | os.PathLike) -> list[int]:
+    """The tokens of the lines of the file `text` by the tokenizer of `checkpoint`, and all of its special ones.
+
+    Raises:
+        FileNotFoundError: if either is missing.
+    """
+    path = Path(checkpoint) / "tokenizer.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing, expected the tokenizer that makes tokens of {text}")
+    tokenizer = Tokenizer.from_file(str(path))
+    special = {token for token, facts in tokenizer.get_added_tokens_decoder().items() if facts.special}
+    lines = Path(text).read_text().splitlines()
+    return sorted(special.union(*(encoding.ids for encoding in tokenizer.encode_batch(lines))))

@@ -1,0 +1,99 @@
+"""An export with a vocabulary shortlist generates what the whole model does when all other tokens are suppressed."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import vanilla_transformer
+from vanilla_transformer_export import cli
+from vanilla_transformer_export.build import export
+from vanilla_transformer_export.runtime import Runtime
+from vanilla_transformer_export.verify import verify
+
+SIZES = dict(vocab_size=48, hidden_size=32, intermediate_size=40, num_attention_heads=4)
+MODELS = {
+    "seq2seq": ("VanillaSeq2SeqForConditionalGeneration", dict(encoder_layers=1, decoder_layers=1)),
+    "causal": ("VanillaDecoderForCausalLM", dict(num_hidden_layers=1, tie_word_embeddings=False, lm_head_bias=False)),
+}
+TOKENS = [9, 4, 30, 31, 32, 40, 47, 9]
+
+
+def build(name):
+    architecture, fields = MODELS[name]
+    transformers.set_seed(0)
+    model_class = getattr(vanilla_transformer, architecture)
+    model = model_class(model_class.config_class(**SIZES, **fields)).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.2 * torch.randn_like(parameter)
+    return model
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize("name", MODELS)
+def test_it_generates_as_the_whole_model_with_all_others_suppressed(name, target, tmp_path):
+    model = build(name)
+    model.save_pretrained(tmp_path / "checkpoint")
+    manifest = export(tmp_path / "checkpoint", tmp_path / "out", cases=3, target=target, shortlist=TOKENS)
+    config = model.generation_config
+    special = {config.bos_token_id, config.eos_token_id, config.pad_token_id, config.decoder_start_token_id} - {None}
+    assert manifest["shortlist"] == sorted({*TOKENS, *special})
+    suppressed = sorted(set(range(48)) - set(manifest["shortlist"]))
+    ids = np.random.default_rng(0).integers(4, 48, (3, 6))
+    for beams in (1, 3):
+        settings = dict(max_new_tokens=9, num_beams=beams)
+        # What is left of the vocabulary is all there is, so its probabilities sum to 1.
+        given = dict(do_sample=False, suppress_tokens=suppressed, renormalize_logits=True)
+        with torch.no_grad():
+            expected = model.generate(torch.from_numpy(ids), **given, **settings)
+        found = Runtime(tmp_path / "out").generate(ids, np.ones_like(ids), **settings)
+        assert found.tolist() == expected.tolist()
+    report = verify(tmp_path / "out", model, cases=6)
+    assert report.failures == [] and report.agreeing == report.tokens > 0
+    assert type(model.lm_head) is torch.nn.Linear
+
+
+def test_quantized_it_is_a_smaller_product(tmp_path):
+    build("causal").save_pretrained(tmp_path / "checkpoint")
+    export(tmp_path / "checkpoint", tmp_path / "out", cases=2, target="cpu", dtype="int8", shortlist=TOKENS)
+    tokens = Runtime(tmp_path / "out").generate(np.array([[5, 6, 7]]), max_new_tokens=12)[0, 3:]
+    assert set(tokens.tolist()) <= {*TOKENS, 0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("tokens, said", [([], "got none"), ([5, 48], "got 5 to 48"), ([-1, 3], "got -1 to 3")])
+def test_tokens_outside_the_vocabulary_are_refused(tokens, said, tmp_path):
+    build("causal").save_pretrained(tmp_path / "checkpoint")
+    with pytest.raises(ValueError, match=rf"must be in \[0, 47\], the vocabulary, {said}"):
+        export(tmp_path / "checkpoint", tmp_path / "out", shortlist=tokens)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_does_not_generate_is_refused(tmp_path):
+    config = vanilla_transformer.VanillaEncoderConfig(**SIZES, num_hidden_layers=1)
+    vanilla_transformer.VanillaEncoderModel(config).save_pretrained(tmp_path / "checkpoint")
+    with pytest.raises(ValueError, match="VanillaEncoderModel does not generate, expected no shortlist"):
+        export(tmp_path / "checkpoint", tmp_path / "out", shortlist=TOKENS)
+
+
+def test_the_command_reads_the_tokens_of_a_text(tmp_path, capsys):
+    build("seq2seq").save_pretrained(tmp_path / "checkpoint")
+    words = {"<s>": 0, "</s>": 1, "<pad>": 2, **{f"w{i}": i for i in range(3, 48)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<s>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["<s>", "</s>", "<pad>"])
+    (tmp_path / "words.txt").write_text("w7 w9\nw7 w44\n")
+    arguments = [str(tmp_path / name) for name in ("checkpoint", "out")]
+    shortlist = ["--shortlist", str(tmp_path / "words.txt")]
+    with pytest.raises(SystemExit, match="tokenizer.json is missing, expected the tokenizer that makes tokens of"):
+        cli.main(["export", *arguments, *shortlist])
+    tokenizer.save(str(tmp_path / "checkpoint" / "tokenizer.json"))
+    cli.main(["export", *arguments, *shortlist])
+    assert (
+        {0, 1, 2, 7, 9, 44}
+        <= set(json.loads((tmp_path / "out" / "manifest.json").read_text())["shortlist"])
+        <= set(range(10)) | {44}
+    )
+    capsys.readouterr()
