@@ -23,7 +23,7 @@ from vanilla_transformer.files import new_directory, refuse_existing
 
 from . import cpu, optimize, portable
 from .artifact import TOKENIZER_FILES, write_manifest
-from .graphs import DTYPES, GraphSpec, example_inputs, graph_specs
+from .graphs import DTYPES, KNOWN_DTYPES, GraphSpec, example_inputs, graph_specs
 from .shortlist import checked, limited
 from .verify import verify
 
@@ -83,8 +83,7 @@ def export(
     """
     refuse_existing(out, force)
     if dtype not in DTYPES.get(target, ()):
-        known = "; ".join(f"{name} with {', '.join(dtypes)}" for name, dtypes in DTYPES.items())
-        raise ValueError(f"no target {target!r} with dtype {dtype!r}, expected one of: {known}")
+        raise ValueError(f"no target {target!r} with dtype {dtype!r}, expected one of: {KNOWN_DTYPES}")
     model = load_checkpoint(checkpoint)
     operators = cpu if target == "cpu" and has_cpu_operators(model) else portable
     if operators is cpu:

@@ -18,6 +18,7 @@ import numpy as np
 from vanilla_transformer.training.data import read_lines, read_parallel
 
 from .artifact import MANIFEST
+from .graphs import stacked
 from .logits import log_sum_exp
 
 WINDOW = 256  # tokens a decoder sees at most; windows do not overlap
@@ -149,15 +150,6 @@ def batches(rows, size):
     """The indices of `rows`, those of similar length together."""
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
     return [order[start : start + size] for start in range(0, len(order), size)]
-
-
-def stacked(rows, pad_token_id):
-    """Lists of ids -> ids and mask (B, S), padded on the right."""
-    lengths = np.array([len(row) for row in rows])
-    mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
-    ids = np.full(mask.shape, pad_token_id or 0)
-    ids[mask == 1] = np.concatenate(rows)
-    return ids, mask
 
 
 def read_text(path):

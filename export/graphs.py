@@ -42,7 +42,7 @@ EXAMPLE_SIZES = {
 }
 # What each target can hold its weights in.
 DTYPES = {"portable": ("fp32", "int8"), "cpu": ("fp32", "int8", "int4")}
-TARGETS = tuple(DTYPES)
+KNOWN_DTYPES = "; ".join(f"{target} with {', '.join(dtypes)}" for target, dtypes in DTYPES.items())  # for messages
 EXAMPLE_LENGTHS = {"last_position": 3, "total_length": 4, "past_length": 3, "num_beams": 4}
 
 
@@ -231,3 +231,12 @@ def example_inputs(spec: GraphSpec, vocab_size: int) -> dict[str, np.ndarray]:
         else:
             example[tensor.name] = rng.integers(0, vocab_size, shape)
     return example
+
+
+def stacked(rows: list[list[int]], pad_token_id: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Lists of token ids -> `input_ids` and `attention_mask` (B, S), padded on the right."""
+    lengths = np.array([len(row) for row in rows])
+    mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
+    ids = np.full(mask.shape, pad_token_id or 0)
+    ids[mask == 1] = np.concatenate(rows)
+    return ids, mask

@@ -115,7 +115,7 @@ def quantize_products(model: ir.Model) -> int:
     What `LayerNormalization` returns has rows of like size. Any other x is divided by the root mean square of each row first,
     and the product multiplied by it, so that a large row costs the others no precision."""
     count = 0
-    for node in [node for node in model.graph if node.op_type == "MatMul" and is_matrix(node.inputs[1])]:
+    for node in products(model):
         source, matrix = node.inputs
         integers, scales = int8_columns(array(matrix))
         quantized = [
@@ -140,7 +140,7 @@ def quantize_products(model: ir.Model) -> int:
 def quantize_integers(model: ir.Model) -> int:
     """As `quantize_products`, in standard operators, and x as it is: a large row costs the others precision."""
     count, rounded = 0, {}
-    for node in [node for node in model.graph if node.op_type == "MatMul" and is_matrix(node.inputs[1])]:
+    for node in products(model):
         source, matrix = node.inputs
         integers, scales = int8_columns(array(matrix))
         if source not in rounded:
@@ -169,7 +169,7 @@ def int8_columns(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def quantize_blocks(model: ir.Model) -> int:
     """x W + b with W in 4 bits, one scale for each block of a column, and x in int8, one scale for each block of a row."""
     count = 0
-    for node in [node for node in model.graph if node.op_type == "MatMul" and is_matrix(node.inputs[1])]:
+    for node in products(model):
         source, matrix = node.inputs
         packed, scales = int4_blocks(array(matrix))
         add = bias_of(node)
@@ -255,6 +255,11 @@ def weight(model: ir.Model, name: str, values: np.ndarray) -> ir.Value:
 def replace(model: ir.Model, old: list[ir.Node], new: list[ir.Node]) -> None:
     """The last of `new` returns what the last of `old` returned."""
     replace_nodes_and_values(model.graph, old[-1], old, new, old[-1].outputs, new[-1].outputs)
+
+
+def products(model: ir.Model) -> list[ir.Node]:
+    """The products x W with a matrix of weights."""
+    return [node for node in model.graph if node.op_type == "MatMul" and is_matrix(node.inputs[1])]
 
 
 def is_matrix(value: ir.Value) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import fields
 import numpy as np
 
 from .artifact import Artifact, read_artifact
-from .graphs import DTYPES, graph_specs
+from .graphs import DTYPES, KNOWN_DTYPES, graph_specs
 from .logits import Processors
 from .search import Options, beam_search, is_whole, one_by_one
 
@@ -57,8 +57,8 @@ class Runtime:
         self.target = self.artifact.manifest.get("target", "portable")
         dtype = self.artifact.manifest.get("dtype", "fp32")
         if dtype not in DTYPES.get(self.target, ()):
-            known = "; ".join(f"{name} with {', '.join(dtypes)}" for name, dtypes in DTYPES.items())
-            raise ValueError(f"{directory} is for the target {self.target!r} with dtype {dtype!r}, expected one of: {known}")
+            found = f"{directory} is for the target {self.target!r} with dtype {dtype!r}"
+            raise ValueError(f"{found}, expected one of: {KNOWN_DTYPES}")
         self.specs = graph_specs(self.config, self.artifact.manifest["architecture"], self.target, dtype)
         self.sessions = {role: self._session(spec.file, threads) for role, spec in self.specs.items()}
 

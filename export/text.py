@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from tokenizers import Tokenizer
 
+from .graphs import stacked
 from .runtime import Runtime
 
 # What may still change when more tokens come: a character that lacks bytes, and every run of single bytes.
@@ -74,8 +75,4 @@ class TextRuntime:
                 raise ValueError(f"text {index} of {len(texts)} is empty, expected words")
         has_encoder = "encoder" in self.runtime.sessions
         rows = [encoding.ids for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=has_encoder)]
-        lengths = np.array([len(row) for row in rows])
-        mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
-        ids = np.full(mask.shape, self.runtime.config["pad_token_id"] or 0)
-        ids[mask == 1] = np.concatenate(rows)
-        return ids, mask
+        return stacked(rows, self.runtime.config["pad_token_id"])

@@ -106,12 +106,12 @@ def verify(directory: str | os.PathLike, model, cases: int = 60, seed: int = 0) 
     longest = 33
     if model.config.position_embedding_type == "learned":
         longest = min(longest, model.config.max_position_embeddings - sum(LATER_STEPS))
-    for number in range(cases):
-        padding = ("none", "right", "empty row")[number % 3]
-        ids, mask = sample(rng, model.config.vocab_size, longest, padding)
-        with torch.no_grad(), limited(model, runtime.artifact.manifest.get("shortlist")):
+    with torch.no_grad(), limited(model, runtime.artifact.manifest.get("shortlist")):
+        for number in range(cases):
+            padding = ("none", "right", "empty row")[number % 3]
+            ids, mask = sample(rng, model.config.vocab_size, longest, padding)
             compare(runtime, model, ids, mask, rng, report, f"case {number} {ids.shape}, padding: {padding}")
-        report.cases += 1
+            report.cases += 1
     return report
 
 

@@ -72,6 +72,16 @@ class Exported:
     directory: Path
 
 
+def perturbed(architecture: str, fields: dict, scale: float = 0.2) -> transformers.PreTrainedModel:
+    """A model of the class `architecture`, from seed 0, in evaluation mode; no two weights, biases or norms are alike."""
+    transformers.set_seed(0)
+    model_class = getattr(vanilla_transformer, architecture)
+    model = model_class(model_class.config_class(**fields)).eval()
+    for parameter in model.parameters():
+        parameter.data += scale * torch.randn_like(parameter)
+    return model
+
+
 def build(name: str) -> transformers.PreTrainedModel:
     """The model `name`, from seed 0, with weights, biases and norms that are all different."""
     architecture, fields = CHECKPOINTS[name]

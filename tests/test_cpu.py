@@ -9,8 +9,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-import transformers
-from checkpoints import EOS, PAD
+from checkpoints import EOS, PAD, perturbed
 from filelock import FileLock
 
 import vanilla_transformer
@@ -41,11 +40,7 @@ generators = pytest.mark.parametrize("name", GENERATORS)
 
 def build(name):
     architecture, fields = MODELS[name]
-    transformers.set_seed(0)
-    model_class = getattr(vanilla_transformer, architecture)
-    model = model_class(model_class.config_class(**{**SIZES, **fields})).eval()
-    for parameter in model.parameters():
-        parameter.data += 0.2 * torch.randn_like(parameter)
+    model = perturbed(architecture, {**SIZES, **fields})
     if model.can_generate():
         model.lm_head.bias.data[EOS] += 1.5  # so that rows end at different times
     return model

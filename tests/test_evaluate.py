@@ -8,10 +8,9 @@ import math
 import pytest
 import torch
 import transformers
-from checkpoints import toy_corpus
+from checkpoints import perturbed, toy_corpus
 from filelock import FileLock
 
-import vanilla_transformer
 from vanilla_transformer.training.tokenizer import train_tokenizer
 from vanilla_transformer_export import evaluate as module
 from vanilla_transformer_export.build import export
@@ -47,13 +46,8 @@ def exported(tmp_path_factory):
         checkpoint, directory = root / name, root / f"{name}-{target}"
         with FileLock(f"{directory}.lock"):
             if not directory.exists():
-                transformers.set_seed(0)
                 architecture, fields = MODELS[name]
-                model_class = getattr(vanilla_transformer, architecture)
-                model = model_class(model_class.config_class(**SIZES, **fields))
-                for parameter in model.parameters():
-                    parameter.data += 0.2 * torch.randn_like(parameter)
-                model.save_pretrained(checkpoint)
+                perturbed(architecture, {**SIZES, **fields}).save_pretrained(checkpoint)
                 tokenizer().save_pretrained(checkpoint)
                 export(checkpoint, directory, cases=2, target=target)
         return checkpoint, directory

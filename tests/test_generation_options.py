@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from checkpoints import copy_of, edit_json, seal
+from checkpoints import copy_of, edit_json, perturbed, seal
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers.generation import logits_process
 
-import vanilla_transformer
 from vanilla_transformer_export import cli
 from vanilla_transformer_export.build import export
 from vanilla_transformer_export.logits import Sampler, log_sum_exp, top
@@ -34,11 +33,7 @@ each_model = pytest.mark.parametrize("name", MODELS)
 
 def build(name):
     architecture, fields = CPU_MODELS[name]
-    transformers.set_seed(0)
-    model_class = getattr(vanilla_transformer, architecture)
-    model = model_class(model_class.config_class(**SIZES, **fields)).eval()
-    for parameter in model.parameters():
-        parameter.data += 0.25 * torch.randn_like(parameter)
+    model = perturbed(architecture, {**SIZES, **fields}, scale=0.25)
     model.lm_head.bias.data[EOS] += 1.5  # so that rows end at different times
     return model
 

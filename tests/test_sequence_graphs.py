@@ -5,8 +5,7 @@ import functools
 import numpy as np
 import onnx
 import pytest
-import torch
-import transformers
+from checkpoints import perturbed
 from filelock import FileLock
 
 import vanilla_transformer
@@ -36,12 +35,7 @@ READERS = ["choices", "decoder", "decoder-labels", "pair"]
 
 def build(name):
     architecture, fields = MODELS[name]
-    transformers.set_seed(0)
-    model_class = getattr(vanilla_transformer, architecture)
-    model = model_class(model_class.config_class(**{**SIZES, **fields})).eval()
-    for parameter in model.parameters():
-        parameter.data += 0.2 * torch.randn_like(parameter)
-    return model
+    return perturbed(architecture, {**SIZES, **fields})
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-import transformers
+from checkpoints import perturbed
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import vanilla_transformer
@@ -24,12 +24,7 @@ TOKENS = [9, 4, 30, 31, 32, 40, 47, 9]
 
 def build(name):
     architecture, fields = MODELS[name]
-    transformers.set_seed(0)
-    model_class = getattr(vanilla_transformer, architecture)
-    model = model_class(model_class.config_class(**SIZES, **fields)).eval()
-    for parameter in model.parameters():
-        parameter.data += 0.2 * torch.randn_like(parameter)
-    return model
+    return perturbed(architecture, {**SIZES, **fields})
 
 
 @pytest.mark.parametrize("target", ["portable", "cpu"])
