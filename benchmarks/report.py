@@ -167,11 +167,12 @@ def memory(record):
 
 
 def likeness(cells):
-    """The least token agreement, or the largest error of hidden states, with the first engine."""
-    agreements = [cell["agreement"] for cell in cells if "agreement" in cell]
+    """How many tokens of all rows, or the largest error of hidden states, agree with the first engine."""
+    cells = list(cells)
+    agreements = [(cell["agreement"], cell["batch"]) for cell in cells if "agreement" in cell]
     differences = [cell["max_difference"] for cell in cells if "max_difference" in cell]
     if agreements:
-        return f"{100 * min(agreements):.1f}%"
+        return f"{100 * sum(share * rows for share, rows in agreements) / sum(rows for _, rows in agreements):.1f}%"
     return f"{max(differences):.1e}" if differences else "-"
 
 

@@ -111,7 +111,7 @@ class Benchmark:
         }
 
     def run(self):
-        """All shapes; the file has those that are done."""
+        """All shapes; the file has what is done."""
         for shape in self.options.shapes:
             cells = cells_of(shape, self.options.quick)
             self.prepare(cells[0].kind)
@@ -121,13 +121,17 @@ class Benchmark:
                 self.measure_shape(cells)
             if shape in ("seq2seq", "gpt2"):
                 self.measure_bandwidth(cells[0])
-            self.options.out.write_text(json.dumps(self.result, indent=1) + "\n")
+            self.write()
+
+    def write(self):
+        self.options.out.write_text(json.dumps(self.result, indent=1) + "\n")
 
     def measure_shape(self, cells):
         workers = {engine: self.start(engine, cells[0].kind) for engine in self.options.engines}
         for cell in cells:
             self.say(cell)
             self.result["cells"] += self.measure(cell, workers)
+            self.write()
         for worker in workers.values():
             worker.close()
 

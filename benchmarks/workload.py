@@ -119,7 +119,7 @@ def bytes_per_step(directory: Path) -> int:
 
     files = read_artifact(directory).manifest["graphs"]
     graph = onnx.load(directory / files["decoder"]).graph
-    read = {name for node in graph.node for name in (node.input[1:] if node.op_type == "Gather" else node.input)}
+    read = {name for node in graph.node for name in (node.input[1:] if "Gather" in node.op_type else node.input)}
     return sum(onnx.numpy_helper.to_array(weight).nbytes for weight in graph.initializer if weight.name in read)
 
 

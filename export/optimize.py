@@ -9,8 +9,8 @@ INT8_COMPUTE = 4  # the `accuracy_level` of MatMulNBits that quantizes activatio
 INT4_BLOCK = 32  # weights of one column that share a scale
 EMBEDDING_BLOCK = 128  # weights of one row that share a scale
 SELF_ATTENTION = ("GroupQueryAttention", "DecoderMaskedMultiHeadAttention")
-PRODUCTS = ("MatMul", "MatMulNBits", "DynamicQuantizeMatMul")
-# What takes or arranges whole rows: these leave what `LayerNormalization` made of each as it is.
+NORMALIZED = ("LayerNormalization", "MultiHeadAttention", *SELF_ATTENTION)  # rows of like size
+# What takes or arranges whole rows: these leave the size of each as it is.
 ROWWISE = ("Gather", "GatherND", "Unsqueeze", "Squeeze", "Reshape")
 
 
@@ -112,8 +112,9 @@ def copy_transposed_weights(model: ir.Model) -> int:
 def quantize_products(model: ir.Model) -> int:
     """x W + b with W in int8, one scale for each column, and x in 8 bits, one scale for all of it.
 
-    What `LayerNormalization` returns has rows of like size. Any other x is divided by the root mean square of each row first,
-    and the product multiplied by it, so that a large row costs the others no precision."""
+    What `LayerNormalization` returns has rows of like size, and so has attention, which averages what was made of them. Any
+    other x is divided by the root mean square of each row first, and the product multiplied by it, so that a large row costs
+    the others no precision."""
     count = 0
     for node in products(model):
         source, matrix = node.inputs
@@ -216,29 +217,6 @@ def uint8_blocks(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.ascontiguousarray(integers[:, :width]), scales
 
 
-def fuse_residuals(model: ir.Model) -> int:
-    """`LayerNormalization` of x + (a product + its bias) in one operator, which also returns the sum where others read it."""
-    count = 0
-    for node in [node for node in model.graph if node.op_type == "LayerNormalization"]:
-        add = node.inputs[0].producer()
-        if add is None or add.op_type != "Add" or not any(map(is_linear, add.inputs)):
-            continue
-        branch, skip = sorted(add.inputs, key=is_linear, reverse=True)
-        old, bias = [add, node], branch.producer()
-        if bias.op_type == "Add" and len(node.inputs) == 3 and len(branch.uses()) == 1:
-            inputs, old = [bias.inputs[0], skip, *node.inputs[1:], bias.inputs[1]], [bias, *old]
-        else:
-            inputs = [branch, skip, *node.inputs[1:]]
-        attributes = {"epsilon": node.attributes["epsilon"].as_float()}
-        values = [node.outputs[0], *([add.outputs[0]] if len(add.outputs[0].uses()) > 1 else [])]
-        outputs = [ir.Value(name=name) for name in (node.outputs[0].name, "", "", add.outputs[0].name)][: 3 * len(values) - 2]
-        new = ir.node("SkipLayerNormalization", inputs, attributes, domain="com.microsoft", outputs=outputs)
-        # Where the sum was made: others may read it before the node that normalizes it.
-        replace_nodes_and_values(model.graph, add, old, [new], values, outputs[::3])
-        count += 1
-    return count
-
-
 def array(value: ir.Value) -> np.ndarray:
     return value.const_value.numpy()
 
@@ -287,28 +265,18 @@ def linear(value: ir.Value) -> tuple[ir.Node, ir.Node | None] | None:
     return node, add
 
 
-def is_linear(value: ir.Value) -> bool:
-    """x W + b in any of its forms, the bias or the scale of the rows last."""
-    node = value.producer()
-    if node is not None and node.op_type in ("Add", "Div"):
-        node = node.inputs[0].producer()
-    if node is not None and node.op_type == "Div":
-        node = node.inputs[0].producer()
-    return node is not None and node.op_type in PRODUCTS
-
-
 def is_normalized(value: ir.Value) -> bool:
     node = value.producer()
     while node is not None and node.op_type in ROWWISE:
         node = node.inputs[0].producer()
-    return node is not None and node.op_type == "LayerNormalization"
+    return node is not None and node.op_type in NORMALIZED
 
 
 TRACED_FOR_CPU = (strip_metadata, drop_reshapes, pack_projections, copy_transposed_weights)
 STEPS = {
     ("portable", "fp32"): (strip_metadata, share_tied_weights),
     ("portable", "int8"): (strip_metadata, copy_transposed_weights, quantize_integers),
-    ("cpu", "fp32"): (*TRACED_FOR_CPU, fuse_residuals),
-    ("cpu", "int8"): (*TRACED_FOR_CPU, quantize_products, quantize_embeddings, fuse_residuals),
-    ("cpu", "int4"): (*TRACED_FOR_CPU, quantize_blocks, quantize_embeddings, fuse_residuals),
+    ("cpu", "fp32"): TRACED_FOR_CPU,
+    ("cpu", "int8"): (*TRACED_FOR_CPU, quantize_products, quantize_embeddings),
+    ("cpu", "int4"): (*TRACED_FOR_CPU, quantize_blocks, quantize_embeddings),
 }

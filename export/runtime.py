@@ -35,8 +35,12 @@ DEFAULTS = {"encoder_repetition_penalty": 1, "num_beam_groups": 1, "typical_p": 
 LENGTHS = {"max_length", "min_length"}
 SPECIAL_TOKENS = {"eos_token_id", "pad_token_id", "decoder_start_token_id"}
 OPTIONS = {field.name for field in fields(Options)} - {"eos_token_ids"} | LENGTHS | SPECIAL_TOKENS
-# Of one run of an encoder: what it may hold of padding, and what it must hold of tokens to be worth a run.
-MAX_PADDING, MIN_TOKENS = 0.15, 128
+# How long idle threads wait awake for work: longer than from one step to the next, and shorter than what onnxruntime does, tens
+# of milliseconds, in which those of an encoder keep the processors from the decoder's.
+SPIN_MICROSECONDS = "300"
+# Of one run of an encoder: what it may hold of padding, what it must hold of tokens to be worth a run, and what it may hold of
+# them for each thread, where more would only take memory.
+MAX_PADDING, MIN_TOKENS, MAX_TOKENS = 0.15, 128, 256
 
 
 class Runtime:
@@ -60,7 +64,9 @@ class Runtime:
             found = f"{directory} is for the target {self.target!r} with dtype {dtype!r}"
             raise ValueError(f"{found}, expected one of: {KNOWN_DTYPES}")
         self.specs = graph_specs(self.config, self.artifact.manifest["architecture"], self.target, dtype)
-        self.sessions = {role: self._session(spec.file, threads) for role, spec in self.specs.items()}
+        # onnxruntime's own default is the host's cores, not the process's.
+        self.threads = threads or len(os.sched_getaffinity(0))
+        self.sessions = {role: self._session(spec.file) for role, spec in self.specs.items()}
 
     def encode(
         self,
@@ -114,7 +120,8 @@ class Runtime:
             if len(ids) != len(feeds["input_ids"]):
                 raise ValueError(f"decoder_input_ids must have {len(feeds['input_ids'])} rows as input_ids, got {len(ids)}")
             feeds |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
-        return run_by_length(self.sessions["encoder"], spec, {name: feeds[name] for name in names})
+        feeds = {name: feeds[name] for name in names}
+        return run_by_length(self.sessions["encoder"], spec, feeds, MAX_TOKENS * self.threads)
 
     def generate(self, input_ids: np.ndarray, attention_mask: np.ndarray | None = None, **options) -> np.ndarray:
         """Token ids (B * N, T) as `transformers.generate` returns them: behind the start token for seq2seq, behind the prompt
@@ -295,10 +302,10 @@ class Runtime:
         if self.config["position_embedding_type"] == "learned" and length > rows:
             raise ValueError(f"{length} tokens, prompt and new ones together, are beyond the {rows} learned positions")
 
-    def _session(self, file, threads):
+    def _session(self, file):
         options = onnxruntime.SessionOptions()
-        # onnxruntime's own default is the host's cores, not the process's.
-        options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
+        options.intra_op_num_threads = self.threads
+        options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)
         if file not in self.artifact.manifest["files"]:
             raise ValueError(f"{self.artifact.directory}/manifest.json lists no {file}: export again")
         path = str(self.artifact.directory / file)
@@ -308,10 +315,10 @@ class Runtime:
             raise ValueError(f"onnxruntime {onnxruntime.__version__} cannot load {path}: {error}") from None
 
 
-def run_by_length(session, spec, feeds):
+def run_by_length(session, spec, feeds, max_tokens):
     """The outputs of `spec`, by name. Rows run with others of similar length, so that a ragged batch pays for little padding;
     what no run covers is 0."""
-    names, groups, results = [tensor.name for tensor in spec.outputs], length_groups(feeds["attention_mask"]), {}
+    names, groups, results = [tensor.name for tensor in spec.outputs], length_groups(feeds["attention_mask"], max_tokens), {}
     if len(groups) == 1:
         return dict(zip(names, session.run(names, feeds), strict=True))
     for rows, longest in groups:
@@ -325,15 +332,16 @@ def run_by_length(session, spec, feeds):
     return results
 
 
-def length_groups(mask):
+def length_groups(mask, max_tokens):
     """The rows of `mask` (B, ..., S) in groups, longest first, each with the length it needs. A group ends where one row more
-    would make padding more than `MAX_PADDING` of it, if it has `MIN_TOKENS`."""
+    would make it more than `max_tokens`, or padding more than `MAX_PADDING` of it, if it has `MIN_TOKENS`."""
     ends = mask * np.arange(1, mask.shape[-1] + 1)
     lengths = np.maximum(ends.reshape(len(mask), -1).max(axis=1), 1).tolist()
     groups, tokens = [], 0
     for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
         size = (len(groups[-1]) + 1) * lengths[groups[-1][0]] if groups else 0
-        if not groups or (tokens >= MIN_TOKENS and size - tokens - lengths[row] > MAX_PADDING * size):
+        is_padded = tokens >= MIN_TOKENS and size - tokens - lengths[row] > MAX_PADDING * size
+        if not groups or size > max_tokens or is_padded:
             groups.append([])
             tokens = 0
         groups[-1].append(row)

@@ -228,9 +228,10 @@ def test_a_ragged_batch_gives_the_values_of_one_run(exported, monkeypatch, name,
         ids, mask = (array.reshape(-1, 2, array.shape[1])[:, [0, 1, 0]] for array in (ids, mask))
     if name == "pair":
         feeds["decoder_input_ids"], feeds["decoder_attention_mask"] = ragged(LENGTHS[::-1])
-    assert len(length_groups(mask)) > 2
+    assert len(length_groups(mask, 512)) > 2
     found = runtime.outputs(ids, mask, **feeds)
-    monkeypatch.setattr(runtime_module, "MIN_TOKENS", 10**9)
+    for limit in ("MIN_TOKENS", "MAX_TOKENS"):
+        monkeypatch.setattr(runtime_module, limit, 10**9)
     expected = runtime.outputs(ids, mask, **feeds)
     assert list(found) == list(expected)
     for tensor in runtime.specs["encoder"].outputs:
@@ -253,11 +254,12 @@ def test_a_ragged_batch_gives_the_values_of_one_run(exported, monkeypatch, name,
         ([200, 20, 190, 18], [[0, 2], [1, 3]]),
         ([1, 128, 128], [[1, 2], [0]]),
         ([0, 0], [[0, 1]]),
+        ([128] * 6, [[0, 1, 2, 3], [4, 5]]),  # 512 tokens at most
     ],
 )
 def test_rows_of_similar_length_run_together(lengths, groups):
     mask = (np.arange(200) < np.array(lengths)[:, None]).astype(np.int64)
-    found = length_groups(mask)
+    found = length_groups(mask, 512)
     assert [sorted(rows.tolist()) for rows, _ in found] == groups
     assert [longest for _, longest in found] == [max(1, *(lengths[row] for row in rows)) for rows in groups]
 
@@ -265,8 +267,8 @@ def test_rows_of_similar_length_run_together(lengths, groups):
 def test_padding_is_a_small_part_of_what_runs_and_rows_padded_on_the_left_stay_together(monkeypatch):
     monkeypatch.setattr(runtime_module, "MIN_TOKENS", 1)
     mask = ragged([length for length in LENGTHS * 8 if length])[1]
-    groups = length_groups(mask)
+    groups = length_groups(mask, 10**9)
     cost = sum(len(rows) * longest for rows, longest in groups)
     assert mask.sum() <= cost <= mask.sum() / (1 - runtime_module.MAX_PADDING) < 0.6 * mask.size
     assert sorted(row for rows, _ in groups for row in rows.tolist()) == list(range(len(mask)))
-    assert len(length_groups(mask[:, ::-1])) == 1
+    assert len(length_groups(mask[:, ::-1], 10**9)) == 1
