@@ -1,6 +1,6 @@
 # make demo   translate with the shipped model, in torch and in onnxruntime; make demo TEXT="A dog runs." adds a sentence
 # make test   the test suite, without the slow tests; make test-all runs those too
-# make bench  the CPU benchmark, half an hour on an idle machine: benchmarks/results/cpu.json, its tables and its plot
+# make bench  the CPU benchmark, an hour on an idle machine: benchmarks/results/cpu.json, its tables and its plot
 
 PYTHON ?= python3
 BIN := .venv/bin

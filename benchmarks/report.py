@@ -60,11 +60,33 @@ MEGA = 1e6
 
 def tables(result: dict) -> str:
     """The whole report in markdown."""
-    parts = [setting(result)]
+    parts = [setting(result), overview(result)]
     parts += [speed_table(result, title, *key) for key, title in TITLES.items()]
     parts += [growth_table(result, shape) for shape in GROWTH]
     parts += [ratio_table(result), bandwidth_table(result), load_table(result), export_table(result)]
     return "\n\n".join(part for part in parts if part)
+
+
+OVERVIEW = {
+    "seq2seq greedy": ("seq2seq", 1),
+    "seq2seq beam 4": ("seq2seq", 4),
+    "GPT-2": ("gpt2", 1),
+    "BERT": ("bert", 1),
+}
+
+
+def overview(result: dict) -> str:
+    """The README's table: what each engine does in a second, for each shape and batch."""
+    columns = {
+        f"{name}, {batch}": {record["engine"]: record for record in records(result, *key) if record["batch"] == batch}
+        for name, key in OVERVIEW.items()
+        for batch in sorted({record["batch"] for record in records(result, *key)})
+    }
+    rows = []
+    for engine, label in LABELS.items():
+        cells = [found.get(engine, {}) for found in columns.values()]
+        rows.append([label, *(number(cell["per_second"]) if "per_second" in cell else "-" for cell in cells)])
+    return table(["", *columns], rows)
 
 
 def setting(result):
@@ -80,8 +102,12 @@ def setting(result):
 
 
 def markdown(title, header, rows):
+    return f"**{title}**\n\n{table(header, rows)}"
+
+
+def table(header, rows):
     lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return f"**{title}**\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def records(result, shape, beams=1):

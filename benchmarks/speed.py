@@ -64,7 +64,7 @@ LARGE_ENGINES = ("transformers", "ctranslate2-int8", "cpu-int8")
 
 
 def left_out(engine: str, cell: Cell) -> str | None:
-    """Why a cell is not measured, so that all of them take about half an hour."""
+    """Why a cell is not measured, so that all of them take about an hour."""
     rows = cell.batch * cell.beams
     if cell.shape in GROWTH and engine not in GROWTH_ENGINES:
         return "left out: growth is measured for five engines"

@@ -49,13 +49,14 @@ class Runtime:
     Args:
         directory: what `vanilla-transformer export` wrote.
         threads: processor threads of one operator; by default as many as this process may use.
+        arena: whether onnxruntime keeps memory from one run for the next; without, it gives it back and asks for it again.
 
     Raises:
         FileNotFoundError, ValueError: if the directory is incomplete or changed, see `read_artifact`; ValueError for a target
             or dtype this runtime does not know, and for a graph that onnxruntime cannot load.
     """
 
-    def __init__(self, directory: str | os.PathLike, threads: int | None = None):
+    def __init__(self, directory: str | os.PathLike, threads: int | None = None, arena: bool = True):
         self.artifact: Artifact = read_artifact(directory)
         self.config = self.artifact.config
         self.target = self.artifact.manifest.get("target", "portable")
@@ -66,7 +67,8 @@ class Runtime:
         self.specs = graph_specs(self.config, self.artifact.manifest["architecture"], self.target, dtype)
         # onnxruntime's own default is the host's cores, not the process's.
         self.threads = threads or len(os.sched_getaffinity(0))
-        self.sessions = {role: self._session(spec.file) for role, spec in self.specs.items()}
+        # The decoder first: its largest matrix, the last one, is there twice while onnxruntime brings it into its own layout.
+        self.sessions = {role: self._session(spec.file, arena) for role, spec in sorted(self.specs.items())}
 
     def encode(
         self,
@@ -302,8 +304,9 @@ class Runtime:
         if self.config["position_embedding_type"] == "learned" and length > rows:
             raise ValueError(f"{length} tokens, prompt and new ones together, are beyond the {rows} learned positions")
 
-    def _session(self, file):
+    def _session(self, file, arena):
         options = onnxruntime.SessionOptions()
+        options.enable_cpu_mem_arena = arena
         options.intra_op_num_threads = self.threads
         options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)
         if file not in self.artifact.manifest["files"]:
