@@ -85,7 +85,8 @@ def overview(result: dict) -> str:
     rows = []
     for engine, label in LABELS.items():
         cells = [found.get(engine, {}) for found in columns.values()]
-        rows.append([label, *(number(cell["per_second"]) if "per_second" in cell else "-" for cell in cells)])
+        if any(cells):
+            rows.append([label, *(number(cell["per_second"]) if "per_second" in cell else "-" for cell in cells)])
     return table(["", *columns], rows)
 
 

@@ -68,11 +68,12 @@ def lines_of(text, start):
 def test_a_table_has_the_numbers_of_its_cells(report):
     text = report.tables(RESULT)
     assert "`CT2_USE_MKL=1 python benchmarks/speed.py`" in text
-    ours, by_length = lines_of(text, "ours, cpu int8")
+    overview, ours, by_length = lines_of(text, "ours, cpu int8")
+    assert overview == ["ours, cpu int8", "40", "-"]
     # 10 tokens in 0.25 s; at best in 0.2, at worst in 0.5. First token after 50 ms. 300 MB, of them 50 imports.
     assert ours == ["ours, cpu int8", "40 (20 - 50)", "-", "50 (40 - 62.5)", "300 (250)", "-", "90.0%"]
     assert by_length == ["ours, cpu int8", "2 (1 - 4)"]
-    (theirs,) = lines_of(text, "CTranslate2 int8")
+    _, theirs = lines_of(text, "CTranslate2 int8")
     assert theirs[1:3] == ["10 (5 - 20)", "40 (20 - 80)"]
     assert "- ours, cpu int8: no\n" in text
     assert lines_of(text, "seq2seq, ours, cpu int8") == [
