@@ -1,5 +1,6 @@
 """Checkpoint -> graphs: the modeling code, traced. It stays the only definition of the model."""
 
+import copy
 import hashlib
 import inspect
 import json
@@ -21,14 +22,18 @@ from transformers import AutoConfig, PreTrainedModel
 import vanilla_transformer
 from vanilla_transformer.files import new_directory, refuse_existing
 
-from . import cpu, optimize, portable
+from . import cpu, cuda, optimize, portable
 from .artifact import TOKENIZER_FILES, write_manifest
+from .doctor import require_cuda
 from .graphs import DTYPES, KNOWN_DTYPES, GraphSpec, example_inputs, graph_specs
 from .shortlist import checked, limited
 from .verify import verify
 
 logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is not installed
-OPSET = {"portable": 18, "cpu": 21}
+OPSET = {"portable": 18, "cpu": 21, "cuda": 24}
+OPERATORS = {"portable": portable, "cpu": cpu, "cuda": cuda}
+DTYPE = {"fp16": torch.float16, "bf16": torch.bfloat16}  # of activations; all else is computed in float32
+ONNX_NAMES = {"float32": "FLOAT"}
 PROTOBUF_LIMIT = 1_900_000_000  # bytes of weights: a message can hold 2 GB, so what is above goes into a file of its own
 WEIGHTS = "model.onnx_data"
 SMALL = 1024  # bytes: weights that stay in the graph, where onnxruntime can fold them into others
@@ -63,39 +68,45 @@ def export(
     force: bool = False,
     cases: int = 12,
     target: str = "portable",
-    dtype: str = "fp32",
+    dtype: str | None = None,
     shortlist: Iterable[int] | None = None,
 ) -> dict:
     """Writes the graphs of `checkpoint` to the directory `out`, after comparing them with torch on `cases` random inputs, and
     returns the manifest.
 
     Args:
-        target: `"portable"` (standard operators) or `"cpu"` (onnxruntime's own ones, see `cpu`).
+        target: `"portable"` (standard operators), or `"cpu"` or `"cuda"` (onnxruntime's own ones, see these modules).
         dtype: of the weights: `"fp32"`; `"int8"`, one scale for each column; for the cpu target also `"int4"`, one for each
-            block of 32 in a column. Quantized products are computed in int8.
+            block of 32 in a column. Quantized products are computed in int8. For the cuda target `"fp32"`, `"fp16"` and
+            `"bf16"`, in which all but norms, positions and logits is computed too. By default `"fp32"`; for cuda `"fp16"`, or
+            `"bf16"` where the model has numbers that float16 cannot hold.
         shortlist: the only tokens that can be generated, beside the special ones; all by default. The projection to the
             vocabulary computes no others.
 
     Raises:
         FileExistsError: if `out` exists and `force` is not given.
         FileNotFoundError, ValueError: as `load_checkpoint`; ValueError for a target or dtype that is unknown or that cannot
-            hold the model, and if the graphs do not give what torch gives.
+            hold the model, and if the graphs do not give what torch gives. Half precision is compared where there is a GPU.
     """
     refuse_existing(out, force)
-    if dtype not in DTYPES.get(target, ()):
+    if (dtype or "fp32") not in DTYPES.get(target, ()):
         raise ValueError(f"no target {target!r} with dtype {dtype!r}, expected one of: {KNOWN_DTYPES}")
     model = load_checkpoint(checkpoint)
-    operators = cpu if target == "cpu" and has_cpu_operators(model) else portable
-    if operators is cpu:
-        cpu.refuse(model.config)
+    dtype = dtype_of(model, target, dtype)
+    operators = OPERATORS[target] if has_own_operators(model) else portable
+    if operators is not portable:
+        for name, expected in operators.misfits(model.config).items():
+            found = f"{name}={getattr(model.config, name)!r} does not fit the {target} target"
+            raise ValueError(f"{found}, expected {expected}: use --target portable")
     tokens = None if shortlist is None else checked(model, shortlist)
     with new_directory(out, force) as directory:
         config = write_configs(model, Path(checkpoint), directory)
         specs = graph_specs(config, type(model).__name__, target, dtype)
         graphs, steps = {}, {}
+        traced = copy.deepcopy(model).to(DTYPE[dtype]) if dtype in DTYPE else model
         for role, spec in specs.items():
-            with limited(model, tokens):
-                graph = trace(operators.graph_module(model, role), spec, config["vocab_size"], OPSET[target])
+            with limited(traced, tokens):
+                graph = trace(operators.graph_module(traced, role), spec, config["vocab_size"], OPSET[target])
             steps[role] = optimize.optimize(graph, target, dtype)
             graphs[directory / spec.file] = graph
         save(graphs, target)
@@ -112,14 +123,41 @@ def export(
             "versions": {name: version(name) for name in ("vanilla-transformer", "torch", "transformers", "onnx")},
         }
         write_manifest(directory, **facts)
-        report = verify(directory, model, cases)
+        if (device := device_for(target, dtype)) is None:
+            return write_manifest(directory, **facts, parity=None)
+        report = verify(directory, model, cases, device=device)
         if report.failures:
             raise ValueError(f"the export of {checkpoint} does not give what torch gives: {report.failures[0]}")
         return write_manifest(directory, **facts, parity=report.summary())
 
 
-def has_cpu_operators(model: PreTrainedModel) -> bool:
-    """Models with a decoder that only read whole sequences have standard operators on the cpu target too."""
+def dtype_of(model: PreTrainedModel, target: str, dtype: str | None) -> str:
+    """What is asked for, or the default.
+
+    Raises:
+        ValueError: for float16 if it cannot hold what the model makes.
+    """
+    if target != "cuda" or dtype not in (None, "fp16"):
+        return dtype or "fp32"
+    problem = cuda.overflow(model)
+    if problem and dtype == "fp16":
+        raise ValueError(f"{problem}, and float16 holds {cuda.FLOAT16_MAX}: use --dtype bf16")
+    return "bf16" if problem else "fp16"
+
+
+def device_for(target: str, dtype: str) -> str | None:
+    """Where an export is compared with torch; `None` if nowhere here: the CPU has no attention in half precision."""
+    if target != "cuda":
+        return "cpu"
+    try:
+        require_cuda()
+    except OSError:
+        return "cpu" if dtype == "fp32" else None
+    return "cuda"
+
+
+def has_own_operators(model: PreTrainedModel) -> bool:
+    """Models with a decoder that only read whole sequences have standard operators on every target."""
     return model.can_generate() or model.config.model_type == "vanilla-encoder"
 
 
@@ -236,7 +274,8 @@ def client_config(config: dict, can_generate: bool = True) -> dict:
 
 def trace(module: nn.Module, spec: GraphSpec, vocab_size: int, opset: int) -> ir.Model:
     """`module` as an ONNX model with the names and axes of `spec`."""
-    inputs = {name: torch.from_numpy(array) for name, array in example_inputs(spec, vocab_size).items()}
+    types = {tensor.name: getattr(torch, tensor.dtype) for tensor in spec.inputs}
+    inputs = {name: torch.from_numpy(array).to(types[name]) for name, array in example_inputs(spec, vocab_size).items()}
     # A name torch accepts for each axis; the sums get their real name afterwards.
     dims = {axis: torch.export.Dim(axis.replace(" + ", "_plus_")) for tensor in spec.inputs for axis in tensor.axes.values()}
     shapes = [{index: dims[axis] for index, axis in tensor.axes.items()} for tensor in spec.inputs]
@@ -257,6 +296,18 @@ def trace(module: nn.Module, spec: GraphSpec, vocab_size: int, opset: int) -> ir
             verbose=False,
         )
     graph = program.model.graph
+    for index, (value, tensor) in enumerate(zip(graph.outputs, spec.outputs, strict=True)):
+        if value.dtype != ir.DataType[ONNX_NAMES.get(tensor.dtype, tensor.dtype.upper())]:
+            graph.outputs[index] = cast(graph, value)
     for value, tensor in zip([*graph.inputs, *graph.outputs], [*spec.inputs, *spec.outputs], strict=True):
         value.shape = ir.Shape(tensor.shape)
     return program.model
+
+
+def cast(graph: ir.Graph, value: ir.Value) -> ir.Value:
+    """`value` in float32, under its name."""
+    node = ir.node("Cast", [value], {"to": ir.DataType.FLOAT})
+    graph.append(node)
+    [found] = node.outputs
+    found.type, found.name, value.name = ir.TensorType(ir.DataType.FLOAT), value.name, f"{value.name}.half"
+    return found

@@ -94,6 +94,13 @@ def metric_files(args):
     return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
+def doctor(args):
+    from .doctor import facts, report
+
+    found = facts()
+    print(json.dumps(found) if args.json else report(found))
+
+
 def add_metric_files(verb):
     verb.add_argument("--source", type=Path, help="for BLEU: one sentence a line, .gz or plain")
     verb.add_argument("--target", type=Path, help="its translations, line by line")
@@ -176,8 +183,8 @@ def build_parser():
     verb.set_defaults(run=export, extras="torch,cpu")
     verb.add_argument("checkpoint", help="checkpoint directory or Hub id")
     verb.add_argument("out", type=Path, help="export directory to write")
-    verb.add_argument("--target", default="portable", help="portable (standard operators) or cpu (onnxruntime's own)")
-    verb.add_argument("--dtype", default="fp32", help="of the weights: fp32 or int8; or int4 for --target cpu")
+    verb.add_argument("--target", default="portable", help="portable (standard operators), cpu or cuda (onnxruntime's own)")
+    verb.add_argument("--dtype", help="fp32 (if not given) or int8; cpu: int4 too; cuda: fp32, fp16 or bf16 (fp16 if it holds)")
     verb.add_argument("--shortlist", type=Path, help="text: only its tokens, and the special ones, can be generated")
     verb.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
@@ -206,6 +213,10 @@ def build_parser():
     verb.add_argument("directory", help="checkpoint directory (torch) or export directory (onnxruntime)")
     add_metric_files(verb)
     add_generation_options(verb)
+
+    verb = verbs.add_parser("doctor", help="what is installed here, and what will run where", formatter_class=formatter)
+    verb.set_defaults(run=doctor, extras="cpu")
+    verb.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 

@@ -3,8 +3,16 @@
 `start` takes the first tokens of every row, `next` one token more of each, `repeat` makes several rows (beams) of each.
 """
 
+import collections
+import itertools
+
 import numpy as np
 import onnxruntime
+
+from .search import NEVER
+
+BFLOAT16 = 16  # among ONNX's types
+LOOK = 16  # steps of `SlotCaches.greedy` between two looks at the tokens
 
 
 class GrowingCaches:
@@ -159,6 +167,229 @@ class BeamCaches:
         self.length = length
         for name, (cache, _) in self.bound.caches.items():
             cache[:, :, :length] = np.repeat(old[name][0][:, :, :length], count, axis=0)
+
+
+class SlotCaches:
+    """A batch being decoded by a graph of the cuda target, in `buffers` of its own. Nothing moves: `visible` (B, beams, slots)
+    says which slots of its input's cache each beam reads."""
+
+    def __init__(self, buffers, source_mask, window, beams):
+        self.buffers, self.window = buffers, window
+        self.source = {} if source_mask is None else {"encoder_attention_mask": source_mask}
+        buffers.step_graph(beams)  # captured before there is anything in the caches
+
+    def start(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """The prompts (B, T), padded on either side, and their mask -> the logits (B, V) behind them."""
+        return self.read(ids, mask).logits.numpy()[:, 0].copy()
+
+    def read(self, ids, mask, beams=1):
+        """The graph that has read the prompts, with the logits behind each for each of the `beams`."""
+        (rows, length), slots = ids.shape, self.buffers.sizes["slots"]
+        self.positions, self.visible = np.zeros((rows, slots), np.int64), np.zeros((rows, 1, slots), bool)
+        self.positions[:, :length] = np.maximum(mask.cumsum(axis=1) - 1, 0)
+        self.visible[:, 0, :length] = mask
+        self.used, self.lengths = length, mask.sum(axis=1)
+        earlier = np.arange(slots) <= np.arange(length)[:, None]
+        last = length - 1 - mask[:, ::-1].argmax(axis=1)
+        graph = self.buffers.prompt_graph(length, beams)
+        self.put(graph, ids, self.positions[:, :length], 0, self.visible & earlier, np.repeat(last[:, None], beams, axis=1))
+        graph.run()
+        return graph
+
+    def next(self, tokens: np.ndarray, taken_from: np.ndarray | None) -> np.ndarray:
+        """As `RaggedCaches.next`; the logits are the caller's."""
+        rows, beams, slots = self.visible.shape
+        if taken_from is not None:
+            self.visible = np.take_along_axis(self.visible, (taken_from % beams).reshape(rows, beams, 1), axis=1)
+        new = np.arange(beams)
+        self.visible[:, new, self.used + new] = True
+        positions = np.repeat(self.lengths[:, None], beams, axis=1)
+        self.positions[:, self.used + new] = positions
+        graph = self.buffers.step_graph(beams)
+        self.put(graph, tokens.reshape(rows, beams), positions, self.used, self.visible, np.tile(new, (rows, 1)))
+        graph.run()
+        self.used, self.lengths = self.used + beams, self.lengths + 1
+        return graph.logits.numpy().reshape(rows * beams, -1).copy()
+
+    def repeat(self, count):
+        """Every row `count` times in a row, all with one cache."""
+        self.visible = np.repeat(self.visible, count, axis=1)
+
+    def greedy(self, ids: np.ndarray, mask: np.ndarray, new_tokens: int, have_ended) -> np.ndarray:
+        """The likeliest tokens (B, up to new_tokens) behind prompts as of `start`, with no copy to or from the device between
+        two steps. `have_ended`, a function of the tokens so far, is asked after `LOOK` steps and their multiples."""
+        self.read(ids, mask)
+        step, length = self.buffers.step_graph(1), ids.shape[1]
+        step.put(count=np.ones(len(ids), np.int64), logits_of=np.zeros((len(ids), 1), np.int64), **self.source)
+        for made in range(1, new_tokens):
+            step.run()
+            if made % LOOK == 0 and have_ended(self.made(length, made + 1)):
+                return self.made(length, made + 1)
+        return self.made(length, new_tokens)
+
+    def beam_search(self, ids: np.ndarray, mask: np.ndarray, options, searches) -> np.ndarray:
+        """As `search.beam_search`, with nothing copied between two steps but, after `LOOK` of them, whether any input can still
+        improve. `searches` makes the session of the beams' graph."""
+        (rows, length), beams = ids.shape, options.num_beams
+        step, search = self.buffers.step_graph(beams), self.buffers.beam_search(options, searches)
+        self.read(ids, mask, beams)
+        step.put(count=np.full(rows, beams), logits_of=np.tile(np.arange(beams), (rows, 1)), **self.source)
+        search.begin(options)
+        for made in range(1, options.max_new_tokens + 1):
+            search.run()
+            if made == options.max_new_tokens or (made % LOOK == 0 and not search.state["can_improve"].numpy().any()):
+                break
+            step.run()
+        return self.best(search, length, options)
+
+    def best(self, search, prompt, options):
+        """The new tokens of the best finished hypotheses (B * N, up to the longest)."""
+        count = options.num_return_sequences
+        state = {name: search.state[f"finished_{name}"].numpy()[:, :count] for name in ("visible", "tokens", "lengths")}
+        tokens, lengths = self.buffers.states["tokens"].numpy()[:, 0, prompt:, 0], state["lengths"].reshape(-1)
+        found = np.full((len(lengths), lengths.max()), options.pad_token_id)
+        for row, (history, last) in enumerate(zip(state["visible"].reshape(len(lengths), -1), state["tokens"].reshape(-1))):
+            made = tokens[row // count][history[prompt:]]
+            found[row, : len(made) + 1] = [*made, last]
+        return found
+
+    def made(self, prompt, count):
+        return self.buffers.states["tokens"].numpy()[:, 0, prompt : prompt + count, 0].copy()
+
+    def put(self, graph, ids, positions, first_slot, visible, logits_of):
+        if self.window is not None:
+            visible = visible & (self.positions[:, None] > positions[:, :, None] - self.window)
+        rows, count = ids.shape
+        given = dict(input_ids=ids, position_ids=positions, visible=visible, logits_of=logits_of, **self.source)
+        graph.put(**given, count=np.full(rows, count), first_slot=np.full(rows, first_slot))
+
+
+class Buffers:
+    """Caches of `sizes` on `device`, for a decoder graph of the cuda target, and that graph with all bound to it. One batch at
+    a time has them: `Pool` keeps them for the next, since a CUDA graph, once captured, reads and writes these alone."""
+
+    numbers = itertools.count(1)  # of captured graphs
+
+    def __init__(self, session, spec, sizes, device):
+        self.session, self.spec, self.sizes, self.device = session, spec, sizes, device
+        caches = [tensor for tensor in spec.inputs if tensor.name.startswith(("past_key_values", "tokens"))]
+        self.states = {tensor.name: device_zeros(tensor, sizes, device) for tensor in caches}
+        self.steps, self.searches = {}, {}
+
+    def prompt_graph(self, length, beams):
+        """For prompts of `length`, with the logits behind the last token for each of the `beams`; what their next step takes is
+        put into its inputs, the logits where its own will be."""
+        return DeviceGraph(self, {"target_length": length, "logits": beams}, self.step_graph(beams), number=-1)
+
+    def step_graph(self, beams):
+        """For one token of each beam, with the logits of all; what the next step takes is put into the inputs."""
+        if beams not in self.steps:
+            sizes = {"target_length": beams, "logits": beams}
+            self.steps[beams] = DeviceGraph(self, sizes, None, next(self.numbers))
+        return self.steps[beams]
+
+    def beam_search(self, options, searches):
+        key = options.num_beams, options.candidates
+        if key not in self.searches:
+            self.searches[key] = BeamSearch(searches, self, key, next(self.numbers))
+        return self.searches[key]
+
+
+class Pool:
+    """Buffers that no batch has at the moment, `size` at most."""
+
+    def __init__(self, session, spec, device, size=4):
+        self.make = lambda sizes: Buffers(session, spec, sizes, device)
+        self.free = collections.deque(maxlen=size)
+
+    def take(self, sizes: dict[str, int]) -> Buffers:
+        for buffers in self.free:
+            if buffers.sizes == sizes:
+                self.free.remove(buffers)
+                return buffers
+        return self.make(sizes)
+
+
+class DeviceGraph:
+    """A decoder graph of the cuda target with inputs and outputs on the device, bound once; replayed as CUDA graph `number`, or
+    not captured if that is -1. What the next step takes is put into the inputs of `following`, or into its own."""
+
+    def __init__(self, buffers, sizes, following, number):
+        self.session, self.binding = buffers.session, buffers.session.io_binding()
+        sizes, device = {**buffers.sizes, **sizes}, buffers.device
+        new = [tensor for tensor in buffers.spec.inputs if tensor.name not in buffers.states]
+        self.inputs = {tensor.name: device_zeros(tensor, sizes, device) for tensor in new}
+        self.put(slot_numbers=np.arange(sizes["slots"]))
+        bound = self.inputs | buffers.states
+        for name, states in bound.items():
+            self.binding.bind_ortvalue_input(name, states)
+        bound = (following.inputs if following else self.inputs) | buffers.states
+        self.logits = following.logits if following else device_zeros(buffers.spec.outputs[0], sizes, device)
+        self.binding.bind_ortvalue_output("logits", self.logits)
+        for tensor in buffers.spec.outputs[1:]:
+            name = tensor.name.removeprefix("next_").replace("present", "past_key_values")
+            self.binding.bind_ortvalue_output(tensor.name, bound[name])
+        self.options = onnxruntime.RunOptions()
+        self.options.add_run_config_entry("gpu_graph_id", str(number))
+        if number > 0:
+            self.run()  # capturing takes several steps, here of nothing
+
+    def put(self, **values: np.ndarray) -> None:
+        """`values` into the inputs."""
+        for name, array in values.items():
+            self.inputs[name].update_inplace(np.ascontiguousarray(array))
+
+    def run(self) -> None:
+        """Computes `logits` (B, N, V), on the device, and what the next step takes."""
+        self.session.run_with_iobinding(self.binding, self.options)
+
+
+class BeamSearch:
+    """The beams' graph, bound to the logits and inputs of their steps, and to a `state` of its own on the device."""
+
+    def __init__(self, searches, buffers, key, number):
+        sizes = {**buffers.sizes, "num_beams": key[0], "candidates": key[1], "num_ends": max(1, key[1] // key[0] - 1)}
+        self.session, spec = searches(sizes)
+        self.binding, step = self.session.io_binding(), buffers.step_graph(key[0])
+        shared = {**step.inputs, "tokens": buffers.states["tokens"], "logits": step.logits}
+        new = [tensor for tensor in spec.inputs if tensor.name not in shared]
+        self.state = {tensor.name: device_zeros(tensor, sizes, buffers.device) for tensor in new}
+        bound = shared | self.state
+        for tensor in spec.inputs:
+            self.binding.bind_ortvalue_input(tensor.name, bound[tensor.name])
+        for tensor in spec.outputs:
+            self.binding.bind_ortvalue_output(tensor.name, bound[tensor.name.removeprefix("next_")])
+        self.options = onnxruntime.RunOptions()
+        self.options.add_run_config_entry("gpu_graph_id", str(number))
+        self.initial = {name: value.numpy().copy() for name, value in self.state.items()}
+        self.run()  # captures it
+
+    def begin(self, options) -> None:
+        """The state before the first token, for `options` (a `search.Options`)."""
+        fresh = {name: values.copy() for name, values in self.initial.items()}
+        fresh["scores"][:, 1:] = NEVER  # rows of one input are equal at first: only the first of them counts
+        fresh["finished_scores"][:] = -np.inf
+        fresh["is_best"][: options.num_beams] = fresh["can_improve"][:] = True
+        fresh["eos_token_ids"][:] = options.eos_token_ids or -1
+        fresh["max_length"][:], fresh["length"][:] = options.max_new_tokens, 1
+        fresh["length_penalty"][:] = options.length_penalty
+        fresh["stops_early"][:] = options.early_stopping is True
+        fresh["never_stops_early"][:] = options.early_stopping == "never"
+        for name, values in fresh.items():
+            self.state[name].update_inplace(values)
+
+    def run(self) -> None:
+        self.session.run_with_iobinding(self.binding, self.options)
+
+
+def device_zeros(tensor, sizes, device):
+    """An `OrtValue` of zeros on `device`. What an attention does not read is multiplied by 0, so it must be a number."""
+    shape = [sizes.get(size, size) for size in tensor.shape]
+    if tensor.dtype == "bfloat16":  # which numpy does not have
+        found = onnxruntime.OrtValue.ortvalue_from_shape_and_type(shape, BFLOAT16, device)
+        found.update_inplace(onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(np.zeros(shape, np.uint16), BFLOAT16))
+        return found
+    return onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, tensor.dtype), device)
 
 
 class BoundGraph:

@@ -21,6 +21,12 @@ only. A decoder reads `last_position` (each row's last real token, its place in 
 new tokens included). A seq2seq encoder returns the keys and values of cross-attention, `present.0.encoder.key`, which its
 decoder takes as they are. The rows of that decoder are the beams of each input in order, all `past_length` tokens long;
 `cache_indirection` says for each beam which one's key and value it reads at each position.
+
+Those of the cuda target have one cache for each input, not for each beam: `past_key_values` have `slots`, `first_slot` is where
+the keys and values of the first of `count` new tokens go, `visible` says which slots each token reads, and `tokens` has the
+token of each slot. `logits_of` says behind which of the new tokens logits are wanted. `next_input_ids` and so on are what the
+next step takes, if the likeliest token follows each of these. Caches have the type that is computed in. `beam_search.onnx`
+takes the logits instead, and chooses `num_beams` of `candidates`.
 """
 
 from dataclasses import dataclass, replace
@@ -38,11 +44,16 @@ EXAMPLE_SIZES = {
     "rows": 12,
     "num_beams": 4,
     "max_length": 11,
+    "slots": 13,
+    "logits": 6,
+    "candidates": 8,
+    "num_ends": 9,
     "num_choices": 4,
 }
 # What each target can hold its weights in.
-DTYPES = {"portable": ("fp32", "int8"), "cpu": ("fp32", "int8", "int4")}
+DTYPES = {"portable": ("fp32", "int8"), "cpu": ("fp32", "int8", "int4"), "cuda": ("fp32", "fp16", "bf16")}
 KNOWN_DTYPES = "; ".join(f"{target} with {', '.join(dtypes)}" for target, dtypes in DTYPES.items())  # for messages
+INDICES = ("count", "first_slot", "logits_of", "slot_numbers")  # into what the example holds of tokens and slots
 EXAMPLE_LENGTHS = {"last_position": 3, "total_length": 4, "past_length": 3, "num_beams": 4}
 
 
@@ -78,7 +89,8 @@ def graph_specs(config: dict, architecture: str, target: str = "portable", dtype
     if architecture in outputs:
         specs = {"encoder": GraphSpec("onnx/model.onnx", sequence_inputs(config, architecture), outputs[architecture])}
     else:
-        specs = cpu_decoder_specs(config) if target == "cpu" else portable_decoder_specs(config)
+        specs = DECODER_SPECS[target](config)
+    specs = {role: half(spec, dtype) for role, spec in specs.items()}
     if target != "portable" or dtype == "fp32":
         return specs
     return {role: replace(spec, file=spec.file.replace(".onnx", f"_{dtype}.onnx")) for role, spec in specs.items()}
@@ -173,42 +185,124 @@ def decoder_spec(file, inputs, config, layers):
 
 
 def cpu_decoder_specs(config):
-    heads, widths = config["num_attention_heads"], {"key": config["head_dim"], "value": config["value_head_dim"]}
-    is_pair = config["model_type"] == "vanilla-seq2seq"
-    layers = range(config["decoder_layers"] if is_pair else config["num_hidden_layers"])
-
-    def states(prefix, *axes):
-        return tuple(
-            TensorSpec(f"{prefix}{part}".format(i), "float32", (axes[0], heads, axes[1], width))
-            for i in layers
-            for part, width in widths.items()
-        )
-
     logits = TensorSpec("logits", "float32", ("rows", config["vocab_size"]))
-    if not is_pair:
+    if config["model_type"] == "vanilla-decoder":
         inputs = (
             TensorSpec("input_ids", "int64", ("rows", "target_length")),
             TensorSpec("position_ids", "int64", ("rows", "target_length")),
             TensorSpec("last_position", "int32", ("rows",)),
             TensorSpec("total_length", "int32", (1,)),
         )
-        past, present = states("past_key_values.{}.", "rows", "max_length"), states("present.{}.", "rows", "max_length")
-        return {"decoder": GraphSpec("onnx/model.onnx", (*inputs, *past), (logits, *present))}
+        return fixed_decoder_specs(config, inputs, (logits,), ("rows", "max_length"))
     inputs = (
         TensorSpec("input_ids", "int64", ("rows", 1)),
         TensorSpec("past_length", "int32", (1,)),
         TensorSpec("num_beams", "int32", (1,)),
         TensorSpec("cache_indirection", "int32", ("batch_size", "num_beams", "max_length")),
-        TensorSpec("encoder_attention_mask", "int64", ("batch_size", "source_length")),
     )
-    past, present = (states(f"{prefix}.{{}}.decoder.", "rows", "max_length") for prefix in ("past_key_values", "present"))
+    return fixed_decoder_specs(config, inputs, (logits,), ("rows", "max_length"))
+
+
+def cuda_decoder_specs(config):
+    logits = TensorSpec("logits", "float32", ("batch_size", "logits", config["vocab_size"]))
+
+    def state(prefix, count):
+        return (
+            TensorSpec(f"{prefix}input_ids", "int64", ("batch_size", count)),
+            TensorSpec(f"{prefix}position_ids", "int64", ("batch_size", count)),
+            TensorSpec(f"{prefix}first_slot", "int64", ("batch_size",)),
+            TensorSpec(f"{prefix}visible", "bool", ("batch_size", count, "slots")),
+            TensorSpec(f"{prefix}tokens", "int64", ("batch_size", 1, "slots", 1)),
+        )
+
+    input_ids, position_ids, first_slot, visible, tokens = state("", "target_length")
+    count = TensorSpec("count", "int64", ("batch_size",))
+    logits_of = TensorSpec("logits_of", "int64", ("batch_size", "logits"))
+    slot_numbers = TensorSpec("slot_numbers", "int64", ("slots",))
+    inputs = (input_ids, position_ids, count, first_slot, visible, logits_of, slot_numbers, tokens)
+    specs = fixed_decoder_specs(config, inputs, (logits, *state("next_", "logits")), ("batch_size", "slots"))
+    return {**specs, "beams": beam_search_spec(config["vocab_size"])}
+
+
+def beam_search_spec(vocab_size):
+    """Of B inputs, K beams and C candidates, `search.Options.candidates`."""
+
+    def tensor(name, dtype, *shape):
+        return TensorSpec(name, dtype, shape)
+
+    def state(prefix):
+        per_beam = ("batch_size", "num_beams")
+        return (
+            tensor(f"{prefix}scores", "float32", *per_beam),
+            tensor(f"{prefix}visible", "bool", *per_beam, "slots"),
+            tensor(f"{prefix}tokens", "int64", "batch_size", 1, "slots", 1),
+            tensor(f"{prefix}finished_scores", "float32", *per_beam),
+            tensor(f"{prefix}finished_visible", "bool", *per_beam, "slots"),
+            tensor(f"{prefix}finished_tokens", "int64", *per_beam),
+            tensor(f"{prefix}finished_lengths", "int64", *per_beam),
+            tensor(f"{prefix}can_improve", "bool", "batch_size", 1),
+            tensor(f"{prefix}length", "int64", 1),
+        )
+
+    constants = (
+        tensor("logits", "float32", "batch_size", "num_beams", vocab_size),
+        tensor("first_slot", "int64", "batch_size"),
+        tensor("slot_numbers", "int64", "slots"),
+        tensor("is_best", "bool", "candidates"),
+        tensor("eos_token_ids", "int64", "num_ends"),
+        tensor("max_length", "int64", 1),
+        tensor("length_penalty", "float32", 1),
+        tensor("stops_early", "bool", 1),
+        tensor("never_stops_early", "bool", 1),
+    )
+    return GraphSpec(
+        "onnx/beam_search.onnx",
+        (*constants, *state("")),
+        (tensor("input_ids", "int64", "batch_size", "num_beams"), *state("next_")),
+    )
+
+
+def fixed_decoder_specs(config, inputs, outputs, axes):
+    """With caches of the fixed size `axes`, of rows and positions, that are written in place; a seq2seq model has an encoder
+    too, which returns the keys and values of cross-attention."""
+    heads, widths = config["num_attention_heads"], {"key": config["head_dim"], "value": config["value_head_dim"]}
+    is_pair = config["model_type"] == "vanilla-seq2seq"
+
+    def states(prefix, rows, positions):
+        return tuple(
+            TensorSpec(f"{prefix}{part}".format(layer), "float32", (rows, heads, positions, width))
+            for layer in range(config["decoder_layers"] if is_pair else config["num_hidden_layers"])
+            for part, width in widths.items()
+        )
+
+    if not is_pair:
+        past, present = (states(f"{prefix}.{{}}.", *axes) for prefix in ("past_key_values", "present"))
+        return {"decoder": GraphSpec("onnx/model.onnx", (*inputs, *past), (*outputs, *present))}
+    inputs = (*inputs, TensorSpec("encoder_attention_mask", "int64", ("batch_size", "source_length")))
+    past, present = (states(f"{prefix}.{{}}.decoder.", *axes) for prefix in ("past_key_values", "present"))
     cross, computed = (
         states(f"{prefix}.{{}}.encoder.", "batch_size", "source_length") for prefix in ("past_key_values", "present")
     )
     return {
         "encoder": encoder_spec("onnx/encoder_model.onnx", computed),
-        "decoder": GraphSpec("onnx/decoder_model_merged.onnx", (*inputs, *past, *cross), (logits, *present)),
+        "decoder": GraphSpec("onnx/decoder_model_merged.onnx", (*inputs, *past, *cross), (*outputs, *present)),
     }
+
+
+DECODER_SPECS = {"portable": portable_decoder_specs, "cpu": cpu_decoder_specs, "cuda": cuda_decoder_specs}
+
+
+def half(spec: GraphSpec, dtype: str) -> GraphSpec:
+    """Caches are of the type that is computed in; logits and hidden states are float32 always."""
+    names = {"fp16": "float16", "bf16": "bfloat16"}
+
+    def typed(tensors):
+        return tuple(
+            replace(tensor, dtype=names[dtype]) if tensor.name.startswith(("past_key_values", "present")) else tensor
+            for tensor in tensors
+        )
+
+    return replace(spec, inputs=typed(spec.inputs), outputs=typed(spec.outputs)) if dtype in names else spec
 
 
 def example_inputs(spec: GraphSpec, vocab_size: int) -> dict[str, np.ndarray]:
@@ -217,13 +311,15 @@ def example_inputs(spec: GraphSpec, vocab_size: int) -> dict[str, np.ndarray]:
     example = {}
     for tensor in spec.inputs:
         shape = [EXAMPLE_SIZES.get(size, size) for size in tensor.shape]
-        if tensor.dtype == "float32":
+        if "float" in tensor.dtype:
             example[tensor.name] = rng.standard_normal(shape).astype(np.float32)
+        elif tensor.dtype == "bool":
+            example[tensor.name] = rng.random(shape) < 0.5
         elif "mask" in tensor.name:
             example[tensor.name] = np.ones(shape, np.int64)
             example[tensor.name][1, ..., :2] = 0
-        elif tensor.dtype == "int32":
-            example[tensor.name] = np.full(shape, EXAMPLE_LENGTHS.get(tensor.name, 0), np.int32)
+        elif tensor.dtype == "int32" or tensor.name in INDICES:
+            example[tensor.name] = np.full(shape, EXAMPLE_LENGTHS.get(tensor.name, 0), tensor.dtype)
         elif tensor.name == "token_type_ids":
             example[tensor.name] = np.zeros(shape, np.int64)
         elif tensor.name == "position_ids":

@@ -9,6 +9,7 @@ INT8_COMPUTE = 4  # the `accuracy_level` of MatMulNBits that quantizes activatio
 INT4_BLOCK = 32  # weights of one column that share a scale
 EMBEDDING_BLOCK = 128  # weights of one row that share a scale
 SELF_ATTENTION = ("GroupQueryAttention", "DecoderMaskedMultiHeadAttention")
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 NORMALIZED = ("LayerNormalization", "MultiHeadAttention", *SELF_ATTENTION)  # rows of like size
 # What takes or arranges whole rows: these leave the size of each as it is.
 ROWWISE = ("Gather", "GatherND", "Unsqueeze", "Squeeze", "Reshape")
@@ -23,6 +24,22 @@ def optimize(model: ir.Model, target: str, dtype: str) -> dict[str, int]:
     if any(node.domain == "com.microsoft" for node in model.graph):
         model.opset_imports["com.microsoft"] = 1
     return counts
+
+
+def fix_reshapes(model: ir.Model) -> int:
+    """Shapes that are computed become constants: an axis that stays keeps its place (0), one other is what is left (-1). The
+    cuda target can then replay a step, in which nothing may be computed on the host."""
+    count = 0
+    for node in [node for node in model.graph if node.op_type == "Reshape" and node.inputs[1].const_value is None]:
+        before, after = node.inputs[0].shape, node.outputs[0].shape
+        kept = [0 if i < len(before) and before[i] == size else size for i, size in enumerate(after)]
+        if sum(not isinstance(size, int) for size in kept) > 1:
+            continue
+        shape = np.array([size if isinstance(size, int) else -1 for size in kept])
+        node.replace_input_with(1, weight(model, "shape." + ".".join(map(str, shape)), shape))
+        node.attributes.pop("allowzero", None)  # with which 0 is a size
+        count += 1
+    return count
 
 
 def strip_metadata(model: ir.Model) -> int:
@@ -241,7 +258,7 @@ def products(model: ir.Model) -> list[ir.Node]:
 
 
 def is_matrix(value: ir.Value) -> bool:
-    return value.const_value is not None and len(value.shape) == 2 and value.dtype == ir.DataType.FLOAT
+    return value.const_value is not None and len(value.shape) == 2 and value.dtype in FLOATS
 
 
 def is_vector(value: ir.Value) -> bool:
@@ -273,9 +290,11 @@ def is_normalized(value: ir.Value) -> bool:
 
 
 TRACED_FOR_CPU = (strip_metadata, drop_reshapes, pack_projections, copy_transposed_weights)
+TRACED_FOR_CUDA = (fix_reshapes, strip_metadata, drop_reshapes, copy_transposed_weights)
 STEPS = {
     ("portable", "fp32"): (strip_metadata, share_tied_weights),
     ("portable", "int8"): (strip_metadata, copy_transposed_weights, quantize_integers),
+    **dict.fromkeys([("cuda", "fp32"), ("cuda", "fp16"), ("cuda", "bf16")], TRACED_FOR_CUDA),
     ("cpu", "fp32"): TRACED_FOR_CPU,
     ("cpu", "int8"): (*TRACED_FOR_CPU, quantize_products, quantize_embeddings),
     ("cpu", "int4"): (*TRACED_FOR_CPU, quantize_blocks, quantize_embeddings),

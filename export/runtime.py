@@ -1,6 +1,7 @@
 """Runs an export directory with onnxruntime and numpy; torch is never imported."""
 
 import os
+import weakref
 from collections.abc import Iterator
 from dataclasses import fields
 
@@ -18,7 +19,8 @@ except ImportError:
         "onnxruntime is not installed: pip install 'vanilla-transformer[cpu]', or [gpu] for onnxruntime-gpu"
     ) from None
 
-from .decoding import BeamCaches, GrowingCaches, RaggedCaches, cross_states
+from .decoding import BeamCaches, GrowingCaches, Pool, RaggedCaches, SlotCaches, cross_states
+from .doctor import require_cuda
 
 # Fields of generation_config.json that change no token: bookkeeping, where caches lie and how the model runs, what else
 # `transformers.generate` returns, and what only an assistant model reads. Any other that is not applied must be at its default.
@@ -41,6 +43,8 @@ SPIN_MICROSECONDS = "300"
 # Of one run of an encoder: what it may hold of padding, what it must hold of tokens to be worth a run, and what it may hold of
 # them for each thread, where more would only take memory.
 MAX_PADDING, MIN_TOKENS, MAX_TOKENS = 0.15, 128, 256
+# Sizes of the cuda target's caches are multiples of these, so that batches of other lengths find the same graphs.
+SLOTS, SOURCE = 64, 32
 
 
 class Runtime:
@@ -50,13 +54,15 @@ class Runtime:
         directory: what `vanilla-transformer export` wrote.
         threads: processor threads of one operator; by default as many as this process may use.
         arena: whether onnxruntime keeps memory from one run for the next; without, it gives it back and asks for it again.
+        device: `"cpu"` or `"cuda"`, by default that of the target.
 
     Raises:
         FileNotFoundError, ValueError: if the directory is incomplete or changed, see `read_artifact`; ValueError for a target
             or dtype this runtime does not know, and for a graph that onnxruntime cannot load.
+        OSError: if CUDA is asked for and cannot be used, with what to do about it.
     """
 
-    def __init__(self, directory: str | os.PathLike, threads: int | None = None, arena: bool = True):
+    def __init__(self, directory: str | os.PathLike, threads: int | None = None, arena: bool = True, device: str | None = None):
         self.artifact: Artifact = read_artifact(directory)
         self.config = self.artifact.config
         self.target = self.artifact.manifest.get("target", "portable")
@@ -65,10 +71,17 @@ class Runtime:
             found = f"{directory} is for the target {self.target!r} with dtype {dtype!r}"
             raise ValueError(f"{found}, expected one of: {KNOWN_DTYPES}")
         self.specs = graph_specs(self.config, self.artifact.manifest["architecture"], self.target, dtype)
+        self.device = device or ("cuda" if self.target == "cuda" else "cpu")
+        if self.device not in ("cpu", "cuda") or (self.device == "cuda" and self.target == "cpu"):
+            raise ValueError(f"device {device!r} does not go with the target {self.target!r}, expected 'cpu'")
         # onnxruntime's own default is the host's cores, not the process's.
         self.threads = threads or len(os.sched_getaffinity(0))
+        self.arena = arena
         # The decoder first: its largest matrix, the last one, is there twice while onnxruntime brings it into its own layout.
-        self.sessions = {role: self._session(spec.file, arena) for role, spec in sorted(self.specs.items())}
+        roles = sorted(self.specs.keys() - {"beams"})
+        self.sessions = {role: self._session(role) for role in roles}
+        if self.target == "cuda" and "decoder" in self.specs:
+            self.pool = Pool(self.sessions["decoder"], self.specs["decoder"], self.device)
 
     def encode(
         self,
@@ -82,7 +95,7 @@ class Runtime:
         Raises:
             ValueError: as `outputs`; for a seq2seq model of the cpu target, whose encoder returns no states of its own.
         """
-        if self.target == "cpu" and "decoder" in self.sessions:
+        if self.target != "portable" and "decoder" in self.sessions:
             raise ValueError("the encoder of this export returns keys and values for its decoder only: use --target portable")
         return next(iter(self.outputs(input_ids, attention_mask, token_type_ids, **decoder).values()))
 
@@ -147,7 +160,9 @@ class Runtime:
         """
         request = self._request(input_ids, attention_mask, options)
         settings, ids, *_ = request
-        if settings.num_beams > 1:
+        if self._stays_on_device(*request):
+            new = self._on_device(*request)
+        elif settings.num_beams > 1:
             new = beam_search(*self._first_logits(*request))
         else:
             new = np.stack(list(self._tokens(*request)), axis=1)
@@ -187,20 +202,43 @@ class Runtime:
         """Starts when it is first asked for a token."""
         yield from one_by_one(*self._first_logits(*request))
 
+    def _stays_on_device(self, settings, ids, mask, source):
+        """Whether the graph itself can choose each token."""
+        is_plain = not settings.do_sample and not Processors(settings, ids, padding=(mask == 0).sum(axis=1))
+        return self.target == "cuda" and is_plain and self.config.get("sliding_window") is None
+
+    def _on_device(self, settings, ids, mask, source):
+        """As `search.beam_search` and `search.one_by_one`."""
+        decoding, *prompts = self.decoding(ids, mask, source, settings.max_new_tokens, settings.num_beams)
+        if settings.num_beams > 1:
+            return decoding.beam_search(*prompts, settings, self._searches)
+
+        def ends(tokens):  # (B, t): whether the row has ended at or before each token
+            return np.isin(tokens, settings.eos_token_ids).cumsum(axis=1) > 0
+
+        new = decoding.greedy(*prompts, settings.max_new_tokens, lambda tokens: ends(tokens)[:, -1].all())
+        has_ended = ends(new)
+        behind = np.pad(has_ended, ((0, 0), (1, 0)))[:, :-1]
+        return np.where(behind, settings.pad_token_id, new)[:, : 1 + (~has_ended).sum(axis=1).max()]
+
+    def _searches(self, sizes):
+        """A session of the beams' graph whose axes have these `sizes`, and its spec: no shape is left to compute."""
+        return self._session("beams", sizes), self.specs["beams"]
+
     def _first_logits(self, settings, ids, mask, source):
         """What a search begins with."""
-        decoding, *prompts = self.decoding(ids, mask, source, settings.max_new_tokens)
-        logits = decoding.start(*prompts)
         rows_per_input = max(settings.num_beams, settings.num_return_sequences)
+        decoding, *prompts = self.decoding(ids, mask, source, settings.max_new_tokens, rows_per_input)
+        logits = decoding.start(*prompts)
         if rows_per_input > 1:
             decoding.repeat(rows_per_input)
             if settings.num_beams == 1:  # the beams of an input begin as one
                 logits = np.repeat(logits, rows_per_input, axis=0)
         return decoding.next, logits, settings, Processors(settings, ids, padding=(mask == 0).sum(axis=1))
 
-    def decoding(self, ids, mask, source, new_tokens):
+    def decoding(self, ids, mask, source, new_tokens, rows_per_input=1):
         """What decodes the prompts `ids` with `mask` (B, T) behind `source`, a pair of ids and mask, or `None` without an
-        encoder, with room for `new_tokens` more; and the prompts as it takes them, to start with."""
+        encoder, with room for `new_tokens` more in each of `rows_per_input`; and the prompts as it takes them."""
         session, spec = self.sessions["decoder"], self.specs["decoder"]
         mask = np.ones_like(ids) if mask is None else mask
         if self.target == "portable":
@@ -209,11 +247,33 @@ class Runtime:
                 {} if source is None else {"encoder_hidden_states": self.encode(*source), "encoder_attention_mask": source[1]}
             )
             return GrowingCaches(session, spec, feeds, len(ids)), *prompts
+        if self.target == "cuda":
+            slots = ids.shape[1] + new_tokens * rows_per_input
+            sizes = {"batch_size": len(ids), "slots": round_up(slots, SLOTS)}
+            return self._slots(source, sizes, rows_per_input), ids, mask
         capacity = ids.shape[1] + new_tokens
         if source is None:
             return RaggedCaches(session, spec, len(ids), capacity), *padded(ids, mask, "right", 0)
         feeds = {**cross_states(self.outputs(*source)), "encoder_attention_mask": source[1]}
         return BeamCaches(session, spec, feeds, len(ids), capacity), ids, mask
+
+    def _slots(self, source, sizes, beams):
+        """Caches on the device, with the keys and values of `source` where there is an encoder."""
+        if source is None:
+            buffers = self.pool.take(sizes)
+        else:
+            added = -source[0].shape[1] % SOURCE
+            ids, mask = (np.pad(array, ((0, 0), (0, added))) for array in source)
+            buffers = self.pool.take({**sizes, "source_length": ids.shape[1]})
+            binding = self.sessions["encoder"].io_binding()
+            for name, array in zip(("input_ids", "attention_mask"), (ids, mask), strict=True):
+                binding.bind_cpu_input(name, array)
+            for name, states in cross_states({tensor.name: tensor for tensor in self.specs["encoder"].outputs}).items():
+                binding.bind_ortvalue_output(states.name, buffers.states[name])
+            self.sessions["encoder"].run_with_iobinding(binding)
+        decoding = SlotCaches(buffers, None if source is None else mask, self.config.get("sliding_window"), beams)
+        weakref.finalize(decoding, self.pool.free.append, buffers)
+        return decoding
 
     def _start_tokens(self, rows, options):
         start = self._special("decoder_start_token_id", options)
@@ -304,18 +364,34 @@ class Runtime:
         if self.config["position_embedding_type"] == "learned" and length > rows:
             raise ValueError(f"{length} tokens, prompt and new ones together, are beyond the {rows} learned positions")
 
-    def _session(self, file, arena):
-        options = onnxruntime.SessionOptions()
-        options.enable_cpu_mem_arena = arena
+    def _session(self, role, sizes=None):
+        """Of the graph of `role`, with some axes fixed to `sizes`."""
+        file, options = self.specs[role].file, onnxruntime.SessionOptions()
+        options.enable_cpu_mem_arena = self.arena
+        for axis, size in (sizes or {}).items():
+            options.add_free_dimension_override_by_name(axis, size)
         options.intra_op_num_threads = self.threads
         options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)
         if file not in self.artifact.manifest["files"]:
             raise ValueError(f"{self.artifact.directory}/manifest.json lists no {file}: export again")
         path = str(self.artifact.directory / file)
+        providers = ["CPUExecutionProvider"]
+        if self.device == "cuda":
+            require_cuda()
+            # Steps of a decoder are replayed; float32 is not rounded to 19 bits.
+            replays = self.target == "cuda" and role != "encoder"
+            providers = [("CUDAExecutionProvider", {"enable_cuda_graph": str(int(replays)), "use_tf32": "0"}), *providers]
         try:
-            return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            session = onnxruntime.InferenceSession(path, options, providers=providers)
         except Exception as error:  # its own exceptions have no other class in common
             raise ValueError(f"onnxruntime {onnxruntime.__version__} cannot load {path}: {error}") from None
+        if self.device == "cuda":
+            require_cuda(session.get_providers())
+        return session
+
+
+def round_up(number, multiple):
+    return -(-number // multiple) * multiple
 
 
 def run_by_length(session, spec, feeds, max_tokens):

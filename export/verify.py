@@ -88,15 +88,15 @@ class Report:
             self.failures.append(f"{case}: {wrong} of {len(found)} top choices differ")
 
 
-def verify(directory: str | os.PathLike, model, cases: int = 60, seed: int = 0) -> Report:
-    """`model` is the checkpoint in torch, float32 and in evaluation mode; `directory` its export.
+def verify(directory: str | os.PathLike, model, cases: int = 60, seed: int = 0, device: str | None = None) -> Report:
+    """`model` is the checkpoint in torch, float32 and in evaluation mode; `directory` its export, run on `device`.
 
     Each case is a batch of 1 to 5 rows of 1 to 33 random tokens: full rows, rows of different lengths padded on the
     right, or the same with one row that is all padding (a decoder that generates: padded on the left, one that reads whole
     sequences: on either side). Decoders are compared at the first step and at later ones, with torch reading the whole
     sequence at once, without a cache.
     """
-    runtime = Runtime(directory)
+    runtime = Runtime(directory, device=device)
     check_same_model(runtime, model)
     compare = compare_sequences
     if "decoder" in runtime.specs:

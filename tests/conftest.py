@@ -15,6 +15,9 @@ import pytest
 import transformers
 from checkpoints import Exported, build, save_and_export
 from filelock import FileLock
+from targets import build as build_for_target
+
+from vanilla_transformer_export.build import export
 
 
 @pytest.fixture(autouse=True)
@@ -36,5 +39,24 @@ def exported(tmp_path_factory):
             if not found.directory.exists():
                 save_and_export(found.model, found.checkpoint, found.directory)
         return found
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def exported_for(tmp_path_factory):
+    """A name of `targets.MODELS`, a target and a dtype -> the model, and the directory of its export."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+
+    @functools.cache
+    def make(name: str, target: str, dtype: str = "fp32"):
+        model, directory = build_for_target(name), root / f"{name}-{target}-{dtype}"
+        with FileLock(f"{directory}.lock"):
+            if not directory.exists():
+                model.save_pretrained(f"{directory}-checkpoint")
+                export(f"{directory}-checkpoint", directory, cases=3, target=target, dtype=dtype)
+        return model, directory
 
     return make

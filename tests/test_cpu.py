@@ -1,16 +1,12 @@
 """The cpu target: onnxruntime's own operators, caches in place, quantized weights, and still the model's own tokens."""
 
-import collections
-import functools
-
 import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from checkpoints import EOS, PAD, perturbed
-from filelock import FileLock
+from targets import FILES, GENERATORS, SIZES, graph, ops, prompts
 
 import vanilla_transformer
 from vanilla_transformer_export.build import export
@@ -19,56 +15,13 @@ from vanilla_transformer_export.optimize import int4_blocks, int8_columns, optim
 from vanilla_transformer_export.runtime import Runtime
 from vanilla_transformer_export.verify import verify
 
-SIZES = dict(vocab_size=48, hidden_size=32, intermediate_size=40, num_attention_heads=4)
-LEARNED = dict(position_embedding_type="learned", max_position_embeddings=60, norm_first=True, linear_bias=False)
-MODELS = {
-    "seq2seq": ("VanillaSeq2SeqForConditionalGeneration", dict(encoder_layers=1, decoder_layers=2)),
-    "causal": ("VanillaDecoderForCausalLM", dict(num_hidden_layers=2, **LEARNED)),
-    "causal-window": (
-        "VanillaDecoderForCausalLM",
-        dict(num_hidden_layers=1, position_embedding_type="rotary", sliding_window=5, tie_word_embeddings=False),
-    ),
-    "encoder": (
-        "VanillaEncoderForPreTraining",
-        dict(num_hidden_layers=2, type_vocab_size=2, pooler_act="tanh", head_dim=6, value_head_dim=10),
-    ),
-}
-GENERATORS = ["seq2seq", "causal", "causal-window"]
-FILES = {"seq2seq": ("onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx")}
 generators = pytest.mark.parametrize("name", GENERATORS)
 
 
-def build(name):
-    architecture, fields = MODELS[name]
-    model = perturbed(architecture, {**SIZES, **fields})
-    if model.can_generate():
-        model.lm_head.bias.data[EOS] += 1.5  # so that rows end at different times
-    return model
-
-
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    """A name of `MODELS` and a dtype -> the model, and the directory of its export."""
-    root = tmp_path_factory.mktemp("cpu")
-
-    @functools.cache
-    def make(name, dtype="fp32"):
-        model, directory = build(name), root / f"{name}-{dtype}"
-        with FileLock(f"{directory}.lock"):
-            if not directory.exists():
-                model.save_pretrained(root / name)
-                export(root / name, directory, cases=3, target="cpu", dtype=dtype)
-        return model, directory
-
-    return make
-
-
-def graph(directory, name, role=-1):
-    return onnx.load(directory / FILES.get(name, ("onnx/model.onnx",))[role]).graph
-
-
-def ops(found):
-    return collections.Counter(node.op_type for node in found.node)
+def exported(exported_for):
+    """A name of `MODELS` and a dtype -> the model, and the directory of its export for the cpu target."""
+    return lambda name, dtype="fp32": exported_for(name, "cpu", dtype)
 
 
 # ------------------------------------------------------------------------------------------------------------- the graphs
@@ -154,14 +107,6 @@ def test_the_encoder_of_a_pair_returns_the_keys_and_values_of_the_decoder(export
 
 
 # ------------------------------------------------------------------------------------------------------------ the numbers
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_40_cases_agree_with_torch(exported, name):
-    model, directory = exported(name)
-    report = verify(directory, model, cases=40, seed=1)
-    assert report.failures == [] and report.values > 10_000
-    assert report.agreeing == report.tokens
 
 
 @pytest.mark.parametrize("dtype, agreement", [("int8", 0.95), ("int4", 0.6)])
@@ -277,47 +222,6 @@ def test_embeddings_are_off_by_half_a_step(width):
 
 
 # ------------------------------------------------------------------------------------------------------------- generation
-
-
-def prompts(name, seed=0):
-    """Rows of several lengths: right-padded sources, left-padded prompts."""
-    rng, lengths = np.random.default_rng(seed), [7, 1, 4, 6]
-    ids, mask = np.full((4, 7), PAD), np.zeros((4, 7), np.int64)
-    for row, length in enumerate(lengths):
-        real = slice(0, length) if name == "seq2seq" else slice(7 - length, 7)
-        ids[row, real], mask[row, real] = rng.integers(4, 48, length), 1
-    return ids, mask
-
-
-@pytest.mark.parametrize("beams", [1, 2, 5])
-@generators
-def test_generated_tokens_are_those_of_transformers(exported, name, beams):
-    model, directory = exported(name)
-    runtime = Runtime(directory)
-    for seed in range(3):
-        ids, mask = prompts(name, seed)
-        settings = dict(max_new_tokens=14, num_beams=beams)
-        with torch.no_grad():
-            given = dict(attention_mask=torch.from_numpy(mask), do_sample=False)
-            expected = model.generate(torch.from_numpy(ids), **given, **settings).numpy()
-        found = runtime.generate(ids, mask, **settings)
-        start = 1 if name == "seq2seq" else 7
-        for got, wanted in zip(found[:, start:].tolist(), expected[:, start:].tolist(), strict=True):
-            end = wanted.index(EOS) + 1 if EOS in wanted else len(wanted)
-            assert got[:end] == wanted[:end]
-
-
-@pytest.mark.parametrize("name", ["causal", "causal-window"])
-def test_padding_may_stand_on_either_side_and_changes_nothing(exported, name):
-    runtime = Runtime(exported(name)[1])
-    ids, mask = prompts(name)
-    rows = [row[real == 1] for row, real in zip(ids, mask)]
-    right = np.array([[*row, *[PAD] * (7 - len(row))] for row in rows])
-    found = [runtime.generate(given, max_new_tokens=6)[:, 7:].tolist() for given in (ids, right)]
-    assert found[0] == found[1]
-    for row, got in zip(rows, found[0]):
-        alone = runtime.generate(row[None], max_new_tokens=6)[0, len(row) :].tolist()
-        assert got[: len(alone)] == alone
 
 
 def pointers(decoding):

@@ -1,0 +1,158 @@
+"""The cuda target: caches of fixed size that stay on the device, and shapes that never change from one step to the next, so
+that a step is replayed as one CUDA graph.
+
+The cache of each input has slots. A prompt fills the first of them, read by all beams; then each step fills one for each
+beam. `visible` says which slots a token reads: those of its own history. Choosing other beams changes that table only.
+"""
+
+import torch
+from torch import nn
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from vanilla_transformer.layers_vanilla_transformer import eager_attention_forward
+
+from .beams import BeamSearchGraph
+from .operators import (
+    CrossStatesGraph,
+    EncoderGraph,
+    NewTokensOnly,
+    OperatorGraph,
+    flat,
+    gather,
+    in_order,
+    operator,
+    pairs,
+    scatter,
+)
+
+FLOAT16_MAX = 65504
+HIDDEN = -30000.0  # added to the scores of slots that are not read: half of what float16 holds, so no sum overflows
+
+
+def misfits(config) -> dict[str, str]:
+    """Fields whose values these operators cannot hold, or not as they are used here, and what fits."""
+    found = {}
+    if config.position_embedding_type == "relative":
+        found["position_embedding_type"] = "anything but 'relative'"
+    if config.sliding_window is not None and config.model_type != "vanilla-decoder":
+        found["sliding_window"] = "None"
+    return found
+
+
+class SlotStepGraph(OperatorGraph):
+    """Tokens of each input and the caches in; the logits behind some of the tokens, the same caches, and all that the next step
+    reads if each of these is followed by its likeliest token.
+
+    input_ids, position_ids (B, T); count (B,), which is T; first_slot (B,), where the keys and values of the first of them go,
+    the others behind it; visible (B, T, slots); logits_of (B, N), whose logits are returned; slot_numbers (slots,), 0 and on;
+    tokens (B, 1, slots, 1), what each slot was computed from; caches (B, H, slots, d).
+
+    What is returned may lie where it was read from: each of it follows from the likeliest tokens, so comes after all reading.
+    """
+
+    def self_attention(self, module, query, key, value, attributes):
+        past = self.past[module.layer_idx]
+        present = [scatter(*pair, self.first_slot) for pair in zip(past, (key, value), strict=True)]
+        self.present[module.layer_idx] = present
+        inputs = [flat(query), *present, None, None, self.bias]
+        shape = (query.shape[0], query.shape[2], query.shape[1] * value.shape[3])
+        return operator("MultiHeadAttention", inputs, attributes, [shape])[0]
+
+    def full_attention(self, module, query, key, value, attributes):
+        if not self.keys_are_cached:
+            return super().full_attention(module, query, key, value, attributes)
+        shape = (query.shape[0], query.shape[2], query.shape[1] * value.shape[3])
+        return operator("MultiHeadAttention", [flat(query), key, value, None, self.mask], attributes, [shape])[0]
+
+    def step(self, new, caches, **source):
+        input_ids, position_ids, count, self.first_slot, visible, logits_of, slot_numbers, tokens = new
+        self.past, self.present = pairs(caches), {}
+        self.bias = torch.where(visible[:, None], 0.0, HIDDEN).to(caches[0].dtype)
+        outputs = self.model.get_decoder()(input_ids, position_ids=position_ids, use_cache=True, **source)
+        logits = self.model.lm_head(gather(outputs.last_hidden_state, logits_of)).float()
+
+        best = logits.argmax(dim=-1)
+        ones = (best >= 0).long()
+        slot = self.first_slot + count - 1 + ones[:, 0]
+        slots = slot[:, None] + ones.cumsum(dim=1) - 1  # of the likeliest tokens
+        following = (
+            best,
+            gather(position_ids, logits_of) + ones,
+            slot,
+            gather(visible, logits_of) | (slot_numbers == slots[..., None]),
+            scatter(tokens, best[:, None, :, None], slot),
+        )
+        return logits, *following, *in_order(self.present)
+
+
+class DecoderGraph(SlotStepGraph):
+    def forward(self, input_ids, position_ids, count, first_slot, visible, logits_of, slot_numbers, tokens, *caches):
+        new = (input_ids, position_ids, count, first_slot, visible, logits_of, slot_numbers, tokens)
+        return self.step(new, caches, past_key_values=NewTokensOnly())
+
+
+class Seq2SeqDecoderGraph(SlotStepGraph):
+    """With the encoder's mask (B, S), and behind the caches the keys and values of cross-attention (B, H, S, d)."""
+
+    keys_are_cached = True
+
+    def forward(
+        self,
+        input_ids,
+        position_ids,
+        count,
+        first_slot,
+        visible,
+        logits_of,
+        slot_numbers,
+        tokens,
+        encoder_attention_mask,
+        *caches,
+    ):
+        self.mask = encoder_attention_mask.to(torch.int32)
+        own, cross = caches[: len(caches) // 2], pairs(caches[len(caches) // 2 :])
+        cache = EncoderDecoderCache(NewTokensOnly(), DynamicCache(cross))
+        cache.is_updated = dict.fromkeys(range(len(cross)), True)
+        new = (input_ids, position_ids, count, first_slot, visible, logits_of, slot_numbers, tokens)
+        # That there is a source is all that is read of its states.
+        return self.step(new, own, past_key_values=cache, encoder_hidden_states=cross[0][0])
+
+
+@torch.no_grad()
+def overflow(model: PreTrainedModel) -> str | None:
+    """Where `model`, in float32, makes a number of random tokens that float16 cannot hold; `None` if nowhere. Looked at are
+    what each module returns and the scores of attention, before the softmax."""
+    problems = []
+
+    def look(name, states):
+        if isinstance(states, torch.Tensor) and states.is_floating_point():
+            largest = states.abs().max().item()
+            if not largest <= FLOAT16_MAX / 2:  # as far from it again, for tokens that were not tried
+                problems.append(f"{name or 'the model'} reaches {largest:.3g}")
+
+    def scores(module, query, key, value, mask, scaling, **kwargs):
+        look(f"{names[module]}, scores", query @ key.transpose(2, 3) * scaling)
+        return eager_attention_forward(module, query, key, value, mask, scaling, **kwargs)
+
+    names = {module: name for name, module in model.named_modules()}
+    hooks = [module.register_forward_hook(lambda module, inputs, output: look(names[module], output)) for module in names]
+    ALL_ATTENTION_FUNCTIONS.register("measured", scores)
+    implementation = model.config._attn_implementation
+    model.set_attn_implementation("measured")
+    length = min(64, model.config.max_position_embeddings)
+    ids = torch.randint(model.config.vocab_size, (4, length), generator=torch.Generator().manual_seed(0))
+    ids = ids[:, None].expand(-1, 2, -1) if type(model).__name__.endswith("MultipleChoice") else ids
+    model(ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}))
+    model.set_attn_implementation(implementation)
+    for hook in hooks:
+        hook.remove()
+    return problems[0] if problems else None
+
+
+def graph_module(model: PreTrainedModel, role: str) -> nn.Module:
+    if role == "beams":
+        return BeamSearchGraph()
+    if model.config.is_encoder_decoder:
+        return Seq2SeqDecoderGraph(model) if role == "decoder" else CrossStatesGraph(model)
+    return DecoderGraph(model) if role == "decoder" else EncoderGraph(model)

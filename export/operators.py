@@ -1,0 +1,116 @@
+"""What the cpu and cuda targets share: the modeling code traced into onnxruntime's own attention operators.
+
+The encoder of a seq2seq model ends with the keys and values of cross-attention, computed once for a whole generation; the
+beams of one input read them as queries of one batch entry, so they are never copied.
+"""
+
+import torch
+from torch import nn
+from transformers import DynamicCache, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+NAME = "onnxruntime"
+
+
+class OperatorGraph(nn.Module):
+    """A part of `model` whose attention is `attend`. What that takes beside queries, keys and values, `forward` sets."""
+
+    keys_are_cached = False
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.model = model
+        ALL_ATTENTION_FUNCTIONS.register(NAME, self.attend)
+        ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, lambda *args, **kwargs: None)
+        model.set_attn_implementation(NAME)
+
+    def attend(self, module, query, key, value, attention_mask, scaling, **kwargs):
+        """query (B, H, T, d), key and value (B, H, S, d) -> (B, T, H, d)."""
+        attributes = {"num_heads": module.config.num_attention_heads, "scale": float(scaling)}
+        attend = self.self_attention if module.is_causal else self.full_attention
+        output = attend(module, query, key, value, attributes)
+        return output.reshape(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
+
+    def full_attention(self, module, query, key, value, attributes):
+        """As in the encoder and in cross-attention; rows that continue one input are queries of one batch entry."""
+        queries = flat(query).reshape(key.shape[0], -1, query.shape[1] * query.shape[3])
+        states = (key, value) if self.keys_are_cached else (flat(key), flat(value))
+        shape = (*queries.shape[:2], query.shape[1] * value.shape[3])
+        return operator("MultiHeadAttention", [queries, *states, None, self.mask], attributes, [shape])[0]
+
+
+def operator(name, inputs, attributes, shapes):
+    """onnxruntime's operator `name`; its outputs have `shapes` and the type of its first input."""
+    types = [inputs[0].dtype] * len(shapes)
+    return torch.onnx.ops.symbolic_multi_out(
+        f"com.microsoft::{name}", inputs, attrs=attributes, dtypes=types, shapes=shapes, version=1
+    )
+
+
+def flat(states):
+    """(B, H, T, d) -> (B, T, H * d)."""
+    return states.transpose(1, 2).flatten(2)
+
+
+class EncoderGraph(OperatorGraph):
+    """Tokens, their mask and their types in, all outputs of `model` out."""
+
+    def forward(self, input_ids, attention_mask, token_type_ids=None):
+        self.mask = attention_mask.flatten(0, -2).to(torch.int32)  # of several choices, each is a row
+        return self.model(input_ids, token_type_ids=token_type_ids).to_tuple()
+
+
+class CrossStatesGraph(OperatorGraph):
+    """Tokens and their mask in; for each decoder layer, keys and values of cross-attention out."""
+
+    def forward(self, input_ids, attention_mask):
+        self.mask = attention_mask.to(torch.int32)
+        hidden_states = self.model.get_encoder()(input_ids).last_hidden_state
+        attentions = (layer.cross_attn for layer in self.model.get_decoder().layers)
+        both = (attention.keys_and_values(None, hidden_states, None, None) for attention in attentions)
+        return tuple(states for pair in both for states in pair)
+
+
+class NewTokensOnly(DynamicCache):
+    """Keys and values of the new tokens pass through: the operator itself puts them into its buffers."""
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx=0):
+        return 0
+
+
+def pairs(states):
+    return list(zip(states[::2], states[1::2], strict=True))
+
+
+def in_order(present):
+    return [states for layer in sorted(present) for states in present[layer]]
+
+
+def scatter(cache, states, first_slot):
+    """`states` (B, H, T, d) into `cache` (B, H, slots, d), from `first_slot` (B,) on."""
+    [present] = torch.onnx.ops.symbolic_multi_out(
+        "TensorScatter",
+        [cache, states, first_slot],
+        attrs={"axis": -2},
+        dtypes=[cache.dtype],
+        shapes=[cache.shape],
+        version=24,
+    )
+    return present
+
+
+def gather(states, tokens):
+    """Those of `states` (B, T, ...) that `tokens` (B, N) name: (B, N, ...)."""
+    [found] = torch.onnx.ops.symbolic_multi_out(
+        "GatherND",
+        [states, tokens[..., None]],
+        attrs={"batch_dims": 1},
+        dtypes=[states.dtype],
+        shapes=[(*tokens.shape, *states.shape[2:])],
+        version=13,
+    )
+    return found

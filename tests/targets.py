@@ -1,0 +1,50 @@
+"""Small models of each kind for the targets that have operators of their own, and prompts for them."""
+
+import collections
+
+import numpy as np
+import onnx
+from checkpoints import EOS, PAD, perturbed
+
+SIZES = dict(vocab_size=48, hidden_size=32, intermediate_size=40, num_attention_heads=4)
+LEARNED = dict(position_embedding_type="learned", max_position_embeddings=60, norm_first=True, linear_bias=False)
+MODELS = {
+    "seq2seq": ("VanillaSeq2SeqForConditionalGeneration", dict(encoder_layers=1, decoder_layers=2)),
+    "causal": ("VanillaDecoderForCausalLM", dict(num_hidden_layers=2, **LEARNED)),
+    "causal-window": (
+        "VanillaDecoderForCausalLM",
+        dict(num_hidden_layers=1, position_embedding_type="rotary", sliding_window=5, tie_word_embeddings=False),
+    ),
+    "encoder": (
+        "VanillaEncoderForPreTraining",
+        dict(num_hidden_layers=2, type_vocab_size=2, pooler_act="tanh", head_dim=6, value_head_dim=10),
+    ),
+}
+GENERATORS = ["seq2seq", "causal", "causal-window"]
+FILES = {"seq2seq": ("onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx")}
+
+
+def build(name):
+    architecture, fields = MODELS[name]
+    model = perturbed(architecture, {**SIZES, **fields})
+    if model.can_generate():
+        model.lm_head.bias.data[EOS] += 1.5  # so that rows end at different times
+    return model
+
+
+def graph(directory, name, role=-1):
+    return onnx.load(directory / FILES.get(name, ("onnx/model.onnx",))[role]).graph
+
+
+def ops(found):
+    return collections.Counter(node.op_type for node in found.node)
+
+
+def prompts(name, seed=0):
+    """Rows of several lengths: right-padded sources, left-padded prompts."""
+    rng, lengths = np.random.default_rng(seed), [7, 1, 4, 6]
+    ids, mask = np.full((4, 7), PAD), np.zeros((4, 7), np.int64)
+    for row, length in enumerate(lengths):
+        real = slice(0, length) if name == "seq2seq" else slice(7 - length, 7)
+        ids[row, real], mask[row, real] = rng.integers(4, 48, length), 1
+    return ids, mask

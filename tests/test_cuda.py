@@ -1,0 +1,309 @@
+"""The cuda target, checked without a GPU: what its graphs hold, that they run on the CPU in float32, and what is said where
+CUDA is asked for and cannot be used."""
+
+import json
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from targets import FILES, GENERATORS, MODELS, SIZES, graph, ops, prompts
+
+import vanilla_transformer
+from vanilla_transformer_export import build, cli, doctor
+from vanilla_transformer_export.build import export
+from vanilla_transformer_export.cuda import overflow
+from vanilla_transformer_export.runtime import Runtime
+
+generators = pytest.mark.parametrize("name", GENERATORS)
+HALF = {"fp16": onnx.TensorProto.FLOAT16, "bf16": onnx.TensorProto.BFLOAT16}
+FLOATS = {onnx.TensorProto.FLOAT: "fp32", onnx.TensorProto.FLOAT16: "fp16", onnx.TensorProto.BFLOAT16: "bf16"}
+
+# Floating-point types for which onnxruntime's CUDA provider has each operator, from its docs/OperatorKernels.md; integers and
+# booleans where they occur here are covered by all of them.
+ANY = {"fp32", "fp16", "bf16"}
+REGISTERED = {
+    **dict.fromkeys(("Add", "Cast", "Concat", "Gather", "GatherND", "Gelu", "LayerNormalization", "MatMul"), ANY),
+    **dict.fromkeys(("Gemm", "Mul", "MultiHeadAttention", "Relu", "Reshape", "Slice", "Softmax", "Split", "Sub", "Tanh"), ANY),
+    **dict.fromkeys(("SkipLayerNormalization", "TensorScatter", "Transpose", "Unsqueeze", "Where", "Squeeze", "Neg"), ANY),
+    **dict.fromkeys(("Equal", "Not", "Or", "And", "Mod", "CumSum", "GatherElements"), ANY),  # of integers and booleans only
+    **dict.fromkeys(("ArgMax", "Cos", "GreaterOrEqual", "Greater", "Less", "LogSoftmax", "Sin", "TopK"), {"fp32", "fp16"}),
+    **dict.fromkeys(("Div", "Pow", "ReduceMax", "ReduceMin"), {"fp32", "fp16"}),
+}
+# Inputs that kernels read on the host: as constants they are there, anything else would be copied from the device each step.
+ON_HOST = dict.fromkeys(("TopK", "CumSum", "Reshape", "Unsqueeze", "Squeeze", "Split"), (1,)) | {"Slice": (1, 2, 3, 4)}
+
+
+@pytest.fixture(scope="module")
+def exported(exported_for):
+    """A name of `MODELS` and a dtype -> the model, and the directory of its export for the cuda target."""
+    return lambda name, dtype="fp32": exported_for(name, "cuda", dtype)
+
+
+# ------------------------------------------------------------------------------------------------------------- the graphs
+
+
+@generators
+def test_each_layer_has_two_scatters_and_one_operator_for_each_attention(exported, name):
+    model, directory = exported(name)
+    layers = len(model.get_decoder().layers) if name == "seq2seq" else model.config.num_hidden_layers
+    found = ops(graph(directory, name))
+    assert found["TensorScatter"] == 2 * layers + 1  # and the tokens
+    assert found["MultiHeadAttention"] == (2 if name == "seq2seq" else 1) * layers
+    assert found["Softmax"] == 0
+    optimized = Runtime(directory, device="cpu").artifact.manifest["optimized"]["decoder"]
+    assert optimized["fix_reshapes"] > 0
+
+
+@pytest.mark.parametrize(
+    "name, dtype", [*((name, "fp32") for name in GENERATORS), ("seq2seq", "fp16"), ("seq2seq", "bf16"), ("causal", "bf16")]
+)
+def test_a_step_can_be_replayed_every_operator_is_cudas_and_nothing_is_read_on_the_host(exported, name, dtype):
+    check_operators(graph(exported(name, dtype)[1], name))
+
+
+def test_a_step_of_beam_search_can_be_replayed_too(exported, tmp_path):
+    """As onnxruntime has it once all sizes are constants."""
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "fixed.onnx")
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    for axis, size in dict(batch_size=2, slots=64, num_beams=4, candidates=8, num_ends=1).items():
+        options.add_free_dimension_override_by_name(axis, size)
+    path = exported("seq2seq", "fp16")[1] / "onnx/beam_search.onnx"
+    onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    check_operators(onnx.load(tmp_path / "fixed.onnx").graph)
+
+
+def check_operators(found):
+    constants = {weight.name for weight in found.initializer}
+    types = node_types(found)
+    for node in found.node:
+        assert node.op_type in REGISTERED, node.op_type  # no Shape, Range, If or Loop among them
+        assert types[node.name] <= REGISTERED[node.op_type], (node.op_type, types[node.name])
+        for index in ON_HOST.get(node.op_type, ()):
+            assert not node.input[index:] or node.input[index] in constants or not node.input[index], node.op_type
+
+
+def node_types(found):
+    """The floating-point types of what each node reads and returns, by the node's name."""
+    inferred = onnx.shape_inference.infer_shapes(onnx.helper.make_model(found, opset_imports=OPSETS)).graph
+    types = {value.name: value.type.tensor_type.elem_type for value in [*inferred.value_info, *found.input, *found.output]}
+    types |= {weight.name: weight.data_type for weight in found.initializer}
+    for node in found.node:  # onnx does not know onnxruntime's operators: they return the type of their first input
+        if node.domain == "com.microsoft":
+            types.setdefault(node.output[0], types.get(node.input[0], 0))
+    values = {node.name: [*node.input, *node.output] for node in found.node}
+    return {name: {FLOATS[types[value]] for value in used if types.get(value) in FLOATS} for name, used in values.items()}
+
+
+OPSETS = [onnx.helper.make_opsetid("", 24), onnx.helper.make_opsetid("com.microsoft", 1)]
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("name", ["seq2seq", "encoder"])
+def test_weights_and_caches_are_of_the_type_asked_for_and_outputs_are_float32(exported, name, dtype):
+    _, directory = exported(name, dtype)
+    for role in range(len(FILES.get(name, [0]))):
+        found = graph(directory, name, role)
+        weights = [weight for weight in found.initializer if weight.data_type in FLOATS and len(weight.dims) == 2]
+        assert weights and {weight.data_type for weight in weights} == {HALF[dtype]}
+        for value in [*found.input, *found.output]:
+            kind = value.type.tensor_type.elem_type
+            is_cache = value.name.startswith(("past_key_values", "present"))
+            assert kind not in FLOATS or kind == (HALF[dtype] if is_cache else onnx.TensorProto.FLOAT), value.name
+    manifest = json.loads((directory / "manifest.json").read_text())
+    assert (manifest["target"], manifest["dtype"]) == ("cuda", dtype)
+    assert manifest["parity"] is None or doctor.gpu()  # compared where there is a GPU
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("fp16", 2e-3), ("bf16", 2e-2)])
+def test_half_precision_weights_are_the_models_rounded(exported, dtype, tolerance):
+    """Run in float32, which the CPU has all operators for."""
+    model, directory = exported("encoder", dtype)
+    found = onnx.load(directory / "onnx/model.onnx")
+    widen(found)
+    session = onnxruntime.InferenceSession(found.SerializeToString(), providers=["CPUExecutionProvider"])
+    ids = np.random.default_rng(0).integers(0, 48, (3, 9))
+    feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    with torch.no_grad():
+        expected = model(torch.from_numpy(ids)).prediction_logits.numpy()
+    logits = session.run(["prediction_logits"], feeds)[0]
+    assert 1e-6 < np.abs(logits - expected).max() < tolerance * np.abs(expected).max()
+
+
+def widen(model):
+    """Every number in half precision becomes float32."""
+    for weight in model.graph.initializer:
+        if weight.data_type in HALF.values():
+            values = onnx.numpy_helper.to_array(weight).astype(np.float32)
+            weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Cast" and attribute.name == "to" and attribute.i in HALF.values():
+                attribute.i = onnx.TensorProto.FLOAT
+
+
+# ------------------------------------------------------------------------------------------------------------- the caches
+
+
+def addresses(buffers):
+    return {name: bound.data_ptr() for name, bound in buffers.states.items()}
+
+
+@generators
+def test_buffers_are_used_again_by_the_next_batch_of_like_size(exported, name):
+    runtime = Runtime(exported(name)[1], device="cpu")
+    ids, mask = prompts(name)
+    first = runtime.generate(ids, mask, max_new_tokens=5)
+    [buffers] = runtime.pool.free
+    places, graphs = addresses(buffers), dict(buffers.steps)
+    second = runtime.generate(ids[::-1], mask[::-1], max_new_tokens=7)
+    assert list(runtime.pool.free) == [buffers] and addresses(buffers) == places and buffers.steps == graphs
+    third = runtime.generate(ids, mask, max_new_tokens=5)
+    assert np.array_equal(first, third) and not np.array_equal(first, second)
+    runtime.generate(ids[:2], mask[:2], max_new_tokens=5)
+    assert len(runtime.pool.free) == 2
+
+
+@generators
+def test_two_batches_at_a_time_have_buffers_of_their_own(exported, name):
+    runtime = Runtime(exported(name)[1], device="cpu")
+    batches = [prompts(name, seed) for seed in (0, 1)]
+    expected = [list(runtime.stream(*batch, max_new_tokens=6, eos_token_id=[])) for batch in batches]
+    streams = [runtime.stream(*batch, max_new_tokens=6, eos_token_id=[]) for batch in batches]
+    found = list(zip(*streams, strict=True))
+    assert all(np.array_equal(step[row], expected[row][number]) for number, step in enumerate(found) for row in (0, 1))
+
+
+def test_beams_move_nothing_and_fill_a_slot_each(exported):
+    runtime = Runtime(exported("seq2seq")[1], device="cpu")
+    decoding, *start = runtime.decoding(np.full((4, 1), 1), None, prompts("seq2seq"), 8, 3)
+    decoding.start(*start)
+    decoding.repeat(3)
+    before = {name: bound.numpy().copy() for name, bound in decoding.buffers.states.items() if name != "tokens"}
+    decoding.next(np.full(12, 5), np.arange(12)[::-1].reshape(4, 3)[::-1].ravel())
+    for name, states in before.items():
+        changed = np.flatnonzero(np.any(decoding.buffers.states[name].numpy() != states, axis=(0, 1, 3)))
+        assert changed.tolist() == ([1, 2, 3] if ".decoder." in name else [])
+
+
+# ------------------------------------------------------------------------------------------------- numbers beyond float16
+
+
+def large(**factors):
+    """A model with large weights in the modules named."""
+    architecture, fields = MODELS["causal"]
+    model_class = getattr(vanilla_transformer, architecture)
+    model = model_class(model_class.config_class(**SIZES, **fields, tie_word_embeddings=False)).eval()
+    for name, factor in factors.items():
+        module = dict(model.named_modules())[name.replace("__", ".")]
+        module.weight.data *= factor
+    return model
+
+
+LAYER = "model__layers__1__"
+
+
+@pytest.mark.parametrize(
+    "factors, said",
+    [
+        ({f"{LAYER}feed_forward__up_proj": 1e7}, "model.layers.1.feed_forward.up_proj reaches"),
+        ({f"{LAYER}self_attn__q_proj": 3e4, f"{LAYER}self_attn__k_proj": 3e4}, "model.layers.1.self_attn, scores reaches"),
+        ({"lm_head": 1e7}, "lm_head reaches"),
+    ],
+)
+def test_float16_is_refused_where_it_cannot_hold_a_number_and_bf16_is_the_default_there(factors, said):
+    model = large(**factors)
+    with pytest.raises(ValueError, match=f"{said} .*, and float16 holds 65504: use --dtype bf16"):
+        build.dtype_of(model, "cuda", "fp16")
+    assert build.dtype_of(model, "cuda", None) == build.dtype_of(model, "cuda", "bf16") == "bf16"
+
+
+def test_a_refused_export_leaves_nothing(tmp_path):
+    large(lm_head=1e7).save_pretrained(tmp_path / "large")
+    with pytest.raises(ValueError, match="lm_head reaches .*, and float16 holds 65504: use --dtype bf16"):
+        export(tmp_path / "large", tmp_path / "out", target="cuda", dtype="fp16")
+    assert not (tmp_path / "out").exists()
+
+
+def test_fp16_is_the_default_where_it_holds(exported):
+    model = exported("causal")[0]
+    assert overflow(model) is None
+    assert build.dtype_of(model, "cuda", None) == "fp16" and build.dtype_of(model, "cpu", None) == "fp32"
+    assert build.dtype_of(model, "cuda", "bf16") == "bf16"
+
+
+def test_slots_that_are_not_read_add_nothing_even_in_float16():
+    """A row that reads no slot is an average of all, not NaN, and the sum with a score does not overflow."""
+    from vanilla_transformer_export.cuda import HIDDEN
+
+    scores = torch.tensor([[-30000.0, 20000.0], [0.0, 10.0]], dtype=torch.float16) + torch.tensor(HIDDEN, dtype=torch.float16)
+    assert torch.isfinite(scores).all() and torch.isfinite(scores.softmax(-1)).all()
+    assert torch.tensor([HIDDEN, 0.0], dtype=torch.bfloat16).float().softmax(-1).tolist() == [0, 1]
+
+
+# --------------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    "architecture, fields, said",
+    [
+        ("VanillaDecoderForCausalLM", dict(position_embedding_type="relative"), "position_embedding_type='relative'"),
+        ("VanillaEncoderForMaskedLM", dict(sliding_window=3), "sliding_window=3"),
+    ],
+)
+def test_what_the_operators_cannot_hold_is_refused_by_name(architecture, fields, said, tmp_path):
+    model_class = getattr(vanilla_transformer, architecture)
+    model_class(model_class.config_class(**SIZES, num_hidden_layers=1, **fields)).save_pretrained(tmp_path / "checkpoint")
+    with pytest.raises(ValueError, match=f"{said} does not fit the cuda target, expected .*: use --target portable"):
+        export(tmp_path / "checkpoint", tmp_path / "out", target="cuda", dtype="fp32")
+    assert not (tmp_path / "out").exists()
+
+
+GPU_BUILD = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+USED = dict(installed={"onnxruntime-gpu": "1.31.1"}, providers=GPU_BUILD, gpu="NVIDIA H200, 580.0, 143771 MiB", libraries=())
+
+
+@pytest.mark.parametrize(
+    "found, running, said",
+    [
+        (dict(installed={"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.0"}), None, "are both installed.*pip uninstall -y"),
+        (dict(providers=["CPUExecutionProvider"]), None, "has no CUDA, its providers are .*pip install onnxruntime-gpu"),
+        (dict(gpu=None), None, "no NVIDIA GPU or no driver"),
+        (dict(libraries=("libnothing.so.1",)), None, "libnothing.so.1: pip install 'onnxruntime-gpu.cuda,cudnn.'"),
+        (dict(), ["CPUExecutionProvider"], "fell back to ..CPUExecutionProvider.., its warning says why"),
+        (dict(), GPU_BUILD, None),
+    ],
+)
+def test_asking_for_cuda_where_it_cannot_run_says_what_to_do(monkeypatch, found, running, said):
+    state = USED | found
+    for name in ("installed", "providers", "gpu"):
+        monkeypatch.setattr(doctor, name, lambda name=name: state[name])
+    monkeypatch.setattr(doctor, "LIBRARIES", state["libraries"])
+    if said is None:
+        return doctor.require_cuda(running)
+    with pytest.raises(OSError, match=said):
+        doctor.require_cuda(running)
+
+
+def test_a_runtime_never_falls_back_to_the_cpu(exported, monkeypatch):
+    monkeypatch.setattr(doctor, "providers", lambda: ["CPUExecutionProvider"])
+    with pytest.raises(OSError, match="this onnxruntime has no CUDA"):
+        Runtime(exported("causal")[1])
+    with pytest.raises(ValueError, match="device 'tpu' does not go with the target 'cuda'"):
+        Runtime(exported("causal")[1], device="tpu")
+
+
+def test_doctor_says_what_runs_where(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "gpu", lambda: None)
+    cli.main(["doctor", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["packages"]["onnxruntime"] == onnxruntime.__version__ and found["cuda_problem"]
+    assert found["providers"] == onnxruntime.get_available_providers()
+    cli.main(["doctor"])
+    printed = capsys.readouterr().out
+    assert f"target cuda does not run: {found['cuda_problem']}" in printed and "run on the CPU, with" in printed
+    monkeypatch.setattr(doctor, "providers", list)
+    cli.main(["doctor"])
+    assert "no target runs: pip install" in capsys.readouterr().out
