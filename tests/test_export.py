@@ -307,7 +307,7 @@ def quick(exported, monkeypatch):
     exported("encoder")  # which all tests share, so not with what is replaced here
     graph = two_table_graph(tied=False)
     monkeypatch.setattr(build, "trace", lambda *_: graph)
-    monkeypatch.setattr(build, "verify", lambda *_: Report(cases=1))
+    monkeypatch.setattr(build, "verify", lambda *_, **options: Report(cases=1))
     return monkeypatch
 
 
@@ -338,7 +338,7 @@ def test_an_existing_directory_is_replaced_only_by_force(quick, checkpoint, tmp_
 
 @pytest.mark.parametrize("force", [False, True])
 def test_an_export_that_differs_from_torch_leaves_nothing_behind(quick, checkpoint, tmp_path, force):
-    quick.setattr(build, "verify", lambda *_: Report(failures=["case 0: error 7e-01"]))
+    quick.setattr(build, "verify", lambda *_, **options: Report(failures=["case 0: error 7e-01"]))
     if force:
         (tmp_path / "out").mkdir()
         (tmp_path / "out/mine").write_text("kept")
