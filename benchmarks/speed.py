@@ -253,7 +253,7 @@ class Absent:
         self.started = {"error": error}
 
     def close(self):
-        pass
+        """There is no process to end."""
 
 
 def is_record_of(record, cell):

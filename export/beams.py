@@ -3,8 +3,10 @@
 import torch
 from torch import nn
 
+from . import search
 from .operators import gather, scatter
-from .search import NEVER
+
+NEVER = search.NEVER.item()
 
 
 class BeamSearchGraph(nn.Module):
@@ -44,18 +46,16 @@ class BeamSearchGraph(nn.Module):
         ends = (last[..., None] == eos_token_ids).any(dim=-1) | (length == max_length)
 
         # The best that go on.
-        next_scores, kept = torch.where(ends, candidates + NEVER.item(), candidates).topk(beams)
+        next_scores, kept = torch.where(ends, candidates + NEVER, candidates).topk(beams)
         input_ids = last.gather(1, kept)
         slots = first_slot[:, None] + (input_ids >= 0).long().cumsum(dim=1) - 1
         next_visible = gather(histories, kept) | (slot_numbers == slots[..., None])
         next_tokens = scatter(tokens, input_ids[:, None, :, None], first_slot)
 
         # Those of the best that end here compete with the hypotheses that ended before.
-        is_full = finished_lengths.min(dim=1, keepdim=True).values > 0
-        closed = ~can_improve | (stops_early & is_full)
-        just_finished = ends & is_best & ~closed
+        just_finished = ends & is_best & can_improve
         ended = candidates / length.float().pow(length_penalty)
-        ended = torch.where(just_finished, ended, ended + NEVER.item())
+        ended = torch.where(just_finished, ended, ended + NEVER)
         next_finished_scores, places = torch.cat([finished_scores, ended], dim=1).topk(beams)
         next_finished_visible = gather(torch.cat([finished_visible, histories], dim=1), places)
         next_finished_tokens = torch.cat([finished_tokens, last], dim=1).gather(1, places)
@@ -65,9 +65,10 @@ class BeamSearchGraph(nn.Module):
         longest = torch.where(never_stops_early & (length_penalty > 0), max_length, length)
         possible = next_scores[:, :1] / longest.float().pow(length_penalty)
         worst = next_finished_scores.min(dim=1, keepdim=True).values
-        worst = torch.where(next_finished_lengths > 0, worst, NEVER.item())
-        next_can_improve = can_improve & (possible > worst).any(dim=1, keepdim=True)
-        next_length = length + (next_can_improve[:1, 0].long() >= 0).long()
+        worst = torch.where(next_finished_lengths > 0, worst, NEVER)
+        is_full = next_finished_lengths.min(dim=1, keepdim=True).values > 0
+        next_can_improve = can_improve & (possible > worst).any(dim=1, keepdim=True) & ~(stops_early & is_full)
+        next_length = length + (next_can_improve[:1, 0].long() >= 0).long()  # always 1, and after all that reads `length`
         return (
             input_ids,
             next_scores,

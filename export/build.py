@@ -33,7 +33,6 @@ logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvi
 OPSET = {"portable": 18, "cpu": 21, "cuda": 24}
 OPERATORS = {"portable": portable, "cpu": cpu, "cuda": cuda}
 DTYPE = {"fp16": torch.float16, "bf16": torch.bfloat16}  # of activations; all else is computed in float32
-ONNX_NAMES = {"float32": "FLOAT"}
 PROTOBUF_LIMIT = 1_900_000_000  # bytes of weights: a message can hold 2 GB, so what is above goes into a file of its own
 WEIGHTS = "model.onnx_data"
 SMALL = 1024  # bytes: weights that stay in the graph, where onnxruntime can fold them into others
@@ -241,7 +240,7 @@ def check_checkpoint_files(path):
     for file in weights:
         try:
             with safe_open(file, "pt"):
-                pass
+                pass  # opening reads the header and compares it with the size of the file
         except SafetensorError as error:
             raise ValueError(f"{file} is not a whole safetensors file ({file.stat().st_size} bytes): {error}") from None
 
@@ -297,7 +296,7 @@ def trace(module: nn.Module, spec: GraphSpec, vocab_size: int, opset: int) -> ir
         )
     graph = program.model.graph
     for index, (value, tensor) in enumerate(zip(graph.outputs, spec.outputs, strict=True)):
-        if value.dtype != ir.DataType[ONNX_NAMES.get(tensor.dtype, tensor.dtype.upper())]:
+        if tensor.dtype == "float32" and value.dtype != ir.DataType.FLOAT:
             graph.outputs[index] = cast(graph, value)
     for value, tensor in zip([*graph.inputs, *graph.outputs], [*spec.inputs, *spec.outputs], strict=True):
         value.shape = ir.Shape(tensor.shape)

@@ -27,6 +27,7 @@ from .operators import (
 )
 
 FLOAT16_MAX = 65504
+NEW = 8  # what a step takes before the encoder's mask and the caches
 HIDDEN = -30000.0  # added to the scores of slots that are not read: half of what float16 holds, so no sum overflows
 
 
@@ -59,12 +60,6 @@ class SlotStepGraph(OperatorGraph):
         shape = (query.shape[0], query.shape[2], query.shape[1] * value.shape[3])
         return operator("MultiHeadAttention", inputs, attributes, [shape])[0]
 
-    def full_attention(self, module, query, key, value, attributes):
-        if not self.keys_are_cached:
-            return super().full_attention(module, query, key, value, attributes)
-        shape = (query.shape[0], query.shape[2], query.shape[1] * value.shape[3])
-        return operator("MultiHeadAttention", [flat(query), key, value, None, self.mask], attributes, [shape])[0]
-
     def step(self, new, caches, **source):
         input_ids, position_ids, count, self.first_slot, visible, logits_of, slot_numbers, tokens = new
         self.past, self.present = pairs(caches), {}
@@ -87,9 +82,8 @@ class SlotStepGraph(OperatorGraph):
 
 
 class DecoderGraph(SlotStepGraph):
-    def forward(self, input_ids, position_ids, count, first_slot, visible, logits_of, slot_numbers, tokens, *caches):
-        new = (input_ids, position_ids, count, first_slot, visible, logits_of, slot_numbers, tokens)
-        return self.step(new, caches, past_key_values=NewTokensOnly())
+    def forward(self, *inputs):
+        return self.step(inputs[:NEW], inputs[NEW:], past_key_values=NewTokensOnly())
 
 
 class Seq2SeqDecoderGraph(SlotStepGraph):
@@ -97,24 +91,12 @@ class Seq2SeqDecoderGraph(SlotStepGraph):
 
     keys_are_cached = True
 
-    def forward(
-        self,
-        input_ids,
-        position_ids,
-        count,
-        first_slot,
-        visible,
-        logits_of,
-        slot_numbers,
-        tokens,
-        encoder_attention_mask,
-        *caches,
-    ):
-        self.mask = encoder_attention_mask.to(torch.int32)
+    def forward(self, *inputs):
+        new, mask, caches = inputs[:NEW], inputs[NEW], inputs[NEW + 1 :]
+        self.mask = mask.to(torch.int32)
         own, cross = caches[: len(caches) // 2], pairs(caches[len(caches) // 2 :])
         cache = EncoderDecoderCache(NewTokensOnly(), DynamicCache(cross))
         cache.is_updated = dict.fromkeys(range(len(cross)), True)
-        new = (input_ids, position_ids, count, first_slot, visible, logits_of, slot_numbers, tokens)
         # That there is a source is all that is read of its states.
         return self.step(new, own, past_key_values=cache, encoder_hidden_states=cross[0][0])
 

@@ -52,7 +52,7 @@ class GrowingCaches:
             feeds |= self.grow_mask(tokens.shape[1])
         logits, *present = self.session.run(self.outputs, feeds)
         for name, states in zip(self.outputs[1:], present, strict=True):
-            self.past[name.replace("present", "past_key_values")] = states
+            self.past[read_again(name)] = states
         return logits
 
     def next(self, tokens: np.ndarray, taken_from: np.ndarray | None) -> np.ndarray:
@@ -315,33 +315,19 @@ class DeviceGraph:
     not captured if that is -1. What the next step takes is put into the inputs of `following`, or into its own."""
 
     def __init__(self, buffers, sizes, following, number):
-        self.session, self.binding = buffers.session, buffers.session.io_binding()
-        sizes, device = {**buffers.sizes, **sizes}, buffers.device
-        new = [tensor for tensor in buffers.spec.inputs if tensor.name not in buffers.states]
+        spec, sizes, device = buffers.spec, {**buffers.sizes, **sizes}, buffers.device
+        new = [tensor for tensor in spec.inputs if tensor.name not in buffers.states]
         self.inputs = {tensor.name: device_zeros(tensor, sizes, device) for tensor in new}
         self.put(slot_numbers=np.arange(sizes["slots"]))
-        bound = self.inputs | buffers.states
-        for name, states in bound.items():
-            self.binding.bind_ortvalue_input(name, states)
-        bound = (following.inputs if following else self.inputs) | buffers.states
-        self.logits = following.logits if following else device_zeros(buffers.spec.outputs[0], sizes, device)
-        self.binding.bind_ortvalue_output("logits", self.logits)
-        for tensor in buffers.spec.outputs[1:]:
-            name = tensor.name.removeprefix("next_").replace("present", "past_key_values")
-            self.binding.bind_ortvalue_output(tensor.name, bound[name])
-        self.options = onnxruntime.RunOptions()
-        self.options.add_run_config_entry("gpu_graph_id", str(number))
-        if number > 0:
-            self.run()  # capturing takes several steps, here of nothing
+        self.logits = following.logits if following else device_zeros(spec.outputs[0], sizes, device)
+        taken = {**(following or self).inputs, **buffers.states, "logits": self.logits}
+        # Computes `logits` (B, N, V), on the device, and what the next step takes.
+        self.run = replayed(buffers.session, spec, self.inputs | buffers.states, taken, number)
 
     def put(self, **values: np.ndarray) -> None:
         """`values` into the inputs."""
         for name, array in values.items():
             self.inputs[name].update_inplace(np.ascontiguousarray(array))
-
-    def run(self) -> None:
-        """Computes `logits` (B, N, V), on the device, and what the next step takes."""
-        self.session.run_with_iobinding(self.binding, self.options)
 
 
 class BeamSearch:
@@ -349,24 +335,17 @@ class BeamSearch:
 
     def __init__(self, searches, buffers, key, number):
         sizes = {**buffers.sizes, "num_beams": key[0], "candidates": key[1], "num_ends": max(1, key[1] // key[0] - 1)}
-        self.session, spec = searches(sizes)
-        self.binding, step = self.session.io_binding(), buffers.step_graph(key[0])
+        session, spec = searches(sizes)
+        step = buffers.step_graph(key[0])
         shared = {**step.inputs, "tokens": buffers.states["tokens"], "logits": step.logits}
         new = [tensor for tensor in spec.inputs if tensor.name not in shared]
         self.state = {tensor.name: device_zeros(tensor, sizes, buffers.device) for tensor in new}
-        bound = shared | self.state
-        for tensor in spec.inputs:
-            self.binding.bind_ortvalue_input(tensor.name, bound[tensor.name])
-        for tensor in spec.outputs:
-            self.binding.bind_ortvalue_output(tensor.name, bound[tensor.name.removeprefix("next_")])
-        self.options = onnxruntime.RunOptions()
-        self.options.add_run_config_entry("gpu_graph_id", str(number))
-        self.initial = {name: value.numpy().copy() for name, value in self.state.items()}
-        self.run()  # captures it
+        self.zeros = {name: value.numpy().copy() for name, value in self.state.items()}
+        self.run = replayed(session, spec, shared | self.state, shared | self.state, number)
 
     def begin(self, options) -> None:
         """The state before the first token, for `options` (a `search.Options`)."""
-        fresh = {name: values.copy() for name, values in self.initial.items()}
+        fresh = {name: values.copy() for name, values in self.zeros.items()}
         fresh["scores"][:, 1:] = NEVER  # rows of one input are equal at first: only the first of them counts
         fresh["finished_scores"][:] = -np.inf
         fresh["is_best"][: options.num_beams] = fresh["can_improve"][:] = True
@@ -378,8 +357,23 @@ class BeamSearch:
         for name, values in fresh.items():
             self.state[name].update_inplace(values)
 
-    def run(self) -> None:
-        self.session.run_with_iobinding(self.binding, self.options)
+
+def replayed(session, spec, inputs, outputs, number):
+    """A function that runs `session`, its inputs bound to the values `inputs`, its outputs to those of `outputs` that the next
+    step takes: as CUDA graph `number`, captured here, or uncaptured if that is -1."""
+    binding, options = session.io_binding(), onnxruntime.RunOptions()
+    options.add_run_config_entry("gpu_graph_id", str(number))
+    for tensor in spec.inputs:
+        binding.bind_ortvalue_input(tensor.name, inputs[tensor.name])
+    for tensor in spec.outputs:
+        binding.bind_ortvalue_output(tensor.name, outputs[read_again(tensor.name)])
+
+    def run():
+        session.run_with_iobinding(binding, options)
+
+    if number > 0:
+        run()  # capturing takes several steps, here of nothing
+    return run
 
 
 def device_zeros(tensor, sizes, device):
@@ -410,7 +404,7 @@ class BoundGraph:
         self.logits, bound = zeros(spec.outputs[0], sizes)
         self.binding.bind_ortvalue_output("logits", bound)
         for tensor in spec.outputs[1:]:
-            self.binding.bind_ortvalue_output(tensor.name, self.caches[tensor.name.replace("present", "past_key_values")][1])
+            self.binding.bind_ortvalue_output(tensor.name, self.caches[read_again(tensor.name)][1])
 
     def run(self, **values: np.ndarray | int) -> np.ndarray:
         """The logits (rows, V) with `values` put into the inputs; the array is the same at each call."""
@@ -432,4 +426,9 @@ def value(array):
 
 def cross_states(outputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The encoder's outputs under the names the decoder takes them by."""
-    return {name.replace("present", "past_key_values"): states for name, states in outputs.items()}
+    return {read_again(name): states for name, states in outputs.items()}
+
+
+def read_again(name: str) -> str:
+    """The input by which the next step takes the output `name`."""
+    return name.removeprefix("next_").replace("present", "past_key_values")

@@ -37,7 +37,7 @@ sys.meta_path.insert(0, NotInstalled())
 try:
     import vanilla_transformer
 except ImportError:
-    pass
+    pass  # as it must be
 else:
     sys.exit("the package can be imported: what follows would prove nothing")
 

@@ -257,7 +257,7 @@ def test_half_stores_float16_that_loads_as_float32(short, corpus, tmp_path):
 
 
 class Stop(Exception):
-    pass
+    """In the place of a process that is killed."""
 
 
 class StopAt(TrainerCallback):
