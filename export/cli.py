@@ -7,23 +7,24 @@ from pathlib import Path
 
 
 def train(args):
-    from vanilla_transformer.training.translation import TranslationRun, train_translation
+    from vanilla_transformer.training.recipe import read_recipe
 
-    run = TranslationRun(
-        train=(args.source, args.target),
-        validation=(args.validation_source, args.validation_target),
-        output=args.output,
-        preset=args.preset,
-        overrides=dict(args.set),
-        epochs=args.epochs,
-        batch_size=args.batch_size,
-        learning_rate=args.learning_rate,
-        warmup_steps=args.warmup_steps,
-        eval_epochs=args.eval_epochs,
-        seed=args.seed,
-        half=args.half,
-    )
-    print(json.dumps(train_translation(run, args.force)))
+    changes = dict(args.set) if args.data is None else {"data.directory": str(args.data), **dict(args.set)}
+    recipe = read_recipe(args.recipe, changes)
+    if args.dry_run:
+        from vanilla_transformer.training.dry_run import dry_run
+
+        print(dry_run(recipe))
+        return
+    from vanilla_transformer.training.run import train
+
+    print(json.dumps(train(recipe, args.output, args.force)))
+
+
+def average(args):
+    from vanilla_transformer.training.averaging import average
+
+    average(args.checkpoints, args.out, args.force)
 
 
 def convert(args):
@@ -142,23 +143,21 @@ def build_parser():
     parser = argparse.ArgumentParser(prog="vanilla-transformer", description=__doc__.splitlines()[0])
     verbs = parser.add_subparsers(required=True, metavar="VERB")
 
-    verb = verbs.add_parser("train", help="train a translation model on parallel text files", formatter_class=formatter)
+    verb = verbs.add_parser("train", help="train a model as a recipe says", formatter_class=formatter)
     verb.set_defaults(run=train, extras="train,cpu")
-    verb.add_argument("--source", type=Path, required=True, help="one sentence a line, .gz or plain")
-    verb.add_argument("--target", type=Path, required=True, help="its translations, line by line")
-    verb.add_argument("--validation-source", type=Path, required=True, help="as --source, for BLEU while training")
-    verb.add_argument("--validation-target", type=Path, required=True, help="as --target")
+    verb.add_argument("recipe", help="a recipe's name (a wrong one lists them) or its .toml file")
+    verb.add_argument("--data", type=Path, help="directory of the recipe's text files")
     verb.add_argument("--output", type=Path, required=True, help="checkpoint directory to write; OUTPUT-run holds the state")
-    verb.add_argument("--preset", default="tiny", help="base, big or tiny")
-    verb.add_argument("--set", type=key_value, action="append", default=[], metavar="KEY=VALUE", help="a config field")
-    verb.add_argument("--epochs", type=positive, default=20, help="passes over the training text")
-    verb.add_argument("--batch-size", type=positive, default=64, help="sentence pairs per update")
-    verb.add_argument("--learning-rate", type=float, default=1e-3, help="at the end of warm-up; falls linearly to 0")
-    verb.add_argument("--warmup-steps", type=int, default=1000, help="updates")
-    verb.add_argument("--eval-epochs", type=positive, default=2, help="epochs between two evaluations")
-    verb.add_argument("--seed", type=int, default=0, help="of initialisation, order and dropout")
-    verb.add_argument("--half", action="store_true", help="store the tensors as float16; they load as float32")
-    verb.add_argument("--force", action="store_true", help="replace OUTPUT if it exists")
+    help_of_set = "change the recipe: training.learning_rate=1e-3, model.dropout=0.2 ..."
+    verb.add_argument("--set", type=key_value, action="append", default=[], metavar="KEY=VALUE", help=help_of_set)
+    verb.add_argument("--dry-run", action="store_true", help="print sizes, and time and memory of a few updates; write nothing")
+    verb.add_argument("--force", action="store_true", help="replace OUTPUT if it exists, and its state")
+
+    verb = verbs.add_parser("average", help="the mean of the weights of several checkpoints", formatter_class=formatter)
+    verb.set_defaults(run=average, extras="torch")
+    verb.add_argument("checkpoints", nargs="+", type=Path, help="checkpoint directories of one model")
+    verb.add_argument("--out", type=Path, required=True, help="checkpoint directory to write")
+    verb.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
     families = "BERT, RoBERTa, DistilBERT, ELECTRA, GPT-2, OPT, BART, mBART or Marian"
     verb = verbs.add_parser("convert", help="another project's checkpoint -> ours, and back", formatter_class=formatter)
@@ -229,7 +228,7 @@ def main(argv=None):
         sys.exit(f"vanilla-transformer: {error}{remedy}")
     except Exception as error:
         # What the library raises for wrong input; a config's type checks have classes of their own.
-        if isinstance(error, OSError | ValueError) or type(error).__module__ == "huggingface_hub.errors":
+        if isinstance(error, OSError | ValueError | FloatingPointError) or type(error).__module__ == "huggingface_hub.errors":
             sys.exit(f"vanilla-transformer: {error}")
         raise
 

@@ -19,8 +19,14 @@ from vanilla_transformer_export.cli import key_value, main
 
 COMMAND = Path(sys.executable).with_name("vanilla-transformer")
 TEXTS = [source for source, _ in toy_corpus(6, seed=9)]
-TRAINING = ["--epochs", "12", "--eval-epochs", "6", "--batch-size", "16", "--warmup-steps", "20", "--learning-rate", "5e-3"]
-FIELDS = ["vocab_size=60", "hidden_size=32", "intermediate_size=40", "encoder_layers=1", "decoder_layers=1", "head_dim=6"]
+SHAPE = dict(hidden_size=32, intermediate_size=40, num_attention_heads=4, encoder_layers=1, decoder_layers=1, head_dim=6)
+SETTINGS = [
+    "tokenizer.vocab_size=60",
+    "training.num_train_epochs=12",
+    "training.tokens_per_update=256",
+    "training.warmup_steps=20",
+]
+SETTINGS += ["training.learning_rate=5e-3", *(f"model.{name}={value}" for name, value in SHAPE.items())]
 
 
 def command(*arguments, **kwargs):
@@ -32,9 +38,11 @@ def last_line(done):
     return done.stdout.splitlines()[-1]
 
 
-def training_files(corpus):
-    names = ("--source", "--target", "--validation-source", "--validation-target")
-    return [word for pair in zip(names, corpus, strict=True) for word in pair]
+def training(corpus, *settings):
+    """The arguments that train on `corpus`, with `settings` over the recipe's."""
+    files = {"data.train": corpus[:2], "data.validation": corpus[2:]}
+    files = [f"{name}={json.dumps([str(path) for path in paths])}" for name, paths in files.items()]
+    return ["train", "translation", *(word for setting in [*files, *settings] for word in ("--set", setting))]
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +55,7 @@ def corpus(tmp_path_factory):
 def trained(corpus, tmp_path_factory):
     """What `train` wrote, and what it said."""
     output = tmp_path_factory.mktemp("trained") / "model"
-    fields = [word for field in FIELDS for word in ("--set", field)]
-    return output, command("train", *training_files(corpus), "--output", output, *TRAINING, *fields)
+    return output, command(*training(corpus, *SETTINGS), "--output", output)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +67,7 @@ def translator(trained):
 
 def test_train_writes_a_checkpoint_and_prints_the_metrics(trained):
     output, done = trained
-    assert 0 <= json.loads(last_line(done))["eval_bleu"] <= 100
+    assert 0 <= json.loads(last_line(done))["validation_bleu"] <= 100
     config = json.loads((output / "config.json").read_text())
     assert (config["vocab_size"], config["hidden_size"], config["decoder_layers"], config["head_dim"]) == (60, 32, 1, 6)
     assert (output / "tokenizer.json").is_file()
@@ -143,11 +150,11 @@ def test_help_names_the_verbs_and_loads_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     assert done.stdout.endswith("[]\n")
-    for verb in ("train", "export", "verify", "generate", "evaluate"):
+    for verb in ("train", "average", "export", "verify", "generate", "evaluate"):
         assert f"\n    {verb} " in done.stdout
 
 
-@pytest.mark.parametrize("verb", ["train", "export", "verify", "generate", "evaluate"])
+@pytest.mark.parametrize("verb", ["train", "average", "export", "verify", "generate", "evaluate"])
 def test_each_verb_explains_all_its_options(verb, capsys):
     with pytest.raises(SystemExit) as caught:
         main([verb, "--help"])
@@ -161,7 +168,7 @@ def test_each_verb_explains_all_its_options(verb, capsys):
         ([], "VERB"),
         (["translate"], "'translate'"),
         (["export"], "checkpoint, out"),
-        (["train"], "--source"),
+        (["train"], "recipe, --output"),
         (["verify", "a", "b", "--cases", "0"], "expected a whole number of at least 1, got 0"),
         (["generate", "a", "--num-beams", "0"], "expected a whole number of at least 1, got 0"),
         (["generate", "a", "--max-new-tokens", "-3"], "-3"),
@@ -197,7 +204,7 @@ def test_a_value_is_json_or_else_a_string(text, expected):
 @pytest.mark.parametrize("text", ["hidden_size", ""])
 def test_a_field_without_a_name_or_a_value_is_wrong_usage(text, corpus, tmp_path, capsys):
     with pytest.raises(SystemExit) as caught:
-        main(["train", *map(str, training_files(corpus)), "--output", str(tmp_path / "model"), "--set", text])
+        main([*training(corpus, text), "--output", str(tmp_path / "model")])
     assert caught.value.code == 2
     assert "expected key=value" in capsys.readouterr().err
 
@@ -232,7 +239,7 @@ def test_a_path_that_is_no_export_is_an_error(tmp_path, exported):
 def test_existing_output_is_an_error_without_force(exported, tmp_path, corpus):
     (tmp_path / "kept").touch()
     assert "--force" in error_of("export", exported("encoder").checkpoint, tmp_path)
-    assert "--force" in error_of("train", *training_files(corpus), "--output", tmp_path)
+    assert "--force" in error_of(*training(corpus), "--output", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
@@ -246,24 +253,33 @@ def test_a_checkpoint_that_does_not_fit_is_an_error(exported, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "fields, message",
+    "settings, message",
     [
-        (["hidden_size=wide"], "hidden_size"),
-        (["dropout=1.5"], "dropout must be in [0, 1), got 1.5"),
-        (["hidden_size=34", "num_attention_heads=4"], "hidden_size=34"),
-        (["vocab_size=100000"], "expected 100000"),
-        (["hidden_act=rellu", "vocab_size=60"], "rellu"),
+        (["model.hidden_size=wide"], "hidden_size"),
+        (["model.dropout=1.5"], "dropout must be in [0, 1), got 1.5"),
+        (["model.hidden_size=34", "model.num_attention_heads=4"], "hidden_size=34"),
+        (["tokenizer.vocab_size=100000"], "expected 100000"),
+        (["model.hidden_act=rellu"], "rellu"),
+        (["model.dropuot=0.3"], "no key of [model] 'dropuot'; did you mean 'dropout'?"),
+        (["training.learning_rat=1"], "did you mean 'learning_rate'?"),
+        (["modle.dropout=0.3"], "no key of a recipe 'modle'; did you mean 'model'?"),
+        (["task=translating"], "no task 'translating'; did you mean 'translation'?"),
+        (["training.tokens_per_batch=300"], "tokens_per_update is 4096, expected a multiple of 300"),
+        (["training.tokens_per_update=8"], "tokens, expected at most 8"),
     ],
 )
-def test_a_config_that_cannot_be_is_an_error(corpus, tmp_path, fields, message):
-    fields = [word for field in fields for word in ("--set", field)]
-    assert message in error_of("train", *training_files(corpus), "--output", tmp_path / "model", *fields)
+def test_a_recipe_that_cannot_be_is_an_error(corpus, tmp_path, settings, message):
+    settings = ["tokenizer.vocab_size=60", *settings]
+    assert message in error_of(*training(corpus, *settings), "--output", tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_recipe_that_does_not_exist_is_an_error_that_lists_those_that_do(tmp_path):
+    assert "expected one of multi30k-en-de" in error_of("train", "multi30k", "--output", tmp_path / "model")
+
+
 def test_files_that_are_not_parallel_are_an_error(corpus, tmp_path):
-    files = training_files((corpus[0], corpus[3], corpus[2], corpus[3]))
-    message = error_of("train", *files, "--output", tmp_path / "model")
+    message = error_of(*training((corpus[0], corpus[3], corpus[2], corpus[3])), "--output", tmp_path / "model")
     assert "train.en has 200" in message
     assert "val.de has 20" in message
 

@@ -1,20 +1,18 @@
-"""Tokenizer, parallel text, and training runs that learn, stop and go on."""
+"""Tokenizer, parallel text, its scores and its batches."""
 
 import gzip
-import json
-from functools import partial
+import random
 
 import pytest
+import sacrebleu
 import tokenizers
-import torch
-from checkpoints import toy_corpus, write_corpus
-from safetensors.torch import load_file
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, Seq2SeqTrainer, TrainerCallback
+from datasets import Dataset
+from transformers import AutoTokenizer
 
-from vanilla_transformer.training import translation
-from vanilla_transformer.training.data import encode_pairs, read_lines, read_parallel
+from vanilla_transformer.training.batches import TokenBatches, collate_batches
+from vanilla_transformer.training.data import read_lines, read_parallel
+from vanilla_transformer.training.tasks import translation
 from vanilla_transformer.training.tokenizer import train_tokenizer
-from vanilla_transformer.training.translation import TranslationRun, bleu_of_ids, train_translation
 
 TEXT = [
     "Two young, White males are outside near many bushes.",
@@ -163,191 +161,52 @@ def test_a_damaged_gz_file_is_named(tmp_path, data):
 
 
 def test_both_sides_of_a_pair_end_with_the_end_token(tokenizer):
-    [row, _] = encode_pairs([(TEXT[0], TEXT[1]), (TEXT[2], TEXT[3])], tokenizer)
-    assert row == {"input_ids": tokenizer(TEXT[0])["input_ids"], "labels": tokenizer(TEXT[1])["input_ids"]}
+    rows = translation.encode({"source": TEXT[::2], "target": TEXT[1::2]}, tokenizer, {})
+    assert rows["input_ids"] == tokenizer(TEXT[::2])["input_ids"]
+    assert rows["labels"] == tokenizer(TEXT[1::2])["input_ids"]
 
 
 def test_bleu_is_100_for_the_reference_0_for_other_words_and_ignores_padding(tokenizer):
     labels = tokenizer(TEXT[:4], padding=True, return_tensors="np")["input_ids"]
     masked = labels.copy()
     masked[labels == 0] = -100
-    assert bleu_of_ids(labels, masked, tokenizer) == pytest.approx(100)
+    found = translation.scores_of_ids(labels, masked, tokenizer)
+    assert (found["bleu"], found["chrf"]) == pytest.approx((100, 100))
     others = tokenizer(TEXT[4:8], padding=True, return_tensors="np")["input_ids"]
-    assert bleu_of_ids(others, masked, tokenizer) < 10
+    assert translation.scores_of_ids(others, masked, tokenizer)["bleu"] < 10
 
 
-# ---------------------------------------------------------------------------------------------------------------- training
-
-SMALL = dict(vocab_size=60, hidden_size=32, intermediate_size=64, num_attention_heads=4, encoder_layers=1, decoder_layers=1)
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    """(train files, validation files)."""
-    directory = tmp_path_factory.mktemp("corpus")
-    return write_corpus(directory, "train", 300, seed=0), write_corpus(directory, "val", 30, seed=1)
+def test_bleu_takes_the_tokens_it_is_given_or_makes_its_own(tokenizer):
+    """ "a," is one token for `none`, two for `13a`."""
+    outputs, labels = (tokenizer([text], return_tensors="np")["input_ids"] for text in ("a , b c d e f", "a, b c d e f"))
+    scores = {kind: translation.scores_of_ids(outputs, labels, tokenizer, kind)["bleu"] for kind in ("none", "13a")}
+    assert scores["13a"] == pytest.approx(100)
+    assert scores["none"] == sacrebleu.corpus_bleu(["a , b c d e f"], [["a, b c d e f"]], tokenize="none").score < 90
 
 
-def run_of(corpus, output, **changes):
-    settings = dict(
-        train=corpus[0], validation=corpus[1], output=output, preset="tiny", overrides=SMALL, epochs=3, batch_size=32,
-        learning_rate=5e-3, warmup_steps=20, eval_epochs=1, seed=0,
-    )  # fmt: skip
-    return TranslationRun(**{**settings, **changes})
+# ----------------------------------------------------------------------------------------------------------------- batches
 
 
-@pytest.fixture(scope="module")
-def short(corpus, tmp_path_factory):
-    """A run of three epochs, undisturbed."""
-    output = tmp_path_factory.mktemp("short") / "model"
-    train_translation(run_of(corpus, output))
-    return output
+@pytest.mark.parametrize("limit", [60, 100, 1000])
+def test_batches_hold_every_row_once_and_no_more_tokens_than_they_may(limit):
+    rng = random.Random(0)
+    sizes = [rng.randint(5, 50) for _ in range(500)]
+    rows = Dataset.from_list([{"labels": [i] * n, "input_ids": [i] * (n + rng.randint(-4, 4))} for i, n in enumerate(sizes)])
+    lengths = [(len(row["labels"]), len(row["input_ids"])) for row in rows]
+    batches = TokenBatches(rows, lengths, limit)
+    found = [batches[index] for index in range(len(batches))]
+    assert sorted(row["labels"][0] for batch in found for row in batch) == list(range(500))
+    padded = [len(batch) * max(len(side) for row in batch for side in row.values()) for batch in found]
+    assert max(padded) <= limit
+    assert sum(max(pair) for pair in lengths) / sum(padded) > 0.75
 
 
-def weights(output):
-    return load_file(output / "model.safetensors")
+def test_a_row_longer_than_a_batch_is_refused():
+    rows = Dataset.from_list([{"labels": [1] * 9, "input_ids": [1] * 5}])
+    with pytest.raises(ValueError, match="the longest row has 9 tokens, expected at most 8"):
+        TokenBatches(rows, [(9, 5)], 8)
 
 
-def are_equal(one, other):
-    assert one.keys() == other.keys()
-    return all(torch.equal(one[name], other[name]) for name in one)
-
-
-@pytest.fixture(scope="module")
-def learned(corpus, tmp_path_factory):
-    """A run long enough to learn the toy language: its directory and metrics."""
-    output = tmp_path_factory.mktemp("learned") / "model"
-    overrides = {**SMALL, "dropout": 0.0, "embedding_dropout": 0.0}
-    return output, train_translation(run_of(corpus, output, overrides=overrides, epochs=40, eval_epochs=10, batch_size=16))
-
-
-def test_training_learns_to_translate(learned, corpus):
-    output, metrics = learned
-    assert metrics["eval_bleu"] > 50
-    history = json.loads((max(output.with_name("model-run").glob("checkpoint-*")) / "trainer_state.json").read_text())
-    losses = [entry["eval_loss"] for entry in history["log_history"] if "eval_loss" in entry]
-    assert losses[0] > losses[-1]
-
-
-def test_the_checkpoint_loads_and_translates(learned, corpus):
-    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(learned[0]), AutoTokenizer.from_pretrained(learned[0])
-    assert (type(model).__name__, model.config.hidden_size) == ("VanillaSeq2SeqForConditionalGeneration", 32)
-    assert (model.generation_config.num_beams, model.generation_config.max_new_tokens) == (5, 128)
-    pairs = toy_corpus(20, seed=2)
-    outputs = model.generate(**tokenizer([source for source, _ in pairs], return_tensors="pt", padding=True))
-    texts = tokenizer.batch_decode(outputs, skip_special_tokens=True)
-    assert sum(text == target for text, (_, target) in zip(texts, pairs, strict=True)) >= 5
-
-
-def test_the_same_seed_gives_the_same_weights(short, corpus, tmp_path):
-    train_translation(run_of(corpus, tmp_path / "again"))
-    assert are_equal(weights(tmp_path / "again"), weights(short))
-    assert (tmp_path / "again/tokenizer.json").read_text() == (short / "tokenizer.json").read_text()
-
-
-def test_another_seed_gives_other_weights(short, corpus, tmp_path):
-    train_translation(run_of(corpus, tmp_path / "other", seed=1))
-    assert not are_equal(weights(tmp_path / "other"), weights(short))
-
-
-def test_half_stores_float16_that_loads_as_float32(short, corpus, tmp_path):
-    train_translation(run_of(corpus, tmp_path / "half", half=True))
-    assert are_equal(weights(tmp_path / "half"), {name: weight.half() for name, weight in weights(short).items()})
-    assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "half").dtype == torch.float32
-
-
-class Stop(Exception):
-    """In the place of a process that is killed."""
-
-
-class StopAt(TrainerCallback):
-    """Ends the training once the checkpoint of `step` is saved."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_save(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            raise Stop
-
-
-@pytest.mark.parametrize("step", [10, 20], ids=["after one epoch", "after two epochs"])
-def test_a_run_that_was_stopped_goes_on_to_the_same_weights(short, corpus, tmp_path, monkeypatch, step):
-    run = run_of(corpus, tmp_path / "model")
-    with monkeypatch.context() as patch:
-        patch.setattr(translation, "Seq2SeqTrainer", partial(Seq2SeqTrainer, callbacks=[StopAt(step)]))
-        with pytest.raises(Stop):
-            train_translation(run)
-    assert not run.output.exists()
-    torch.randn(7)  # whatever happened in between
-    train_translation(run)
-    assert are_equal(weights(run.output), weights(short))
-
-
-def test_a_run_that_goes_on_does_only_the_steps_that_are_left(corpus, tmp_path, monkeypatch):
-    run, steps = run_of(corpus, tmp_path / "model", epochs=2), []
-
-    class Count(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            steps.append(state.global_step)
-
-    monkeypatch.setattr(translation, "Seq2SeqTrainer", partial(Seq2SeqTrainer, callbacks=[StopAt(10)]))
-    with pytest.raises(Stop):
-        train_translation(run)
-    monkeypatch.setattr(translation, "Seq2SeqTrainer", partial(Seq2SeqTrainer, callbacks=[Count()]))
-    train_translation(run)
-    assert steps == list(range(11, 21))
-
-
-def test_a_checkpoint_that_was_being_written_is_passed_over(short, corpus, tmp_path, monkeypatch):
-    """trainer_state.json is written last."""
-    run = run_of(corpus, tmp_path / "model")
-    with monkeypatch.context() as patch:
-        patch.setattr(translation, "Seq2SeqTrainer", partial(Seq2SeqTrainer, callbacks=[StopAt(20)]))
-        with pytest.raises(Stop):
-            train_translation(run)
-    (tmp_path / "model-run/checkpoint-20/trainer_state.json").unlink()
-    (tmp_path / "model-run/checkpoint-20/optimizer.pt").write_bytes(b"half")
-    train_translation(run)
-    assert are_equal(weights(run.output), weights(short))
-
-
-@pytest.mark.parametrize(
-    "epochs, eval_epochs, expected", [(2, 1, [10, 20]), (2, 2, [20]), (1, 1, [10]), (1, 2, [10]), (3, 2, [20, 30])]
-)
-def test_validation_and_checkpoints_come_at_the_end_of_every_so_many_epochs(corpus, tmp_path, epochs, eval_epochs, expected):
-    """An epoch has 10 steps, of 32 of 300 sentences. Going on is exact only from the end of an epoch."""
-    train_translation(run_of(corpus, tmp_path / "model", epochs=epochs, eval_epochs=eval_epochs))
-    checkpoints = {int(path.name.removeprefix("checkpoint-")): path for path in (tmp_path / "model-run").glob("checkpoint-*")}
-    assert sorted(checkpoints) == expected
-    state = json.loads((checkpoints[max(checkpoints)] / "trainer_state.json").read_text())
-    assert [entry["step"] for entry in state["log_history"] if "eval_bleu" in entry] == expected
-
-
-def test_an_existing_output_is_refused_before_anything_is_read(tmp_path):
-    (tmp_path / "model").mkdir()
-    missing = (tmp_path / "nowhere.en", tmp_path / "nowhere.de")
-    with pytest.raises(FileExistsError, match=r"model exists already.*--force"):
-        train_translation(run_of((missing, missing), tmp_path / "model"))
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-def test_force_trains_again_with_the_settings_given_now(short, corpus, tmp_path):
-    train_translation(run_of(corpus, tmp_path / "model", epochs=1, seed=1))
-    train_translation(run_of(corpus, tmp_path / "model"), force=True)
-    assert are_equal(weights(tmp_path / "model"), weights(short))
-
-
-@pytest.mark.parametrize(
-    "changes, error, message",
-    [
-        (dict(preset="huge"), ValueError, "no preset 'huge', expected one of .*base.*big.*tiny"),
-        (dict(overrides={**SMALL, "dropout": 1.5}), ValueError, "dropout must be in .* got 1.5"),
-        (dict(overrides={**SMALL, "dropuot": 0.3}), ValueError, "dropuot"),
-        (dict(overrides={**SMALL, "vocab_size": 5000}), ValueError, "expected 5000"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused_and_nothing_is_written(corpus, tmp_path, changes, error, message):
-    with pytest.raises(error, match=message):
-        train_translation(run_of(corpus, tmp_path / "model", **changes))
-    assert list(tmp_path.iterdir()) == []
+def test_a_collator_gets_the_rows_of_batches_or_single_ones():
+    collate = collate_batches(list)
+    assert collate([[{"a": 1}, {"a": 2}]]) == collate([{"a": 1}, {"a": 2}]) == [{"a": 1}, {"a": 2}]

@@ -7,10 +7,14 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}  # ids 0 to 3
+ENCODER_TOKENS = {"cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>"}
 
 
 def train_tokenizer(
-    lines: Iterable[str], vocab_size: int | None = None, kind: Literal["bpe", "byte-bpe", "character"] = "bpe"
+    lines: Iterable[str],
+    vocab_size: int | None = None,
+    kind: Literal["bpe", "byte-bpe", "character"] = "bpe",
+    for_encoder: bool = False,
 ) -> PreTrainedTokenizerFast:
     """One vocabulary for all `lines`, source and target together. An encoded sequence ends with `</s>`.
 
@@ -26,6 +30,8 @@ def train_tokenizer(
             `"character"` has one entry for each character of `lines`, spaces and line breaks too; decoding gives back
             exactly every string of those, and any other character is `<unk>`.
             The names of the special tokens stand for these tokens wherever they are in a text, for all kinds.
+        for_encoder: a sequence also begins with `<s>`, whose state stands for all of it; there is `<mask>`, and the second
+            of two sequences has token type 1.
 
     Raises:
         ValueError: for an unknown `kind`, if `vocab_size` is missing, and if `lines` have fewer distinct pieces than
@@ -36,7 +42,8 @@ def train_tokenizer(
     if vocab_size is None and kind != "character":
         raise ValueError(f"a tokenizer of kind {kind!r} needs a vocab_size, got None")
     unk, eos = SPECIAL_TOKENS["unk_token"], SPECIAL_TOKENS["eos_token"]
-    options = {"special_tokens": list(SPECIAL_TOKENS.values()), "show_progress": False}
+    special = SPECIAL_TOKENS | (ENCODER_TOKENS if for_encoder else {})
+    options = {"special_tokens": list(dict.fromkeys(special.values())), "show_progress": False}
     if kind == "character":
         tokenizer = Tokenizer(models.WordLevel(unk_token=unk))
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # "." would leave out line breaks
@@ -59,11 +66,11 @@ def train_tokenizer(
     if vocab_size is not None and found != vocab_size:
         remedy = "ask for fewer" if found < vocab_size else "ask for more, its characters alone need them"
         raise ValueError(f"the text gives a vocabulary of {found} entries, expected {vocab_size}: {remedy}")
-    end = processors.TemplateProcessing(
-        single=f"$A {eos}", pair=f"$A {eos} $B {eos}", special_tokens=[(eos, tokenizer.token_to_id(eos))]
-    )
+    bos = SPECIAL_TOKENS["bos_token"]
+    first, second = (f"{bos} $A {eos}", f"$B:1 {eos}:1") if for_encoder else (f"$A {eos}", f"$B {eos}")
+    ids = [(token, tokenizer.token_to_id(token)) for token in (bos, eos)]
+    end = processors.TemplateProcessing(single=first, pair=f"{first} {second}", special_tokens=ids)
     # A word of bytes has its space within it; the offsets then are those of the word alone.
     tokenizer.post_processor = processors.Sequence([processors.ByteLevel(), end]) if kind == "byte-bpe" else end
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_input_names=["input_ids", "attention_mask"], **SPECIAL_TOKENS
-    )
+    names = ["input_ids", *(["token_type_ids"] if for_encoder else []), "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=names, **special)

@@ -1,0 +1,334 @@
+"""Training runs: they learn, stop and go on, and give what the recipe says."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import toy_corpus, write_corpus
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback
+from transformers.trainer_pt_utils import LabelSmoother
+
+from vanilla_transformer import VanillaSeq2SeqConfig, VanillaSeq2SeqForConditionalGeneration
+from vanilla_transformer.training import run as runs
+from vanilla_transformer.training.averaging import average, averaged
+from vanilla_transformer.training.callbacks import Watch, smoothed_loss
+from vanilla_transformer.training.dry_run import dry_run
+from vanilla_transformer.training.recipe import FOLDER, Recipe, read_recipe
+from vanilla_transformer.training.run import train
+
+SMALL = dict(hidden_size=32, intermediate_size=64, num_attention_heads=4, encoder_layers=1, decoder_layers=1)
+STEPS = 12  # updates of an epoch of the corpus
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """(train files, validation files)."""
+    directory = tmp_path_factory.mktemp("corpus")
+    return write_corpus(directory, "train", 300, seed=0), write_corpus(directory, "val", 30, seed=1)
+
+
+def recipe_of(corpus, model=None, **training):
+    """Three epochs by default."""
+    settings = dict(
+        tokens_per_update=512, tokens_per_batch=256, num_train_epochs=3, learning_rate=5e-3, warmup_steps=20,
+        lr_scheduler_type="inverse_sqrt", label_smoothing_factor=0.1, save_strategy="epoch", logging_steps=5, seed=0,
+    )  # fmt: skip
+    data = {"train": list(map(str, corpus[0])), "validation": list(map(str, corpus[1]))}
+    tokenizer, generation = {"kind": "bpe", "vocab_size": 60}, {"num_beams": 5, "max_new_tokens": 64}
+    return Recipe("translation", data, tokenizer, {**SMALL, **(model or {})}, {**settings, **training}, generation)
+
+
+@pytest.fixture(scope="module")
+def short(corpus, tmp_path_factory):
+    """A run of three epochs, undisturbed: its directory and metrics."""
+    output = tmp_path_factory.mktemp("short") / "model"
+    return output, train(recipe_of(corpus), output)
+
+
+def weights(output):
+    return load_file(output / "model.safetensors")
+
+
+def are_equal(one, other):
+    assert one.keys() == other.keys()
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def history(output):
+    return json.loads((output / "training.json").read_text())["history"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- learning
+
+
+def test_training_learns_to_translate(corpus, tmp_path):
+    output, still = tmp_path / "model", {"dropout": 0.0, "embedding_dropout": 0.0}
+    settings = dict(num_train_epochs=40, average_last=2, eval_strategy="steps", eval_steps=160)
+    metrics = train(recipe_of(corpus, still, **settings), output)
+    assert metrics["validation_bleu"] > 50
+    assert metrics["validation_chrf"] > 50
+    assert metrics["validation_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|")
+    losses = [entry["eval_loss"] for entry in history(output) if "eval_loss" in entry]
+    assert losses[0] > 1.2 * losses[-1]
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(output), AutoTokenizer.from_pretrained(output)
+    assert (model.generation_config.num_beams, model.generation_config.max_new_tokens) == (5, 64)
+    assert (model.config.use_cache, model.generation_config.max_length) == (True, None)
+    pairs = toy_corpus(20, seed=2)
+    outputs = model.generate(**tokenizer([source for source, _ in pairs], return_tensors="pt", padding=True))
+    texts = tokenizer.batch_decode(outputs, skip_special_tokens=True)
+    assert sum(text == target for text, (_, target) in zip(texts, pairs, strict=True)) >= 5
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_one_others(short, corpus, tmp_path):
+    train(recipe_of(corpus), tmp_path / "again")
+    assert are_equal(weights(tmp_path / "again"), weights(short[0]))
+    assert (tmp_path / "again/tokenizer.json").read_text() == (short[0] / "tokenizer.json").read_text()
+    train(recipe_of(corpus, seed=1), tmp_path / "other")
+    assert not are_equal(weights(tmp_path / "other"), weights(short[0]))
+
+
+def test_the_report_has_the_recipe_what_it_gave_and_the_tokens_of_every_update(short, corpus):
+    output, metrics = short
+    report = json.loads((output / "training.json").read_text())
+    assert report["recipe"]["training"]["learning_rate"] == 5e-3
+    assert report["metrics"] == metrics
+    assert report["parameters"] == sum(tensor.numel() for tensor in weights(output).values())
+    records = [record for record in report["history"] if "tokens" in record]
+    tokenizer = AutoTokenizer.from_pretrained(output)
+    lines = [line for file in corpus[0] for line in file.read_text().splitlines()]
+    assert sum(record["tokens"] for record in records) == pytest.approx(
+        3 * sum(map(len, tokenizer(lines)["input_ids"])), rel=0.1
+    )
+    assert all(record["tokens_per_second"] > 0 for record in records)
+
+
+def test_half_stores_float16_that_loads_as_float32(short, corpus, tmp_path):
+    recipe = recipe_of(corpus)
+    recipe.save_dtype = "float16"
+    train(recipe, tmp_path / "half")
+    assert are_equal(weights(tmp_path / "half"), {name: weight.half() for name, weight in weights(short[0]).items()})
+    assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "half").dtype == torch.float32
+
+
+def test_early_stopping_ends_a_run_that_gets_no_better_with_its_best_weights(corpus, tmp_path):
+    settings = dict(learning_rate=0.0, num_train_epochs=9, eval_strategy="epoch", early_stopping_patience=2)
+    settings |= dict(load_best_model_at_end=True, metric_for_best_model="bleu")
+    train(recipe_of(corpus, **settings), tmp_path / "model")
+    assert max(record["epoch"] for record in history(tmp_path / "model")) == 3
+
+
+# -------------------------------------------------------------------------------------------------------------- the pieces
+
+
+@pytest.mark.parametrize("smoothing", [0.1, 0.3])
+@pytest.mark.parametrize("items", [None, 40])
+def test_the_smoothed_loss_is_that_of_transformers(smoothing, items):
+    config = VanillaSeq2SeqConfig(vocab_size=11, **SMALL)
+    watch = Watch(VanillaSeq2SeqForConditionalGeneration(config), None)
+    logits, labels = torch.randn(3, 5, 11), torch.randint(11, (3, 5))
+    labels[0, 3:] = -100
+    expected = LabelSmoother(smoothing)({"logits": logits}, labels, num_items_in_batch=items)
+    assert smoothed_loss(watch, smoothing)({"logits": logits}, labels, items) == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_there_is_no_smoothed_loss_without_smoothing():
+    assert smoothed_loss(None, 0.0) is None
+
+
+def test_the_average_is_the_mean_of_every_weight(short, corpus, tmp_path):
+    state = short[0].with_name("model-run")
+    paths = sorted(state.glob("checkpoint-*"))
+    assert len(paths) == 2
+    found, ours = [weights(path) for path in paths], dict(averaged(paths).named_parameters())
+    for name in found[0]:
+        expected = sum(tensors[name].numpy().astype(np.float64) for tensors in found) / 2
+        np.testing.assert_allclose(ours[name].detach().numpy(), expected, rtol=1e-6, atol=1e-9)
+    average(paths, tmp_path / "mean")
+    assert are_equal(weights(tmp_path / "mean"), {name: ours[name].detach() for name in weights(tmp_path / "mean")})
+    assert (tmp_path / "mean/tokenizer.json").is_file()
+    with pytest.raises(FileExistsError, match="--force"):
+        average(paths, tmp_path / "mean")
+
+
+def test_models_of_other_shapes_have_no_average(short, tmp_path):
+    other = VanillaSeq2SeqConfig(vocab_size=60, **{**SMALL, "intermediate_size": 48})
+    VanillaSeq2SeqForConditionalGeneration(other).save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match="other is not of the same architecture and shape"):
+        averaged([short[0], tmp_path / "other"])
+
+
+def test_averaging_the_last_checkpoints_is_what_a_run_ends_with(short, corpus, tmp_path):
+    train(recipe_of(corpus, average_last=2), tmp_path / "model")
+    checkpoints = sorted(short[0].with_name("model-run").glob("checkpoint-*"))
+    expected = dict(averaged(checkpoints).named_parameters())
+    assert all(torch.equal(weight, expected[name]) for name, weight in weights(tmp_path / "model").items())
+
+
+def test_a_dry_run_says_what_would_happen_and_writes_nothing(corpus, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = {line.split()[0]: line for line in dry_run(recipe_of(corpus)).splitlines()}
+    assert lines["train"].split()[1] == "300"
+    assert "hidden_size=32" in lines["shape"]
+    assert lines["updates"].split()[1] == str(3 * STEPS)
+    assert "hours" in lines["time"] and "GB" in lines["memory"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_recipe_is_read_and_says_in_its_first_line_what_it_is(path):
+    assert read_recipe(path.stem) == read_recipe(str(path))
+    assert path.read_text().startswith("# ")
+
+
+def test_changes_go_over_a_recipe():
+    recipe = read_recipe("translation", {"training.seed": 5, "data.directory": "x", "save_dtype": "float16"})
+    assert (recipe.training["seed"], recipe.data["directory"], recipe.save_dtype) == (5, "x", "float16")
+    assert recipe.training["tokens_per_update"] == read_recipe("translation").training["tokens_per_update"]
+
+
+# ----------------------------------------------------------------------------------------------------------- stop and go on
+
+
+class Stop(Exception):
+    """In the place of a process that is killed."""
+
+
+class StopAt(TrainerCallback):
+    """Ends the training once the checkpoint of `step` is saved, and notes the steps before."""
+
+    def __init__(self, step=None):
+        self.step, self.steps = step, []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.steps.append(state.global_step)
+
+    def on_save(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            raise Stop
+
+
+def stopped(recipe, output, step, monkeypatch):
+    """The state directory of a run that ended at `step`, and what its checkpoints are called."""
+    callbacks = runs.callbacks
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "callbacks", lambda recipe: [*callbacks(recipe), StopAt(step)])
+        with pytest.raises(Stop):
+            train(recipe, output)
+    assert not output.exists()
+    torch.randn(7)  # whatever happened in between
+    return output.with_name(output.name + "-run")
+
+
+@pytest.mark.parametrize("step", [STEPS, 2 * STEPS + 3], ids=["after one epoch", "inside the third"])
+def test_a_run_that_was_stopped_goes_on_to_the_same_weights(corpus, tmp_path, monkeypatch, step):
+    recipe = recipe_of(corpus, save_strategy="steps", save_steps=step)
+    train(recipe, tmp_path / "undisturbed")
+    stopped(recipe, tmp_path / "model", step, monkeypatch)
+    seen = StopAt()
+    callbacks = runs.callbacks
+    monkeypatch.setattr(runs, "callbacks", lambda recipe: [*callbacks(recipe), seen])
+    train(recipe, tmp_path / "model")
+    assert seen.steps == list(range(step + 1, 3 * STEPS + 1))
+    assert are_equal(weights(tmp_path / "model"), weights(tmp_path / "undisturbed"))
+
+
+@pytest.mark.parametrize("damaged", ["model.safetensors", "optimizer.pt", "files.json"])
+def test_a_checkpoint_that_was_cut_short_is_passed_over(short, corpus, tmp_path, monkeypatch, damaged):
+    state = stopped(recipe_of(corpus), tmp_path / "model", 2 * STEPS, monkeypatch)
+    file = state / f"checkpoint-{2 * STEPS}" / damaged
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    train(recipe_of(corpus), tmp_path / "model")
+    assert are_equal(weights(tmp_path / "model"), weights(short[0]))
+
+
+def test_the_state_of_another_recipe_is_refused_by_what_differs(corpus, tmp_path, monkeypatch):
+    stopped(recipe_of(corpus), tmp_path / "model", STEPS, monkeypatch)
+    with pytest.raises(ValueError, match=r"unfinished run with training .*'seed': 0.*, expected .*'seed': 1.*--force"):
+        train(recipe_of(corpus, seed=1), tmp_path / "model")
+    train(recipe_of(corpus, seed=1, num_train_epochs=1), tmp_path / "model", force=True)
+    assert (tmp_path / "model/model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_at_any_moment_goes_on_to_the_same_weights(short, corpus, tmp_path):
+    recipe = recipe_of(corpus)
+    code = "import json, sys; from pathlib import Path; from vanilla_transformer.training import recipe, run; "
+    code += "run.train(recipe.Recipe(**json.loads(sys.argv[1])), Path(sys.argv[2]))"
+    arguments = [sys.executable, "-c", code, json.dumps(recipe.__dict__), str(tmp_path / "model")]
+    for seconds in np.random.default_rng(0).uniform(5, 15, size=4):
+        process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(seconds)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    if not (tmp_path / "model").exists():
+        train(recipe, tmp_path / "model")
+    assert are_equal(weights(tmp_path / "model"), weights(short[0]))
+
+
+# --------------------------------------------------------------------------------------------------------------- bad input
+
+
+class Poison(TrainerCallback):
+    """Makes a weight infinite after some steps."""
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        if state.global_step == STEPS + 2:
+            with torch.no_grad():
+                model.lm_head.weight[5, 0] = math.nan
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_names_the_batch_and_leaves_the_checkpoints(corpus, tmp_path, monkeypatch):
+    callbacks = runs.callbacks
+    monkeypatch.setattr(runs, "callbacks", lambda recipe: [*callbacks(recipe), Poison()])
+    with pytest.raises(FloatingPointError, match=r"the loss is nan for the batch of [0-9]+ rows \['.* (sees|wants|finds) "):
+        train(recipe_of(corpus), tmp_path / "model")
+    [checkpoint] = (tmp_path / "model-run").glob("checkpoint-*")
+    assert all(weight.isfinite().all() for weight in weights(checkpoint).values())
+
+
+def test_lines_longer_than_the_position_table_are_counted_and_left_out(corpus, tmp_path, capsys):
+    table = {"position_embedding_type": "learned", "max_position_embeddings": 16}
+    _, _, rows = runs.prepare(recipe_of(corpus, table))
+    kept = rows["train"]
+    assert 0 < len(kept) < 300
+    assert f"{300 - len(kept)} of 300 train rows have more than 16 tokens, up to " in capsys.readouterr().out
+    assert max(max(map(len, kept["input_ids"])), max(map(len, kept["labels"]))) == 16
+    with pytest.raises(ValueError, match="300 of 300 train rows have more than 3 tokens"):
+        runs.prepare(recipe_of(corpus, table | {"max_position_embeddings": 3}))
+
+
+def test_a_tokenizer_that_does_not_fit_is_refused_with_both_sizes(corpus):
+    with pytest.raises(ValueError, match="the tokenizer has 60 entries, expected vocab_size=61"):
+        runs.prepare(recipe_of(corpus, {"vocab_size": 61}))
+
+
+def test_an_existing_output_is_refused_before_anything_is_read(tmp_path):
+    (tmp_path / "model").mkdir()
+    missing = (tmp_path / "nowhere.en", tmp_path / "nowhere.de")
+    with pytest.raises(FileExistsError, match=r"model exists already.*--force"):
+        train(recipe_of((missing, missing)), tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_recipe_without_training_text_is_refused(corpus):
+    with pytest.raises(ValueError, match="no training text"):
+        runs.prepare(Recipe("translation"))
+
+
+def test_no_room_on_the_disk_leaves_no_half_checkpoint_behind(corpus, tmp_path, monkeypatch):
+    def full(model, tokenizer, directory: Path, dtype):
+        (directory / "model.safetensors").write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(runs, "save_checkpoint", full)
+    with pytest.raises(OSError, match="No space left"):
+        train(recipe_of(corpus, num_train_epochs=1), tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model-run"]

@@ -1,0 +1,232 @@
+"""What each task makes of its text, and what a short run of it learns."""
+
+import gzip
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from vanilla_transformer import VanillaDecoderConfig, VanillaDecoderForCausalLM
+from vanilla_transformer.training.recipe import Recipe
+from vanilla_transformer.training.run import prepare, train
+from vanilla_transformer.training.tasks import causal_lm, masked_lm, sequence_classification
+from vanilla_transformer.training.tokenizer import train_tokenizer
+
+CHOICE = random.Random(0).choice
+VERSE = "".join(
+    f"the {CHOICE(['cat', 'dog'])} {CHOICE(['saw', 'ate', 'hid'])} the {CHOICE(['bone', 'mouse', 'hat'])}.\n" for _ in range(60)
+)
+DECODER = dict(
+    hidden_size=32, intermediate_size=64, num_attention_heads=4, num_hidden_layers=2, dropout=0.0, embedding_dropout=0.0
+)
+ENCODER = {**DECODER, "num_hidden_layers": 1}
+
+
+# --------------------------------------------------------------------------------------------------------------- causal-lm
+
+
+def language_model(path, model=None, **training):
+    data = {"train": str(path), "validation_fraction": 0.2, "block_size": 16}
+    settings = dict(
+        per_device_train_batch_size=8, max_steps=150, learning_rate=5e-3, warmup_steps=10, save_strategy="no", seed=0
+    )
+    return Recipe("causal-lm", data, {"kind": "character"}, {**DECODER, **(model or {})}, {**settings, **training})
+
+
+@pytest.fixture
+def verse(tmp_path):
+    path = tmp_path / "verse.txt.gz"
+    path.write_bytes(gzip.compress(VERSE.encode()))
+    return path
+
+
+def test_the_validation_text_is_the_end_of_the_training_text(verse):
+    data = {"train": str(verse), "validation_fraction": 0.2}
+    [first], [last] = causal_lm.read(data, "train")["text"], causal_lm.read(data, "validation")["text"]
+    assert first + last == VERSE
+    assert len(first) == int(0.8 * len(VERSE))
+    assert causal_lm.read(data, "test") is None
+    assert causal_lm.read({"train": str(verse)}, "train")["text"] == [VERSE]
+    assert causal_lm.read({"train": str(verse)}, "validation") is None
+
+
+def test_training_sees_every_window_and_validation_every_token_once(verse):
+    tokenizer, _, rows = prepare(language_model(verse))
+    ids = tokenizer(VERSE, add_special_tokens=False)["input_ids"]
+    kept = int(0.8 * len(VERSE))
+    assert len(rows["train"]) == kept - 16
+    for index in (0, 5, len(rows["train"]) - 1):
+        window = rows["train"][index]
+        assert window["input_ids"].tolist() == ids[index : index + 16]
+        assert window["labels"].tolist() == window["shift_labels"].tolist() == ids[index + 1 : index + 17]
+    predicted = [token for row in rows["validation"] for token in row["labels"] if token != -100]
+    assert predicted == ids[kept + 1 :]
+    assert {len(row["input_ids"]) for row in rows["validation"]} == {16}
+
+
+def test_a_language_model_learns_and_its_loss_is_that_of_the_whole_validation_text(verse, tmp_path):
+    metrics = train(language_model(verse), tmp_path / "model")
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "model").double(),
+        AutoTokenizer.from_pretrained(tmp_path / "model"),
+    )
+    ids = torch.tensor(tokenizer(VERSE, add_special_tokens=False)["input_ids"])[int(0.8 * len(VERSE)) :]
+    losses = []
+    for start in range(0, len(ids) - 1, 16):
+        piece = ids[start : start + 17]
+        losses.append(F.cross_entropy(model(piece[None, :-1]).logits[0], piece[1:], reduction="none"))
+    assert metrics["validation_nll"] == pytest.approx(torch.cat(losses).mean().item(), rel=1e-4)
+    assert metrics["validation_perplexity"] == pytest.approx(math.exp(metrics["validation_nll"]))
+    assert metrics["validation_nll"] < 1.0 < math.log(len(tokenizer))
+
+
+def test_packed_lines_are_read_as_if_they_were_alone():
+    documents = [list(range(4, 4 + length)) for length in (5, 3, 9, 2, 30)]
+    blocks = causal_lm.packed(documents, 12)
+    model = VanillaDecoderForCausalLM(VanillaDecoderConfig(vocab_size=40, **DECODER)).eval()
+    found = []
+    for block in blocks:
+        assert {len(values) for values in block.values()} == {12}
+        inputs = {name: torch.tensor([block[name]]) for name in ("input_ids", "position_ids")}
+        logits, labels = model(**inputs, use_cache=False).logits[0], torch.tensor(block["labels"])
+        found += [(label.item(), row) for label, row in zip(labels, logits, strict=True) if label != -100]
+    pieces = [ids[start : start + 13] for ids in documents for start in range(0, len(ids) - 1, 12)]
+    assert len(found) == sum(len(piece) - 1 for piece in pieces) == sum(len(ids) - 1 for ids in documents)
+    alone = [(label, row) for piece in pieces for label, row in zip(piece[1:], model(torch.tensor([piece[:-1]])).logits[0])]
+    for (label, row), (expected_label, expected) in zip(found, alone, strict=True):
+        assert label == expected_label
+        torch.testing.assert_close(row, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_lines_as_documents_end_with_the_end_token(tmp_path):
+    (tmp_path / "lines.txt").write_text(VERSE)
+    recipe = language_model(tmp_path / "lines.txt")
+    recipe.data |= {"documents": "line", "block_size": 64, "validation": str(tmp_path / "lines.txt")}
+    del recipe.data["validation_fraction"]
+    tokenizer, _, rows = prepare(recipe)
+    lines = VERSE.splitlines()
+    predicted = [token for row in rows["train"] for token in row["labels"] if token != -100]
+    assert predicted == [token for line in lines for token in tokenizer(line)["input_ids"][1:]]
+    assert predicted.count(tokenizer.eos_token_id) == len(lines)
+
+
+def test_a_text_shorter_than_a_block_is_refused(tmp_path):
+    (tmp_path / "short.txt").write_text("ab")
+    recipe = language_model(tmp_path / "short.txt")
+    del recipe.data["validation_fraction"]
+    with pytest.raises(ValueError, match="the train text has 2 tokens, expected more than block_size=16"):
+        prepare(recipe)
+
+
+# --------------------------------------------------------------------------------------------------------------- masked-lm
+
+
+def test_whole_words_are_masked_at_the_rates_of_bert():
+    lines = VERSE.splitlines()
+    tokenizer = train_tokenizer(lines, 36, for_encoder=True)  # some words are several pieces
+    rows = masked_lm.encode({"text": lines * 20}, tokenizer, {})
+    batch = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
+    found = masked_lm.collator(tokenizer, None)(batch)
+    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row["input_ids"]) for row in batch], batch_first=True)
+    words = torch.nn.utils.rnn.pad_sequence([torch.tensor(row["labels"]) for row in batch], True, -1)
+    chosen = found["labels"] != -100
+    assert torch.equal(found["labels"][chosen], ids[chosen])
+    assert torch.equal(found["input_ids"][~chosen], ids[~chosen])
+    assert not (chosen & (words == -1)).any()
+    for row_words, row_chosen in zip(words, chosen):
+        for word in row_words.unique():
+            assert len(row_chosen[row_words == word].unique()) == 1
+    assert max((words[0] == word).sum() for word in range(5)) > 1
+    count = chosen.sum().item()
+    assert count / (words >= 0).sum().item() == pytest.approx(0.15, abs=0.02)
+    assert (found["input_ids"][chosen] == tokenizer.mask_token_id).sum().item() / count == pytest.approx(0.8, abs=0.04)
+    assert (found["input_ids"][chosen] == ids[chosen]).sum().item() / count == pytest.approx(0.1, abs=0.04)
+
+
+def test_a_masked_language_model_learns(tmp_path):
+    (tmp_path / "train.txt").write_text(VERSE * 3)
+    training = dict(tokens_per_update=256, num_train_epochs=40, learning_rate=3e-3, save_strategy="no", seed=0)
+    files = {"train": str(tmp_path / "train.txt"), "validation": str(tmp_path / "train.txt")}
+    recipe = Recipe("masked-lm", files, {"kind": "bpe", "vocab_size": 45}, ENCODER, training)
+    metrics = train(recipe, tmp_path / "model")
+    assert metrics["validation_nll"] < 1.5 < math.log(45)
+
+
+# ------------------------------------------------------------------------------------------------- sequence-classification
+
+LABELS = {"bores": "bad", "annoys": "bad", "fails": "bad", "shines": "good", "delights": "good", "wins": "good"}
+OPINIONS = [f"{label} the {thing} {word}" for thing in ("film", "plot", "cast") for word, label in LABELS.items()]
+
+
+def classifier(path, **training):
+    settings = dict(tokens_per_update=128, num_train_epochs=30, learning_rate=3e-3, save_strategy="no", seed=0)
+    data = {"train": str(path), "validation": str(path)}
+    return Recipe("sequence-classification", data, {"kind": "bpe", "vocab_size": 40}, ENCODER, {**settings, **training})
+
+
+@pytest.fixture
+def opinions(tmp_path):
+    path = tmp_path / "opinions.txt"
+    path.write_text("".join(line + "\n" for line in OPINIONS))
+    return path
+
+
+def test_a_classifier_learns_its_labels_by_name(opinions, tmp_path):
+    metrics = train(classifier(opinions), tmp_path / "model")
+    assert metrics["validation_accuracy"] == 1.0
+    model, tokenizer = (
+        AutoModelForSequenceClassification.from_pretrained(tmp_path / "model"),
+        AutoTokenizer.from_pretrained(tmp_path / "model"),
+    )
+    inputs = tokenizer(["the plot delights", "the cast bores"], padding=True, return_tensors="pt")
+    assert [model.config.id2label[index] for index in model(**inputs).logits.argmax(-1).tolist()] == ["good", "bad"]
+
+
+def test_a_classifier_starts_from_a_pretrained_encoder(opinions, tmp_path):
+    (tmp_path / "train.txt").write_text("".join(line.partition(" ")[2] + "\n" for line in OPINIONS))
+    training = dict(tokens_per_update=128, max_steps=3, save_strategy="no")
+    recipe = Recipe("masked-lm", {"train": str(tmp_path / "train.txt")}, {"kind": "bpe", "vocab_size": 45}, ENCODER, training)
+    train(recipe, tmp_path / "pretrained")
+    recipe = classifier(opinions)
+    recipe.model, recipe.tokenizer = {"path": str(tmp_path / "pretrained"), "classifier_dropout": 0.3}, {}
+    tokenizer, model, _ = prepare(recipe)
+    pretrained = AutoModelForSequenceClassification.from_pretrained(tmp_path / "pretrained")
+    assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(tmp_path / "pretrained").get_vocab()
+    weights, expected = dict(model.named_parameters()), dict(pretrained.named_parameters())
+    same = [name for name in weights if name.startswith("model.") and torch.equal(weights[name], expected[name])]
+    assert len(same) == len([name for name in weights if name.startswith("model.")])
+    assert (model.config.classifier_dropout, model.config.id2label) == (0.3, {0: "bad", 1: "good"})
+
+
+def test_folds_are_parts_of_the_lines_without_their_duplicates(opinions):
+    opinions.write_text(opinions.read_text() * 2)
+    data, validation = {"train": str(opinions), "folds": 5}, []
+    for fold in range(5):
+        parts = {split: sequence_classification.read(data | {"fold": fold}, split) for split in ("train", "validation")}
+        lines = {split: set(map(" ".join, zip(rows["label"], rows["text"]))) for split, rows in parts.items()}
+        assert lines["train"] | lines["validation"] == set(OPINIONS)
+        assert len(parts["train"]) + len(parts["validation"]) == len(OPINIONS)
+        validation += lines["validation"]
+    assert sorted(validation) == sorted(OPINIONS)
+    with pytest.raises(ValueError, match="fold is 5, expected one of 0 to 4"):
+        sequence_classification.read(data | {"fold": 5}, "train")
+
+
+def test_lines_without_a_label_and_labels_training_does_not_have_are_refused(opinions, tmp_path):
+    (tmp_path / "bad.txt").write_text("good the film\nalone\n")
+    with pytest.raises(ValueError, match="line 2 of the validation text is 'alone', expected a label, a space and a text"):
+        sequence_classification.read({"validation": str(tmp_path / "bad.txt")}, "validation")
+    (tmp_path / "bad.txt").write_text("good the film\nodd the film\n")
+    recipe = classifier(opinions)
+    recipe.data["validation"] = str(tmp_path / "bad.txt")
+    with pytest.raises(ValueError, match=r"the validation text has labels \['odd'\], expected some of \['bad', 'good'\]"):
+        prepare(recipe)
+
+
+def test_the_metrics_of_predictions():
+    accuracy = sequence_classification.metrics(None, None, {})((np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0])))
+    assert accuracy == {"accuracy": 0.75}

@@ -1,0 +1,45 @@
+"""Rows of like length in batches of so many tokens."""
+
+from datasets import Dataset
+
+
+class TokenBatches:
+    """Batches as the items of a data set: item i is a list of rows of like length, so that little of a batch is padding and
+    all batches cost about the same (section 5.1 of the paper). They are made once; `Trainer` shuffles their order.
+
+    Args:
+        rows: what the batches are made of.
+        lengths: the numbers of tokens of each row, one for each of its sides; sorted by the first.
+        limit: tokens of the longest side of a batch, padding included.
+
+    Raises:
+        ValueError: for a row that is longer than `limit`.
+    """
+
+    def __init__(self, rows: Dataset, lengths: list[tuple[int, ...]], limit: int):
+        longest = max(map(max, lengths))
+        if longest > limit:
+            raise ValueError(f"the longest row has {longest} tokens, expected at most {limit}, those of a batch")
+        self.rows, self.batches, width = rows, [[]], 0
+        for index in sorted(range(len(rows)), key=lengths.__getitem__):
+            width = max(width, *lengths[index])
+            if (len(self.batches[-1]) + 1) * width > limit:
+                self.batches.append([])
+                width = max(lengths[index])
+            self.batches[-1].append(index)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> list[dict]:
+        columns = self.rows[self.batches[index]]
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def collate_batches(collator):
+    """`collator` for items that are rows, or lists of them."""
+
+    def collate(items):
+        return collator([row for item in items for row in (item if isinstance(item, list) else [item])])
+
+    return collate

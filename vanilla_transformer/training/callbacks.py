@@ -1,0 +1,86 @@
+"""What `Trainer` calls while it runs: the loss, checks of it, and how fast it goes."""
+
+import time
+
+import torch
+from torch.nn import functional as F
+from transformers import EarlyStoppingCallback, TrainerCallback
+
+from ..info import flops
+from .checkpoints import WholeCheckpoints
+
+PEAK = {"NVIDIA H200": 989e12, "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA A100-SXM4-80GB": 312e12}  # dense bfloat16, a second
+SIDES = {"source token": "input_ids", "target token": "decoder_input_ids"}
+SHOWN = 60  # characters of each row of a batch that is named in an error
+
+
+def callbacks(recipe) -> list[TrainerCallback]:
+    patience = recipe.training.get("early_stopping_patience")
+    return [WholeCheckpoints(), *([EarlyStoppingCallback(patience)] if patience else [])]
+
+
+class Watch(TrainerCallback):
+    """Counts the tokens that go through a model, for the log, and stops the run if a loss is not finite.
+
+    The log gets `tokens`, those of source and target that are not padding, `tokens_per_second`, and on a GPU of `PEAK` also
+    `mfu`: model FLOPs utilisation, three times the forward pass' matrix products (attention's own left out) over its peak.
+    """
+
+    def __init__(self, model, tokenizer):
+        self.tokenizer, self.pad = tokenizer, model.config.pad_token_id
+        self.costs = {SIDES[kind]: cost for kind, cost in flops(model).items() if kind in SIDES}
+        self.start()
+
+    def start(self):
+        self.counts, self.since = dict.fromkeys(SIDES.values(), 0), time.monotonic()
+
+    def see(self, model, args, inputs, outputs):
+        """A forward hook."""
+        if model.training:
+            self.input_ids = inputs["input_ids"]
+            for side in self.counts:
+                if side in inputs:
+                    self.counts[side] = self.counts[side] + (inputs[side] != self.pad).sum()
+        if outputs.get("loss") is not None:
+            self.check(outputs["loss"])
+
+    def check(self, loss):
+        """Raises FloatingPointError with the text of the batch."""
+        if not loss.isfinite():
+            rows = self.tokenizer.batch_decode(self.input_ids, skip_special_tokens=True)
+            raise FloatingPointError(
+                f"the loss is {loss.item()} for the batch of {len(rows)} rows {[row[:SHOWN] for row in rows]}"
+            )
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.start()
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if "loss" in logs:
+            seconds, counts = time.monotonic() - self.since, {side: int(count) for side, count in self.counts.items()}
+            measured = {"tokens": sum(counts.values()), "tokens_per_second": round(sum(counts.values()) / seconds, 1)}
+            if (name := device_name()) in PEAK:
+                done = 3 * sum(count * self.costs.get(side, 0) for side, count in counts.items())
+                measured["mfu"] = round(done / seconds / PEAK[name], 4)
+            logs |= measured
+            state.log_history[-1] |= measured
+            self.start()
+
+
+def device_name():
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+def smoothed_loss(watch: Watch, smoothing: float):
+    """Cross-entropy with label smoothing (section 5.4) of all tokens of an update, as `Trainer` takes it; `None` without
+    smoothing, for which the model's own loss is taken."""
+    if not smoothing:
+        return None
+
+    def loss(outputs, labels, num_items_in_batch=None):
+        logits = outputs["logits"].float()
+        total = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), label_smoothing=smoothing, reduction="sum")
+        watch.check(total)
+        return total / (labels.ne(-100).sum() if num_items_in_batch is None else num_items_in_batch)
+
+    return loss

@@ -1,0 +1,52 @@
+"""What a recipe would do, and how long it would take, from its first updates."""
+
+import math
+import resource
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from transformers import set_seed
+
+from ..info import shape_fields
+from .recipe import Recipe
+from .run import make_trainer, prepare, training_arguments
+
+TRIED = 3  # updates, the first of which is not counted
+QUIET = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False, "logging_steps": 1, "max_steps": TRIED}
+
+
+def dry_run(recipe: Recipe) -> str:
+    """Sizes of the text, the model and an update, and the time and memory of the whole run, as the first updates had them; in
+    lines. Nothing stays on disk."""
+    with tempfile.TemporaryDirectory() as state:
+        whole = training_arguments(recipe, Path(state))
+        arguments = training_arguments(replace(recipe, training=recipe.training | QUIET), Path(state))
+        set_seed(arguments.seed)
+        tokenizer, model, rows = prepare(recipe)
+        trainer = make_trainer(recipe, arguments, tokenizer, model, rows)
+        trainer.train()
+    logs = [record for record in trainer.state.log_history if "tokens_per_second" in record][1:]
+    tokens = sum(record["tokens"] for record in logs) / len(logs)
+    seconds = sum(record["tokens"] / record["tokens_per_second"] for record in logs) / len(logs)
+    each = whole.gradient_accumulation_steps
+    updates = whole.max_steps
+    if updates <= 0:
+        updates = math.ceil(math.ceil(len(trainer.get_train_dataloader()) / each) * whole.num_train_epochs)
+    shape = ", ".join(f"{name}={getattr(model.config, name)}" for name in shape_fields(model.config))
+    lines = [f"{name:<12} {len(examples):>12,} examples" for name, examples in rows.items()]
+    lines += [f"shape        {shape}"]
+    lines += [f"parameters   {model.num_parameters():>12,}"]
+    lines += [f"an update    {tokens:>12,.0f} tokens, those of source and target together, in {each} batches on each process"]
+    lines += [f"updates      {updates:>12,}"]
+    lines += [f"time         {seconds * updates / 3600:>12.2f} hours without evaluation, as {len(logs)} updates took"]
+    lines += [f"memory       {peak_memory() / 1e9:>12.2f} GB"]
+    return "\n".join(lines)
+
+
+def peak_memory() -> int:
+    """Bytes: of the GPU where there is one, else of this process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

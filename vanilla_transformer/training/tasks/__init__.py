@@ -1,0 +1,25 @@
+"""What a model is trained to do, one module each.
+
+| name | what it is |
+|---|---|
+| `CONFIG`, `MODEL` | the classes of the model |
+| `DATA`, `EVALUATION` | the keys of a recipe's tables of these names |
+| `read(data, split)` | a `datasets.Dataset` of text for `"train"`, `"validation"` or `"test"`, `None` if the recipe has none |
+| `texts(dataset)` | all its text, for a new tokenizer |
+| `FOR_ENCODER` | whether that tokenizer marks sequences as an encoder wants it |
+| `config_fields(text)` | fields of the config that the text (a data set for each split) determines |
+| `encode(columns, tokenizer, data)` | columns of text -> columns of numbers |
+| `examples(rows, data, split)` | what the model sees of one split: the rows of numbers, or pieces of them |
+| `collator(tokenizer, model)` | a list of examples -> a padded batch |
+| `reduce(logits, labels)` | what is kept of the logits for the metrics; `None` where these take generated tokens |
+| `metrics(tokenizer, config, evaluation)` | what `Trainer` calls with that and the labels of a split |
+"""
+
+from . import causal_lm, masked_lm, sequence_classification, translation
+
+TASKS = {
+    "translation": translation,
+    "causal-lm": causal_lm,
+    "masked-lm": masked_lm,
+    "sequence-classification": sequence_classification,
+}

@@ -1,0 +1,121 @@
+"""The next token of any text."""
+
+import numpy as np
+from datasets import Dataset
+from torch.nn import functional as F
+from transformers import default_data_collator
+
+from ...configuration_vanilla_transformer import VanillaDecoderConfig
+from ...modeling_vanilla_transformer import VanillaDecoderForCausalLM
+from ..data import paths_of, read_text
+
+CONFIG, MODEL = VanillaDecoderConfig, VanillaDecoderForCausalLM
+# A split is a file or several. Without one, the validation text is the last `validation_fraction` of the training text. An
+# example has `block_size` tokens. With `documents = "line"` each line is a text of its own, which no other one is read with.
+DATA = ("directory", "train", "validation", "test", "validation_fraction", "block_size", "documents")
+EVALUATION = ()
+FOR_ENCODER = False
+
+
+def read(data, split):
+    if split in data:
+        text = "".join(read_text(path) for path in paths_of(data, split))
+        if split == "train" and "validation" not in data:
+            text = text[: places(text, data)]
+    elif split == "validation" and "validation_fraction" in data:
+        text = "".join(read_text(path) for path in paths_of(data, "train"))
+        text = text[places(text, data) :]
+    else:
+        return None
+    by_line = data.get("documents", "file") == "line"
+    return Dataset.from_dict({"text": [line for line in text.split("\n") if line] if by_line else [text]})
+
+
+def places(text, data):
+    """Where the training part of `text` ends, in characters."""
+    return int(len(text) * (1 - data.get("validation_fraction", 0)))
+
+
+def texts(dataset):
+    return dataset["text"]
+
+
+def config_fields(text):
+    return {}
+
+
+def encode(columns, tokenizer, data):
+    """A line ends with the end token; a whole file has no end."""
+    return {"input_ids": tokenizer(columns["text"], add_special_tokens=data.get("documents") == "line")["input_ids"]}
+
+
+def examples(rows, data, split):
+    size = data["block_size"]
+    if data.get("documents", "file") == "line":
+        return Dataset.from_list(packed(rows["input_ids"], size))
+    [ids] = rows["input_ids"]
+    if len(ids) <= size:
+        raise ValueError(f"the {split} text has {len(ids)} tokens, expected more than block_size={size}")
+    if split == "train":
+        return Windows(ids, size)
+    return Dataset.from_list([example([ids[start : start + size + 1]], size) for start in range(0, len(ids) - 1, size)])
+
+
+class Windows:
+    """Every stretch of `size` tokens, with the ones that follow each, as an example."""
+
+    def __init__(self, ids: list[int], size: int):
+        self.ids, self.size = np.array(ids), size
+
+    def __len__(self) -> int:
+        return len(self.ids) - self.size
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        following = self.ids[index + 1 : index + 1 + self.size]
+        return {"input_ids": self.ids[index : index + self.size], "labels": following, "shift_labels": following}
+
+
+def packed(documents: list[list[int]], size: int) -> list[dict]:
+    """Whole documents, one behind the other, as long as `size` tokens hold them. What is longer goes on in another example."""
+    blocks, room = [], 0
+    for ids in documents:
+        for start in range(0, len(ids) - 1, size):
+            piece = ids[start : start + size + 1]
+            if len(piece) - 1 > room:
+                blocks.append([])
+                room = size
+            blocks[-1].append(piece)
+            room -= len(piece) - 1
+    return [example(block, size) for block in blocks]
+
+
+def example(pieces: list[list[int]], size: int) -> dict[str, list[int]]:
+    """Each piece but its last token, and but its first, and their positions from 0 on, by which attention knows where another
+    begins; then padding, which nothing is predicted from."""
+    ids, following, positions = ([token for piece in pieces for token in part(piece)] for part in PARTS)
+    rest = size - len(ids)
+    following += [-100] * rest
+    positions += range(len(pieces[-1]) - 1, len(pieces[-1]) - 1 + rest)
+    return {"input_ids": ids + [0] * rest, "labels": following, "shift_labels": following, "position_ids": positions}
+
+
+PARTS = (lambda piece: piece[:-1], lambda piece: piece[1:], lambda piece: range(len(piece) - 1))
+
+
+def collator(tokenizer, model):
+    return default_data_collator
+
+
+def reduce(logits, labels):
+    """-log p of each token, 0 where nothing is predicted."""
+    return F.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none")
+
+
+def metrics(tokenizer, config, evaluation):
+    def mean(prediction):
+        """Of all predicted tokens, in nats, and its exponential."""
+        losses, labels = prediction
+        nll = losses.sum(dtype=np.float64) / (labels != -100).sum()
+        return {"nll": nll, "perplexity": np.exp(nll)}
+
+    return mean

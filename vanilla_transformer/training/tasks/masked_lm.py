@@ -1,0 +1,80 @@
+"""Words that were masked, from those around them (Devlin et al. 2019), one text a line."""
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+from transformers import DataCollatorForTokenClassification
+
+from ...configuration_vanilla_transformer import VanillaEncoderConfig
+from ...modeling_vanilla_transformer import VanillaEncoderForMaskedLM
+from ..data import SOURCES, read_columns
+
+CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForMaskedLM
+# Each split is a file; if it is `labelled`, the first word of each line is a label, which is left out.
+DATA = (*SOURCES, "train", "validation", "test", "labelled")
+EVALUATION = ()
+FOR_ENCODER = True
+MASKED = 0.15  # of all words
+REPLACED, KEPT = 0.1, 0.1  # of the tokens of these, by a random one and by itself
+
+
+def read(data, split):
+    found = read_columns(data, split, ("text",))
+    if not data.get("labelled") or found is None:
+        return found
+    return found.map(lambda row: {"text": row["text"].partition(" ")[2]})
+
+
+def texts(dataset):
+    return dataset["text"]
+
+
+def config_fields(text):
+    return {}
+
+
+def encode(columns, tokenizer, data):
+    """`labels` are the number of the word each token is of, -1 for special tokens."""
+    encoded = tokenizer(columns["text"], return_token_type_ids=False)
+    words = ([-1 if word is None else word for word in encoded.word_ids(row)] for row in range(len(columns["text"])))
+    return {"input_ids": encoded["input_ids"], "labels": list(words)}
+
+
+def examples(rows, data, split):
+    return rows
+
+
+def collator(tokenizer, model):
+    pad = DataCollatorForTokenClassification(tokenizer, label_pad_token_id=-1)
+
+    def mask(rows):
+        batch = pad(rows)
+        batch["input_ids"], batch["labels"] = masked(batch["input_ids"], batch["labels"], tokenizer)
+        return batch
+
+    return mask
+
+
+def masked(ids: torch.Tensor, words: torch.Tensor, tokenizer) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whole words (B, S) of `ids` (B, S), each with probability `MASKED`: 80% of their tokens become the mask token, 10% a
+    random one. Returns the new ids, and as labels those of the chosen words, -100 elsewhere."""
+    rows = torch.arange(len(ids))[:, None]
+    chosen = torch.rand(len(ids), int(words.max()) + 1)[rows, words.clamp(min=0)] < MASKED
+    chosen &= words >= 0
+    fate = torch.rand(ids.shape)
+    new = torch.where(chosen & (fate >= REPLACED + KEPT), tokenizer.mask_token_id, ids)
+    new = torch.where(chosen & (fate < REPLACED), torch.randint(len(tokenizer), ids.shape), new)
+    return new, torch.where(chosen, ids, -100)
+
+
+def reduce(logits, labels):
+    """-log p of each token, 0 where nothing is predicted."""
+    return F.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none")
+
+
+def metrics(tokenizer, config, evaluation):
+    def mean(prediction):
+        losses, labels = prediction
+        return {"nll": losses[labels != -100].mean(dtype=np.float64)}
+
+    return mean

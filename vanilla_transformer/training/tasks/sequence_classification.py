@@ -1,0 +1,85 @@
+"""Which of some labels a text has. A file has one example a line: its label, a space, its text."""
+
+import random
+
+import numpy as np
+from datasets import Dataset
+from transformers import DataCollatorWithPadding
+
+from ...configuration_vanilla_transformer import VanillaEncoderConfig
+from ...modeling_vanilla_transformer import VanillaEncoderForSequenceClassification
+from ..data import paths_of, read_lines
+
+CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForSequenceClassification
+# With `folds`, the training lines without their duplicates are cut into that many parts at random, always the same ones, and
+# part `fold` (from 0 on) is the validation split.
+DATA = ("directory", "train", "validation", "test", "folds", "fold")
+EVALUATION = ()
+FOR_ENCODER = True
+
+
+def read(data, split):
+    if "folds" in data and split != "test":
+        lines = list(dict.fromkeys(lines_of(data, "train")))
+        random.Random(0).shuffle(lines)
+        count, fold = data["folds"], data["fold"]
+        if not 0 <= fold < count:
+            raise ValueError(f"fold is {fold}, expected one of 0 to {count - 1}")
+        lines = [line for place, line in enumerate(lines) if (place % count == fold) == (split == "validation")]
+    elif split in data:
+        lines = lines_of(data, split)
+    else:
+        return None
+    labels, texts = zip(*(line.split(" ", 1) for line in lines), strict=True)
+    return Dataset.from_dict({"label": labels, "text": texts})
+
+
+def lines_of(data, split):
+    lines = [line for path in paths_of(data, split) for line in read_lines(path)]
+    for number, line in enumerate(lines, 1):
+        if not line.partition(" ")[2].strip():
+            raise ValueError(f"line {number} of the {split} text is {line!r}, expected a label, a space and a text")
+    return lines
+
+
+def texts(dataset):
+    return dataset["text"]
+
+
+def config_fields(text):
+    """The names of the labels, in the order of the alphabet."""
+    names = sorted(set(text["train"]["label"]))
+    for split, found in text.items():
+        if unknown := sorted(set(found["label"]) - set(names)):
+            raise ValueError(f"the {split} text has labels {unknown}, expected some of {names}, those of the training text")
+    return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
+
+
+def encode(columns, tokenizer, data):
+    return {"input_ids": tokenizer(columns["text"])["input_ids"], "label": columns["label"]}
+
+
+def examples(rows, data, split):
+    return rows
+
+
+def collator(tokenizer, model):
+    pad = DataCollatorWithPadding(tokenizer)
+
+    def collate(rows):
+        ids = [model.config.label2id[row["label"]] for row in rows]
+        return pad([{"input_ids": row["input_ids"], "label": id} for row, id in zip(rows, ids, strict=True)])
+
+    return collate
+
+
+def reduce(logits, labels):
+    return logits.argmax(dim=-1)
+
+
+def metrics(tokenizer, config, evaluation):
+    def accuracy(prediction):
+        found, labels = prediction
+        return {"accuracy": np.mean(found == labels)}
+
+    return accuracy

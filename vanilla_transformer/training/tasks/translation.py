@@ -1,0 +1,59 @@
+"""From one language to another; any text to text."""
+
+from itertools import chain
+
+import numpy as np
+from transformers import DataCollatorForSeq2Seq
+
+from ...configuration_vanilla_transformer import VanillaSeq2SeqConfig
+from ...modeling_vanilla_transformer import VanillaSeq2SeqForConditionalGeneration
+from ..data import SOURCES, read_columns
+
+CONFIG, MODEL = VanillaSeq2SeqConfig, VanillaSeq2SeqForConditionalGeneration
+DATA = (*SOURCES, "train", "validation", "test")  # each split a file of the source and one of the target, line by line
+EVALUATION = ("bleu_tokenize",)  # of sacreBLEU, "13a" by default
+FOR_ENCODER = False
+
+reduce = None  # the metrics take generated tokens
+
+
+def read(data, split):
+    return read_columns(data, split, ("source", "target"))
+
+
+def texts(dataset):
+    return chain(dataset["source"], dataset["target"])
+
+
+def config_fields(text):
+    return {}
+
+
+def encode(columns, tokenizer, data):
+    return {"input_ids": tokenizer(columns["source"])["input_ids"], "labels": tokenizer(columns["target"])["input_ids"]}
+
+
+def examples(rows, data, split):
+    return rows
+
+
+def collator(tokenizer, model):
+    return DataCollatorForSeq2Seq(tokenizer, model)
+
+
+def metrics(tokenizer, config, evaluation):
+    return lambda prediction: scores_of_ids(*prediction, tokenizer, evaluation.get("bleu_tokenize", "13a"))
+
+
+def scores_of_ids(predictions: np.ndarray, labels: np.ndarray, tokenizer, bleu_tokenize: str = "13a") -> dict:
+    """sacreBLEU and chrF (cased), and BLEU's signature, of generated ids against label ids, both (B, T) padded with -100 or
+    the pad token."""
+    import sacrebleu
+
+    outputs, references = (
+        tokenizer.batch_decode(np.where(ids == -100, tokenizer.pad_token_id, ids), skip_special_tokens=True)
+        for ids in (predictions, labels)
+    )
+    bleu = sacrebleu.metrics.BLEU(tokenize=bleu_tokenize)
+    score, chrf = bleu.corpus_score(outputs, [references]), sacrebleu.corpus_chrf(outputs, [references])
+    return {"bleu": score.score, "chrf": chrf.score, "signature": str(bleu.get_signature())}
