@@ -14,26 +14,54 @@ WITH_LIBRARIES = "pip install 'onnxruntime-gpu[cuda,cudnn]'"
 CUDA = "CUDAExecutionProvider"
 
 
-def require_cuda(running: list[str] | None = None) -> None:
-    """Checks that CUDA can be asked for, and with `running`, the providers of a session, that it is what the session has:
-    onnxruntime falls back to the CPU with a warning.
+def require_cuda() -> None:
+    """Checks that CUDA can be asked for.
 
     Raises:
         OSError: saying what was found, and the one command that mends it.
     """
-    found = installed()
-    if "onnxruntime" in found and "onnxruntime-gpu" in found:
-        versions = f"onnxruntime {found['onnxruntime']} and onnxruntime-gpu {found['onnxruntime-gpu']}"
-        raise OSError(f"{versions} are both installed, and one has overwritten files of the other: {ONLY_GPU}")
-    if CUDA not in (available := providers()):
-        raise OSError(f"this onnxruntime has no CUDA, its providers are {available}: {ONLY_GPU}")
-    preload()
-    if gpu() is None:
-        raise OSError("there is no NVIDIA GPU or no driver, `nvidia-smi -L` must list one; for the CPU: --target cpu")
-    if missing := [name for name in LIBRARIES if not loads(name)]:
-        raise OSError(f"libraries of CUDA or cuDNN are missing, {', '.join(missing)}: {WITH_LIBRARIES}")
-    if running is not None and CUDA not in running:
+    if problem := facts()["cuda_problem"]:
+        raise OSError(problem)
+
+
+def require_running(provider: str, running: list[str]) -> None:
+    """Checks that `provider` is among those `running` a session: onnxruntime falls back to others with a warning.
+
+    Raises:
+        OSError: naming those that do run it.
+    """
+    if provider not in running:
         raise OSError(f"onnxruntime fell back to {running}, its warning says why; look at: vanilla-transformer doctor")
+
+
+def facts() -> dict:
+    """What `vanilla-transformer doctor` prints; `cuda_problem` is `None` where CUDA can be used."""
+    if CUDA in (available := providers()):
+        preload()
+    found = {
+        "python": platform.python_version(),
+        "packages": installed(),
+        "threads": len(os.sched_getaffinity(0)),
+        "providers": available,
+        "libraries": [name for name in LIBRARIES if loads(name)],
+        "gpu": gpu(),
+    }
+    return {**found, "cuda_problem": cuda_problem(found)}
+
+
+def cuda_problem(found: dict) -> str | None:
+    """Why CUDA cannot be used where `facts` are those, and the one command that mends it."""
+    packages, missing = found["packages"], [name for name in LIBRARIES if name not in found["libraries"]]
+    if "onnxruntime" in packages and "onnxruntime-gpu" in packages:
+        versions = f"onnxruntime {packages['onnxruntime']} and onnxruntime-gpu {packages['onnxruntime-gpu']}"
+        return f"{versions} are both installed, and one has overwritten files of the other: {ONLY_GPU}"
+    if CUDA not in found["providers"]:
+        return f"this onnxruntime has no CUDA, its providers are {found['providers']}: {ONLY_GPU}"
+    if found["gpu"] is None:
+        return "there is no NVIDIA GPU or no driver, `nvidia-smi -L` must list one; for the CPU: --target cpu"
+    if missing:
+        return f"libraries of CUDA or cuDNN are missing, {', '.join(missing)}: {WITH_LIBRARIES}"
+    return None
 
 
 def installed() -> dict[str, str]:
@@ -80,27 +108,6 @@ def gpu() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return found.stdout.strip().replace("\n", "; ") or None if found.returncode == 0 else None
-
-
-def facts() -> dict:
-    """What `vanilla-transformer doctor` prints; `cuda_problem` is `None` where CUDA can be used."""
-    available = providers()
-    if CUDA in available:
-        preload()
-    try:
-        require_cuda()
-        problem = None
-    except OSError as error:
-        problem = str(error)
-    return {
-        "python": platform.python_version(),
-        "packages": installed(),
-        "threads": len(os.sched_getaffinity(0)),
-        "providers": available,
-        "libraries": [name for name in LIBRARIES if loads(name)],
-        "gpu": gpu(),
-        "cuda_problem": problem,
-    }
 
 
 def report(found: dict) -> str:

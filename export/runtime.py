@@ -20,7 +20,7 @@ except ImportError:
     ) from None
 
 from .decoding import BeamCaches, GrowingCaches, Pool, RaggedCaches, SlotCaches, cross_states
-from .doctor import require_cuda
+from .doctor import CUDA, require_cuda, require_running
 
 # Fields of generation_config.json that change no token: bookkeeping, where caches lie and how the model runs, what else
 # `transformers.generate` returns, and what only an assistant model reads. Any other that is not applied must be at its default.
@@ -74,6 +74,8 @@ class Runtime:
         self.device = device or ("cuda" if self.target == "cuda" else "cpu")
         if self.device not in ("cpu", "cuda") or (self.device == "cuda" and self.target == "cpu"):
             raise ValueError(f"device {device!r} does not go with the target {self.target!r}, expected 'cpu'")
+        if self.device == "cuda":
+            require_cuda()
         # onnxruntime's own default is the host's cores, not the process's.
         self.threads = threads or len(os.sched_getaffinity(0))
         self.arena = arena
@@ -204,8 +206,9 @@ class Runtime:
 
     def _stays_on_device(self, settings, ids, mask, source):
         """Whether the graph itself can choose each token."""
-        is_plain = not settings.do_sample and not Processors(settings, ids, padding=(mask == 0).sum(axis=1))
-        return self.target == "cuda" and is_plain and self.config.get("sliding_window") is None
+        if self.target != "cuda" or settings.do_sample or self.config.get("sliding_window") is not None:
+            return False
+        return not Processors(settings, ids, padding=(mask == 0).sum(axis=1))
 
     def _on_device(self, settings, ids, mask, source):
         """As `search.beam_search` and `search.one_by_one`."""
@@ -377,7 +380,6 @@ class Runtime:
         path = str(self.artifact.directory / file)
         providers = ["CPUExecutionProvider"]
         if self.device == "cuda":
-            require_cuda()
             # Steps of a decoder are replayed; float32 is not rounded to 19 bits.
             replays = self.target == "cuda" and role != "encoder"
             providers = [("CUDAExecutionProvider", {"enable_cuda_graph": str(int(replays)), "use_tf32": "0"}), *providers]
@@ -386,7 +388,7 @@ class Runtime:
         except Exception as error:  # its own exceptions have no other class in common
             raise ValueError(f"onnxruntime {onnxruntime.__version__} cannot load {path}: {error}") from None
         if self.device == "cuda":
-            require_cuda(session.get_providers())
+            require_running(CUDA, session.get_providers())
         return session
 
 

@@ -276,13 +276,22 @@ USED = dict(installed={"onnxruntime-gpu": "1.31.1"}, providers=GPU_BUILD, gpu="N
 )
 def test_asking_for_cuda_where_it_cannot_run_says_what_to_do(monkeypatch, found, running, said):
     state = USED | found
-    for name in ("installed", "providers", "gpu"):
+    for name in ("installed", "providers"):
         monkeypatch.setattr(doctor, name, lambda name=name: state[name])
     monkeypatch.setattr(doctor, "LIBRARIES", state["libraries"])
+    calls = []
+    monkeypatch.setattr(doctor, "gpu", lambda: calls.append("nvidia-smi") or state["gpu"])
+
+    def ask():
+        doctor.require_cuda()
+        doctor.require_running(doctor.CUDA, running)
+
     if said is None:
-        return doctor.require_cuda(running)
-    with pytest.raises(OSError, match=said):
-        doctor.require_cuda(running)
+        ask()
+    else:
+        with pytest.raises(OSError, match=said):
+            ask()
+    assert calls == ["nvidia-smi"]
 
 
 def test_a_runtime_never_falls_back_to_the_cpu(exported, monkeypatch):
