@@ -1,6 +1,5 @@
 """Checkpoint -> graphs: the modeling code, traced. It stays the only definition of the model."""
 
-import copy
 import hashlib
 import inspect
 import json
@@ -32,7 +31,7 @@ from .verify import verify
 logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is not installed
 OPSET = {"portable": 18, "cpu": 21, "cuda": 24}
 OPERATORS = {"portable": portable, "cpu": cpu, "cuda": cuda}
-DTYPE = {"fp16": torch.float16, "bf16": torch.bfloat16}  # of activations; all else is computed in float32
+DTYPE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}  # of activations
 PROTOBUF_LIMIT = 1_900_000_000  # bytes of weights: a message can hold 2 GB, so what is above goes into a file of its own
 WEIGHTS = "model.onnx_data"
 SMALL = 1024  # bytes: weights that stay in the graph, where onnxruntime can fold them into others
@@ -102,7 +101,7 @@ def export(
         config = write_configs(model, Path(checkpoint), directory)
         specs = graph_specs(config, type(model).__name__, target, dtype)
         graphs, steps = {}, {}
-        traced = copy.deepcopy(model).to(DTYPE[dtype]) if dtype in DTYPE else model
+        traced = cuda.prepared(model, DTYPE[dtype]) if target == "cuda" else model
         for role, spec in specs.items():
             with limited(traced, tokens):
                 graph = trace(operators.graph_module(traced, role), spec, config["vocab_size"], OPSET[target])

@@ -380,9 +380,10 @@ class Runtime:
         path = str(self.artifact.directory / file)
         providers = ["CPUExecutionProvider"]
         if self.device == "cuda":
-            # Steps of a decoder are replayed; float32 is not rounded to 19 bits.
+            # Steps of a decoder are replayed; float32 is not rounded to 19 bits; norms are computed in float32.
             replays = self.target == "cuda" and role != "encoder"
-            providers = [("CUDAExecutionProvider", {"enable_cuda_graph": str(int(replays)), "use_tf32": "0"}), *providers]
+            given = {"enable_cuda_graph": str(int(replays)), "use_tf32": "0", "enable_skip_layer_norm_strict_mode": "1"}
+            providers = [(CUDA, given), *providers]
         try:
             session = onnxruntime.InferenceSession(path, options, providers=providers)
         except Exception as error:  # its own exceptions have no other class in common

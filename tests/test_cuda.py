@@ -5,13 +5,14 @@ import json
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
 from targets import FILES, GENERATORS, MODELS, SIZES, graph, ops, prompts
 
 import vanilla_transformer
-from vanilla_transformer_export import build, cli, doctor
+from vanilla_transformer_export import build, cli, doctor, optimize
 from vanilla_transformer_export.build import export
 from vanilla_transformer_export.cuda import overflow
 from vanilla_transformer_export.runtime import Runtime
@@ -26,6 +27,7 @@ ANY = {"fp32", "fp16", "bf16"}
 REGISTERED = {
     **dict.fromkeys(("Add", "Cast", "Concat", "Gather", "GatherND", "Gelu", "LayerNormalization", "MatMul"), ANY),
     **dict.fromkeys(("Gemm", "Mul", "MultiHeadAttention", "Relu", "Reshape", "Slice", "Softmax", "Split", "Sub", "Tanh"), ANY),
+    **dict.fromkeys(("BiasGelu", "FastGelu", "Sigmoid"), ANY),
     **dict.fromkeys(("SkipLayerNormalization", "TensorScatter", "Transpose", "Unsqueeze", "Where", "Squeeze", "Neg"), ANY),
     **dict.fromkeys(("Equal", "Not", "Or", "And", "Mod", "CumSum", "GatherElements"), ANY),  # of integers and booleans only
     **dict.fromkeys(("ArgMax", "Cos", "GreaterOrEqual", "Greater", "Less", "LogSoftmax", "Sin", "TopK"), {"fp32", "fp16"}),
@@ -54,6 +56,62 @@ def test_each_layer_has_two_scatters_and_one_operator_for_each_attention(exporte
     assert found["Softmax"] == 0
     optimized = Runtime(directory, device="cpu").artifact.manifest["optimized"]["decoder"]
     assert optimized["fix_reshapes"] > 0
+    # One product for queries, keys and values, and each norm but the first of a model that begins with one adds the residual.
+    assert optimized["pack_products"] == found["Split"] == layers
+    assert found["MatMul"] == (6 if name == "seq2seq" else 4) * layers + 1
+    assert optimized["fuse_residuals"] == found["SkipLayerNormalization"] == (3 if name == "seq2seq" else 2) * layers
+    assert found["LayerNormalization"] == (1 if model.config.norm_first else 0)
+
+
+def test_the_keys_and_values_of_all_layers_come_from_one_product(exported):
+    _, directory = exported("seq2seq")  # one layer in the encoder, two in the decoder
+    found = graph(directory, "seq2seq", 0)
+    assert ops(found)["MatMul"] == 4 + 1 and ops(found)["SkipLayerNormalization"] == 2
+    sizes = {weight.name: onnx.numpy_helper.to_array(weight).tolist() for weight in found.initializer}
+    assert [sizes[node.input[1]] for node in found.node if node.op_type == "Split"] == [[32] * 3, [32] * 4]
+
+
+def test_values_of_another_width_than_keys_have_a_product_of_their_own(exported):
+    _, directory = exported("encoder")
+    found = graph(directory, "encoder")
+    sizes = {weight.name: onnx.numpy_helper.to_array(weight).tolist() for weight in found.initializer}
+    assert [sizes[node.input[1]] for node in found.node if node.op_type == "Split"] == [[24] * 2] * 2
+    assert ops(found)["MatMul"] == 5 * 2 + 1 and ops(found)["SkipLayerNormalization"] == 4
+
+
+def test_no_more_products_become_one_than_a_split_can_replay():
+    """34 of one x: 32 and 2, with the values of each."""
+    rng = np.random.default_rng(0)
+    x, matrices = rng.standard_normal((3, 16)).astype(np.float32), rng.standard_normal((34, 16, 8)).astype(np.float32)
+    source = ir.val("x", ir.DataType.FLOAT, x.shape)
+    weights = [ir.val(f"w{i}", const_value=ir.tensor(matrix, name=f"w{i}")) for i, matrix in enumerate(matrices)]
+    nodes = [ir.node("MatMul", [source, weight]) for weight in weights]
+    for i, node in enumerate(nodes):
+        node.outputs[0].name, node.outputs[0].type = f"y{i}", ir.TensorType(ir.DataType.FLOAT)
+    outputs = [node.outputs[0] for node in nodes]
+    built = ir.Graph([source], outputs, nodes=nodes, initializers=weights, opset_imports={"": 24}, name="g")
+    model = ir.Model(built, ir_version=10)
+    assert optimize.pack_products(model) == 2
+    assert [len(node.outputs) for node in model.graph if node.op_type == "Split"] == [32, 2]
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
+    for found, matrix in zip(session.run([f"y{i}" for i in range(34)], {"x": x}), matrices, strict=True):
+        np.testing.assert_allclose(found, x @ matrix, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "act, dtype, operator",
+    [("gelu", "fp32", "BiasGelu"), ("gelu_new", "fp32", "FastGelu"), ("gelu_fast", "fp32", "FastGelu")]
+    + [("gelu_pytorch_tanh", "fp32", "FastGelu"), ("gelu_new", "bf16", "FastGelu"), ("silu", "bf16", "Sigmoid")],
+)
+def test_a_gelu_is_one_operator_with_its_bias(act, dtype, operator, tmp_path):
+    """Compared with torch in float32, by `export`."""
+    model_class = vanilla_transformer.VanillaDecoderForCausalLM
+    model_class(model_class.config_class(**SIZES, num_hidden_layers=2, hidden_act=act)).save_pretrained(tmp_path / "model")
+    manifest = export(tmp_path / "model", tmp_path / "out", target="cuda", dtype=dtype, cases=6)
+    found = graph(tmp_path / "out", "causal")
+    assert ops(found)[operator] == 2
+    assert manifest["optimized"]["decoder"]["fuse_gelus"] == (0 if act == "silu" else 2)
+    check_operators(found)
 
 
 @pytest.mark.parametrize("name, dtype", [*((name, "fp32") for name in GENERATORS), ("seq2seq", "fp16"), ("seq2seq", "bf16")])
@@ -90,7 +148,7 @@ def node_types(found):
     types |= {weight.name: weight.data_type for weight in found.initializer}
     for node in found.node:  # onnx does not know onnxruntime's operators: they return the type of their first input
         if node.domain == "com.microsoft":
-            types.setdefault(node.output[0], types.get(node.input[0], 0))
+            types |= dict.fromkeys(node.output, types.get(node.input[0], 0))
     values = {node.name: [*node.input, *node.output] for node in found.node}
     return {name: {FLOATS[types[value]] for value in used if types.get(value) in FLOATS} for name, used in values.items()}
 
