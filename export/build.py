@@ -76,7 +76,8 @@ def export(
         target: `"portable"` (standard operators), or `"cpu"` or `"cuda"` (onnxruntime's own ones, see these modules).
         dtype: of the weights: `"fp32"`; `"int8"`, one scale for each column; for the cpu target also `"int4"`, one for each
             block of 32 in a column. Quantized products are computed in int8. For the cuda target `"fp32"`, `"fp16"` and
-            `"bf16"`, in which all but norms, positions and logits is computed too. By default `"fp32"`; for cuda `"fp16"`, or
+            `"bf16"`, in which all but norms, positions and logits is computed too; or `"int8"` and `"int4"`, one scale for
+            each block of 32 in a column, which are computed in half precision. By default `"fp32"`; for cuda `"fp16"`, or
             `"bf16"` where the model has numbers that float16 cannot hold.
         shortlist: the only tokens that can be generated, beside the special ones; all by default. The projection to the
             vocabulary computes no others.
@@ -90,7 +91,8 @@ def export(
     if (dtype or "fp32") not in DTYPES.get(target, ()):
         raise ValueError(f"no target {target!r} with dtype {dtype!r}, expected one of: {KNOWN_DTYPES}")
     model = load_checkpoint(checkpoint)
-    dtype = dtype_of(model, target, dtype)
+    activations = activations_of(model, target, dtype)
+    dtype = dtype or activations
     operators = OPERATORS[target] if has_own_operators(model) else portable
     if operators is not portable:
         for name, expected in operators.misfits(model.config).items():
@@ -99,9 +101,9 @@ def export(
     tokens = None if shortlist is None else checked(model, shortlist)
     with new_directory(out, force) as directory:
         config = write_configs(model, Path(checkpoint), directory)
-        specs = graph_specs(config, type(model).__name__, target, dtype)
+        specs = graph_specs(config, type(model).__name__, target, dtype, activations)
         graphs, steps = {}, {}
-        traced = cuda.prepared(model, DTYPE[dtype]) if target == "cuda" else model
+        traced = cuda.prepared(model, DTYPE[activations]) if target == "cuda" else model
         for role, spec in specs.items():
             with limited(traced, tokens):
                 graph = trace(operators.graph_module(traced, role), spec, config["vocab_size"], OPSET[target])
@@ -114,6 +116,7 @@ def export(
             "architecture": type(model).__name__,
             "target": target,
             "dtype": dtype,
+            "activations": activations,
             "shortlist": tokens,
             "opset": OPSET[target],
             "graphs": {role: spec.file for role, spec in specs.items()},
@@ -121,7 +124,7 @@ def export(
             "versions": {name: version(name) for name in ("vanilla-transformer", "torch", "transformers", "onnx")},
         }
         write_manifest(directory, **facts)
-        if (device := device_for(target, dtype)) is None:
+        if (device := device_for(target, activations)) is None:
             return write_manifest(directory, **facts, parity=None)
         report = verify(directory, model, cases, device=device)
         if report.failures:
@@ -129,28 +132,31 @@ def export(
         return write_manifest(directory, **facts, parity=report.summary())
 
 
-def dtype_of(model: PreTrainedModel, target: str, dtype: str | None) -> str:
-    """What is asked for, or the default.
+def activations_of(model: PreTrainedModel, target: str, dtype: str | None) -> str:
+    """What is computed in where the weights are of `dtype`: that of the weights, or for integers and by default float16, or
+    bfloat16 where float16 cannot hold what the model makes.
 
     Raises:
-        ValueError: for float16 if it cannot hold what the model makes.
+        ValueError: for float16 if it cannot.
     """
-    if target != "cuda" or dtype not in (None, "fp16"):
-        return dtype or "fp32"
+    if target != "cuda":
+        return "fp32"
+    if dtype in ("fp32", "bf16"):
+        return dtype
     problem = cuda.overflow(model)
     if problem and dtype == "fp16":
         raise ValueError(f"{problem}, and float16 holds {cuda.FLOAT16_MAX}: use --dtype bf16")
     return "bf16" if problem else "fp16"
 
 
-def device_for(target: str, dtype: str) -> str | None:
+def device_for(target: str, activations: str) -> str | None:
     """Where an export is compared with torch; `None` if nowhere here: the CPU has no attention in half precision."""
     if target != "cuda":
         return "cpu"
     try:
         require_cuda()
     except OSError:
-        return "cpu" if dtype == "fp32" else None
+        return "cpu" if activations == "fp32" else None
     return "cuda"
 
 

@@ -184,7 +184,8 @@ def build_parser():
     verb.add_argument("checkpoint", help="checkpoint directory or Hub id")
     verb.add_argument("out", type=Path, help="export directory to write")
     verb.add_argument("--target", default="portable", help="portable (standard operators), cpu or cuda (onnxruntime's own)")
-    verb.add_argument("--dtype", help="fp32 (if not given) or int8; cpu: int4 too; cuda: fp32, fp16 or bf16 (fp16 if it holds)")
+    help_of_dtype = "of the weights: fp32 (if not given) or int8; cpu: int4 too; cuda: fp32, fp16, bf16 (fp16 if it holds), "
+    verb.add_argument("--dtype", help=f"{help_of_dtype}int8 or int4")
     verb.add_argument("--shortlist", type=Path, help="text: only its tokens, and the special ones, can be generated")
     verb.add_argument("--force", action="store_true", help="replace OUT if it exists")
 

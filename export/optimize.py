@@ -6,7 +6,7 @@ from onnx_ir.convenience import replace_nodes_and_values
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 INT8_COMPUTE = 4  # the `accuracy_level` of MatMulNBits that quantizes activations too
-INT4_BLOCK = 32  # weights of one column that share a scale
+BLOCK = 32  # weights of one column that share a scale
 EMBEDDING_BLOCK = 128  # weights of one row that share a scale
 PIECES = 32  # of one `Split`
 SELF_ATTENTION = ("GroupQueryAttention", "DecoderMaskedMultiHeadAttention")
@@ -261,27 +261,68 @@ def quantize_blocks(model: ir.Model) -> int:
     """x W + b with W in 4 bits, one scale for each block of a column, and x in int8, one scale for each block of a row."""
     count = 0
     for node in products(model):
-        source, matrix = node.inputs
-        packed, scales = int4_blocks(array(matrix))
-        add = bias_of(node)
-        inputs = [source, weight(model, f"{matrix.name}.int4", packed), weight(model, f"{matrix.name}.scales", scales)]
-        attributes = {"K": matrix.shape[0], "N": matrix.shape[1], "bits": 4, "block_size": INT4_BLOCK}
-        attributes["accuracy_level"] = INT8_COMPUTE
-        inputs += [None, None, add.inputs[1]] if add else []
-        new = ir.node("MatMulNBits", inputs, attributes, domain="com.microsoft")
+        inputs, attributes = in_blocks(model, node, 4)
+        if add := bias_of(node):
+            inputs += [None, None, add.inputs[1]]
+        new = ir.node("MatMulNBits", inputs, attributes | {"accuracy_level": INT8_COMPUTE}, domain="com.microsoft")
         replace(model, [node, add] if add else [node], [new])
         count += 1
     return count
 
 
+def weight_only_int8(model: ir.Model) -> int:
+    """x W with W in 8 bits, one scale for each block of a column, and x as it is."""
+    return weight_only(model, 8)
+
+
+def weight_only_int4(model: ir.Model) -> int:
+    """As `weight_only_int8`, in 4 bits."""
+    return weight_only(model, 4)
+
+
+def weight_only(model: ir.Model, bits: int) -> int:
+    found = products(model)
+    for node in found:
+        inputs, attributes = in_blocks(model, node, bits)
+        replace(model, [node], [ir.node("MatMulNBits", inputs, attributes, domain="com.microsoft")])
+    return len(found)
+
+
+def in_blocks(model: ir.Model, product: ir.Node, bits: int) -> tuple[list[ir.Value], dict[str, int]]:
+    """What `MatMulNBits` takes instead of `product`: inputs and attributes."""
+    source, matrix = product.inputs
+    integers, scales = {4: int4_blocks, 8: int8_blocks}[bits](array(matrix))
+    inputs = [source, weight(model, f"{matrix.name}.int{bits}", integers), weight(model, f"{matrix.name}.scales", scales)]
+    return inputs, {"K": matrix.shape[0], "N": matrix.shape[1], "bits": bits, "block_size": BLOCK}
+
+
 def int4_blocks(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(K, N) float32 -> pairs of 4-bit integers (N, blocks, bytes) with zero point 8, and the scales (N, blocks)."""
-    padded = np.pad(matrix.T, ((0, 0), (0, -len(matrix) % INT4_BLOCK)))
-    blocks = padded.reshape(len(padded), -1, INT4_BLOCK)
+    """(K, N) -> pairs of 4-bit integers (N, blocks, bytes) with zero point 8, and the scales (N, blocks), of the same type."""
+    blocks = column_blocks(matrix)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=2, keepdims=True), axis=2)
-    scales = np.where(largest == 0, 1, largest / -8)  # the largest becomes -8, the one integer without a positive twin
+    scales = nonzero(largest / -8, matrix.dtype)  # the largest becomes -8, the one integer without a positive twin
     integers = np.clip(np.rint(blocks / scales) + 8, 0, 15).astype(np.uint8)
-    return integers[..., ::2] | integers[..., 1::2] << 4, scales[..., 0].astype(np.float32)
+    return integers[..., ::2] | integers[..., 1::2] << 4, scales[..., 0]
+
+
+def int8_blocks(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(K, N) -> 8-bit integers (N, blocks, bytes) with zero point 128, and the scales (N, blocks), of the same type."""
+    blocks = column_blocks(matrix)
+    scales = nonzero(np.abs(blocks).max(axis=2, keepdims=True) / 127, matrix.dtype)
+    return np.clip(np.rint(blocks / scales) + 128, 1, 255).astype(np.uint8), scales[..., 0]
+
+
+def column_blocks(matrix: np.ndarray) -> np.ndarray:
+    """(K, N) -> float32 (N, blocks, `BLOCK`), the last block of a column padded with 0."""
+    padded = np.pad(matrix.T.astype(np.float32), ((0, 0), (0, -len(matrix) % BLOCK)))
+    return padded.reshape(len(padded), -1, BLOCK)
+
+
+def nonzero(scales: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """`scales` in `dtype`, in which the integers are found, and 1 where they are 0 in it."""
+    rounded = scales.astype(dtype)
+    rounded[rounded == 0] = 1
+    return rounded
 
 
 def quantize_embeddings(model: ir.Model) -> int:
@@ -369,6 +410,8 @@ STEPS = {
     ("portable", "fp32"): (strip_metadata, share_tied_weights),
     ("portable", "int8"): (strip_metadata, copy_transposed_weights, quantize_integers),
     **dict.fromkeys([("cuda", "fp32"), ("cuda", "fp16"), ("cuda", "bf16")], TRACED_FOR_CUDA),
+    ("cuda", "int8"): (*TRACED_FOR_CUDA, weight_only_int8),
+    ("cuda", "int4"): (*TRACED_FOR_CUDA, weight_only_int4),
     ("cpu", "fp32"): TRACED_FOR_CPU,
     ("cpu", "int8"): (*TRACED_FOR_CPU, quantize_products, quantize_embeddings),
     ("cpu", "int4"): (*TRACED_FOR_CPU, quantize_blocks, quantize_embeddings),

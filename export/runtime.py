@@ -70,7 +70,8 @@ class Runtime:
         if dtype not in DTYPES.get(self.target, ()):
             found = f"{directory} is for the target {self.target!r} with dtype {dtype!r}"
             raise ValueError(f"{found}, expected one of: {KNOWN_DTYPES}")
-        self.specs = graph_specs(self.config, self.artifact.manifest["architecture"], self.target, dtype)
+        activations = self.artifact.manifest.get("activations", dtype)
+        self.specs = graph_specs(self.config, self.artifact.manifest["architecture"], self.target, dtype, activations)
         self.device = device or ("cuda" if self.target == "cuda" else "cpu")
         if self.device not in ("cpu", "cuda") or (self.device == "cuda" and self.target == "cpu"):
             raise ValueError(f"device {device!r} does not go with the target {self.target!r}, expected 'cpu'")
