@@ -23,7 +23,7 @@ from vanilla_transformer.files import new_directory, refuse_existing
 
 from . import cpu, cuda, optimize, portable
 from .artifact import TOKENIZER_FILES, write_manifest
-from .doctor import require_cuda
+from .doctor import require
 from .graphs import DTYPES, KNOWN_DTYPES, GraphSpec, example_inputs, graph_specs
 from .shortlist import checked, limited
 from .verify import verify
@@ -154,7 +154,7 @@ def device_for(target: str, activations: str) -> str | None:
     if target != "cuda":
         return "cpu"
     try:
-        require_cuda()
+        require("cuda")
     except OSError:
         return "cpu" if activations == "fp32" else None
     return "cuda"

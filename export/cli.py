@@ -71,7 +71,8 @@ def verify(args):
 def generate(args):
     from .text import TextRuntime
 
-    runtime, options = TextRuntime(args.out, args.threads), generation_options(args) | dict(args.set)
+    runtime = TextRuntime(args.out, args.threads, device=args.device, engine_cache=args.engine_cache)
+    options = generation_options(args) | dict(args.set)
     texts = args.text or [line.removesuffix("\n") for line in sys.stdin]
     if args.stream:
         for text in texts:
@@ -204,6 +205,8 @@ def build_parser():
     verb.add_argument("out", type=Path, help="export directory")
     verb.add_argument("text", nargs="*", help="texts; without any, the lines of standard input")
     verb.add_argument("--threads", type=positive, help="processor threads; all this process may use if not given")
+    verb.add_argument("--device", help="cpu, cuda or tensorrt; that of the target if not given")
+    verb.add_argument("--engine-cache", type=Path, help="where tensorrt keeps what it compiled; nowhere if not given")
     verb.add_argument("--stream", action="store_true", help="one text after the other, each as it is generated; without beams")
     add_generation_options(verb)
     help_of_set = "another generation setting: do_sample=true, top_p=0.9, seed=1, no_repeat_ngram_size=3 ..."

@@ -1,6 +1,8 @@
 """What is installed, what onnxruntime can run on, and what to do where CUDA was asked for and is not what runs."""
 
+import contextlib
 import ctypes
+import importlib
 import os
 import platform
 import subprocess
@@ -11,16 +13,16 @@ ONLY_GPU = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxrunt
 # What the CUDA provider of onnxruntime 1.31 loads: the libraries of CUDA 13 and cuDNN 9.
 LIBRARIES = ("libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "libcufft.so.12", "libcudnn.so.9")
 WITH_LIBRARIES = "pip install 'onnxruntime-gpu[cuda,cudnn]'"
-CUDA = "CUDAExecutionProvider"
+CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
 
 
-def require_cuda() -> None:
-    """Checks that CUDA can be asked for.
+def require(device: str) -> None:
+    """Checks that `device`, `"cuda"` or `"tensorrt"`, can be asked for.
 
     Raises:
         OSError: saying what was found, and the one command that mends it.
     """
-    if problem := facts()["cuda_problem"]:
+    if problem := facts()[f"{device}_problem"]:
         raise OSError(problem)
 
 
@@ -31,11 +33,13 @@ def require_running(provider: str, running: list[str]) -> None:
         OSError: naming those that do run it.
     """
     if provider not in running:
-        raise OSError(f"onnxruntime fell back to {running}, its warning says why; look at: vanilla-transformer doctor")
+        said = "its warning says why; look at: vanilla-transformer doctor"
+        raise OSError(f"{provider} was asked for and onnxruntime fell back to {running}, {said}")
 
 
 def facts() -> dict:
-    """What `vanilla-transformer doctor` prints; `cuda_problem` is `None` where CUDA can be used."""
+    """What `vanilla-transformer doctor` prints; `cuda_problem` is `None` where CUDA can be used, and `tensorrt_problem` where
+    TensorRT can be asked for: whether its libraries are there is known once a session has it."""
     if CUDA in (available := providers()):
         preload()
     found = {
@@ -46,7 +50,7 @@ def facts() -> dict:
         "libraries": [name for name in LIBRARIES if loads(name)],
         "gpu": gpu(),
     }
-    return {**found, "cuda_problem": cuda_problem(found)}
+    return {**found, "cuda_problem": cuda_problem(found), "tensorrt_problem": tensorrt_problem(found)}
 
 
 def cuda_problem(found: dict) -> str | None:
@@ -62,6 +66,13 @@ def cuda_problem(found: dict) -> str | None:
     if missing:
         return f"libraries of CUDA or cuDNN are missing, {', '.join(missing)}: {WITH_LIBRARIES}"
     return None
+
+
+def tensorrt_problem(found: dict) -> str | None:
+    """As `cuda_problem`, which TensorRT needs."""
+    if (problem := cuda_problem(found)) or TENSORRT in found["providers"]:
+        return problem
+    return f"this onnxruntime has no TensorRT, its providers are {found['providers']}: use CUDA alone"
 
 
 def installed() -> dict[str, str]:
@@ -90,6 +101,8 @@ def preload() -> None:
 
     if hasattr(onnxruntime, "preload_dlls"):
         onnxruntime.preload_dlls()
+    with contextlib.suppress(ImportError):
+        importlib.import_module("tensorrt_libs")  # TensorRT's, where it was installed with pip
 
 
 def loads(library: str) -> bool:
@@ -122,4 +135,6 @@ def report(found: dict) -> str:
     else:
         lines += ["no target runs: pip install 'vanilla-transformer[cpu]', or [gpu] for CUDA"]
     lines += [f"target cuda does not run: {found['cuda_problem']}" if found["cuda_problem"] else "target cuda runs on the GPU"]
+    problem = found["tensorrt_problem"]
+    lines += [f"TensorRT does not run: {problem}" if problem else "TensorRT can be asked for, see README"]
     return "\n".join(lines)

@@ -395,7 +395,7 @@ def test_asking_for_cuda_where_it_cannot_run_says_what_to_do(monkeypatch, found,
     monkeypatch.setattr(doctor, "gpu", lambda: calls.append("nvidia-smi") or state["gpu"])
 
     def ask():
-        doctor.require_cuda()
+        doctor.require("cuda")
         doctor.require_running(doctor.CUDA, running)
 
     if said is None:
@@ -410,8 +410,10 @@ def test_a_runtime_never_falls_back_to_the_cpu(exported, monkeypatch):
     monkeypatch.setattr(doctor, "providers", lambda: ["CPUExecutionProvider"])
     with pytest.raises(OSError, match="this onnxruntime has no CUDA"):
         Runtime(exported("causal")[1])
-    with pytest.raises(ValueError, match="device 'tpu' does not go with the target 'cuda'"):
+    with pytest.raises(ValueError, match="device 'tpu' does not go with .* target 'cuda', .* expected one of .'cpu', 'cuda'"):
         Runtime(exported("causal")[1], device="tpu")
+    with pytest.raises(ValueError, match="device 'tensorrt' does not go with .* target 'cuda', .* expected one of .'cpu'"):
+        Runtime(exported("causal")[1], device="tensorrt")
 
 
 def test_doctor_says_what_runs_where(monkeypatch, capsys):
@@ -423,6 +425,7 @@ def test_doctor_says_what_runs_where(monkeypatch, capsys):
     cli.main(["doctor"])
     printed = capsys.readouterr().out
     assert f"target cuda does not run: {found['cuda_problem']}" in printed and "run on the CPU, with" in printed
+    assert f"TensorRT does not run: {found['tensorrt_problem']}" in printed
     monkeypatch.setattr(doctor, "providers", list)
     cli.main(["doctor"])
     assert "no target runs: pip install" in capsys.readouterr().out
