@@ -1,6 +1,5 @@
 """Checkpoint -> graphs: the modeling code, traced. It stays the only definition of the model."""
 
-import copy
 import hashlib
 import inspect
 import json
@@ -24,7 +23,7 @@ from vanilla_transformer.files import new_directory, refuse_existing
 
 from . import cpu, cuda, optimize, portable
 from .artifact import TOKENIZER_FILES, write_manifest
-from .doctor import require_cuda
+from .doctor import require
 from .graphs import DTYPES, KNOWN_DTYPES, GraphSpec, example_inputs, graph_specs
 from .shortlist import checked, limited
 from .verify import verify
@@ -32,7 +31,7 @@ from .verify import verify
 logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is not installed
 OPSET = {"portable": 18, "cpu": 21, "cuda": 24}
 OPERATORS = {"portable": portable, "cpu": cpu, "cuda": cuda}
-DTYPE = {"fp16": torch.float16, "bf16": torch.bfloat16}  # of activations; all else is computed in float32
+DTYPE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}  # of activations
 PROTOBUF_LIMIT = 1_900_000_000  # bytes of weights: a message can hold 2 GB, so what is above goes into a file of its own
 WEIGHTS = "model.onnx_data"
 SMALL = 1024  # bytes: weights that stay in the graph, where onnxruntime can fold them into others
@@ -77,7 +76,8 @@ def export(
         target: `"portable"` (standard operators), or `"cpu"` or `"cuda"` (onnxruntime's own ones, see these modules).
         dtype: of the weights: `"fp32"`; `"int8"`, one scale for each column; for the cpu target also `"int4"`, one for each
             block of 32 in a column. Quantized products are computed in int8. For the cuda target `"fp32"`, `"fp16"` and
-            `"bf16"`, in which all but norms, positions and logits is computed too. By default `"fp32"`; for cuda `"fp16"`, or
+            `"bf16"`, in which all but norms, positions and logits is computed too; or `"int8"` and `"int4"`, one scale for
+            each block of 32 in a column, which are computed in half precision. By default `"fp32"`; for cuda `"fp16"`, or
             `"bf16"` where the model has numbers that float16 cannot hold.
         shortlist: the only tokens that can be generated, beside the special ones; all by default. The projection to the
             vocabulary computes no others.
@@ -91,7 +91,8 @@ def export(
     if (dtype or "fp32") not in DTYPES.get(target, ()):
         raise ValueError(f"no target {target!r} with dtype {dtype!r}, expected one of: {KNOWN_DTYPES}")
     model = load_checkpoint(checkpoint)
-    dtype = dtype_of(model, target, dtype)
+    activations = activations_of(model, target, dtype)
+    dtype = dtype or activations
     operators = OPERATORS[target] if has_own_operators(model) else portable
     if operators is not portable:
         for name, expected in operators.misfits(model.config).items():
@@ -100,9 +101,9 @@ def export(
     tokens = None if shortlist is None else checked(model, shortlist)
     with new_directory(out, force) as directory:
         config = write_configs(model, Path(checkpoint), directory)
-        specs = graph_specs(config, type(model).__name__, target, dtype)
+        specs = graph_specs(config, type(model).__name__, target, dtype, activations)
         graphs, steps = {}, {}
-        traced = copy.deepcopy(model).to(DTYPE[dtype]) if dtype in DTYPE else model
+        traced = cuda.prepared(model, DTYPE[activations]) if target == "cuda" else model
         for role, spec in specs.items():
             with limited(traced, tokens):
                 graph = trace(operators.graph_module(traced, role), spec, config["vocab_size"], OPSET[target])
@@ -115,6 +116,7 @@ def export(
             "architecture": type(model).__name__,
             "target": target,
             "dtype": dtype,
+            "activations": activations,
             "shortlist": tokens,
             "opset": OPSET[target],
             "graphs": {role: spec.file for role, spec in specs.items()},
@@ -122,7 +124,7 @@ def export(
             "versions": {name: version(name) for name in ("vanilla-transformer", "torch", "transformers", "onnx")},
         }
         write_manifest(directory, **facts)
-        if (device := device_for(target, dtype)) is None:
+        if (device := device_for(target, activations)) is None:
             return write_manifest(directory, **facts, parity=None)
         report = verify(directory, model, cases, device=device)
         if report.failures:
@@ -130,28 +132,31 @@ def export(
         return write_manifest(directory, **facts, parity=report.summary())
 
 
-def dtype_of(model: PreTrainedModel, target: str, dtype: str | None) -> str:
-    """What is asked for, or the default.
+def activations_of(model: PreTrainedModel, target: str, dtype: str | None) -> str:
+    """What is computed in where the weights are of `dtype`: that of the weights, or for integers and by default float16, or
+    bfloat16 where float16 cannot hold what the model makes.
 
     Raises:
-        ValueError: for float16 if it cannot hold what the model makes.
+        ValueError: for float16 if it cannot.
     """
-    if target != "cuda" or dtype not in (None, "fp16"):
-        return dtype or "fp32"
+    if target != "cuda":
+        return "fp32"
+    if dtype in ("fp32", "bf16"):
+        return dtype
     problem = cuda.overflow(model)
     if problem and dtype == "fp16":
         raise ValueError(f"{problem}, and float16 holds {cuda.FLOAT16_MAX}: use --dtype bf16")
     return "bf16" if problem else "fp16"
 
 
-def device_for(target: str, dtype: str) -> str | None:
+def device_for(target: str, activations: str) -> str | None:
     """Where an export is compared with torch; `None` if nowhere here: the CPU has no attention in half precision."""
     if target != "cuda":
         return "cpu"
     try:
-        require_cuda()
+        require("cuda")
     except OSError:
-        return "cpu" if dtype == "fp32" else None
+        return "cpu" if activations == "fp32" else None
     return "cuda"
 
 

@@ -72,7 +72,8 @@ def verify(args):
 def generate(args):
     from .text import TextRuntime
 
-    runtime, options = TextRuntime(args.out, args.threads), generation_options(args) | dict(args.set)
+    runtime = TextRuntime(args.out, args.threads, device=args.device, engine_cache=args.engine_cache)
+    options = generation_options(args) | dict(args.set)
     texts = args.text or [line.removesuffix("\n") for line in sys.stdin]
     if args.stream:
         for text in texts:
@@ -183,7 +184,8 @@ def build_parser():
     verb.add_argument("checkpoint", help="checkpoint directory or Hub id")
     verb.add_argument("out", type=Path, help="export directory to write")
     verb.add_argument("--target", default="portable", help="portable (standard operators), cpu or cuda (onnxruntime's own)")
-    verb.add_argument("--dtype", help="fp32 (if not given) or int8; cpu: int4 too; cuda: fp32, fp16 or bf16 (fp16 if it holds)")
+    help_of_dtype = "of the weights: fp32 (if not given) or int8; cpu: int4 too; cuda: fp32, fp16, bf16 (fp16 if it holds), "
+    verb.add_argument("--dtype", help=f"{help_of_dtype}int8 or int4")
     verb.add_argument("--shortlist", type=Path, help="text: only its tokens, and the special ones, can be generated")
     verb.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
@@ -202,6 +204,8 @@ def build_parser():
     verb.add_argument("out", type=Path, help="export directory")
     verb.add_argument("text", nargs="*", help="texts; without any, the lines of standard input")
     verb.add_argument("--threads", type=positive, help="processor threads; all this process may use if not given")
+    verb.add_argument("--device", help="cpu, cuda or tensorrt; that of the target if not given")
+    verb.add_argument("--engine-cache", type=Path, help="where tensorrt keeps what it compiled; nowhere if not given")
     verb.add_argument("--stream", action="store_true", help="one text after the other, each as it is generated; without beams")
     add_generation_options(verb)
     help_of_set = "another generation setting: do_sample=true, top_p=0.9, seed=1, no_repeat_ngram_size=3 ..."

@@ -5,9 +5,12 @@ The cache of each input has slots. A prompt fills the first of them, read by all
 beam. `visible` says which slots a token reads: those of its own history. Choosing other beams changes that table only.
 """
 
+import copy
+
 import torch
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers.activations import FastGELUActivation, NewGELUActivation
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from vanilla_transformer.layers_vanilla_transformer import eager_attention_forward
@@ -130,6 +133,17 @@ def overflow(model: PreTrainedModel) -> str | None:
     for hook in hooks:
         hook.remove()
     return problems[0] if problems else None
+
+
+def prepared(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """A copy of `model` in `dtype`, to be traced. Where it writes out GELU's approximation by a tanh, the copy has torch's own,
+    which is one operator; the written one takes a `Pow`, which the CUDA provider has not in bfloat16."""
+    model = copy.deepcopy(model).to(dtype)
+    for module in model.modules():
+        for name, activation in module.named_children():
+            if isinstance(activation, NewGELUActivation | FastGELUActivation):
+                setattr(module, name, nn.GELU(approximate="tanh"))
+    return model
 
 
 def graph_module(model: PreTrainedModel, role: str) -> nn.Module:

@@ -1,6 +1,8 @@
 """What is installed, what onnxruntime can run on, and what to do where CUDA was asked for and is not what runs."""
 
+import contextlib
 import ctypes
+import importlib
 import os
 import platform
 import subprocess
@@ -11,29 +13,66 @@ ONLY_GPU = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxrunt
 # What the CUDA provider of onnxruntime 1.31 loads: the libraries of CUDA 13 and cuDNN 9.
 LIBRARIES = ("libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "libcufft.so.12", "libcudnn.so.9")
 WITH_LIBRARIES = "pip install 'onnxruntime-gpu[cuda,cudnn]'"
-CUDA = "CUDAExecutionProvider"
+CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
 
 
-def require_cuda(running: list[str] | None = None) -> None:
-    """Checks that CUDA can be asked for, and with `running`, the providers of a session, that it is what the session has:
-    onnxruntime falls back to the CPU with a warning.
+def require(device: str) -> None:
+    """Checks that `device`, `"cuda"` or `"tensorrt"`, can be asked for.
 
     Raises:
         OSError: saying what was found, and the one command that mends it.
     """
-    found = installed()
-    if "onnxruntime" in found and "onnxruntime-gpu" in found:
-        versions = f"onnxruntime {found['onnxruntime']} and onnxruntime-gpu {found['onnxruntime-gpu']}"
-        raise OSError(f"{versions} are both installed, and one has overwritten files of the other: {ONLY_GPU}")
-    if CUDA not in (available := providers()):
-        raise OSError(f"this onnxruntime has no CUDA, its providers are {available}: {ONLY_GPU}")
-    preload()
-    if gpu() is None:
-        raise OSError("there is no NVIDIA GPU or no driver, `nvidia-smi -L` must list one; for the CPU: --target cpu")
-    if missing := [name for name in LIBRARIES if not loads(name)]:
-        raise OSError(f"libraries of CUDA or cuDNN are missing, {', '.join(missing)}: {WITH_LIBRARIES}")
-    if running is not None and CUDA not in running:
-        raise OSError(f"onnxruntime fell back to {running}, its warning says why; look at: vanilla-transformer doctor")
+    if problem := facts()[f"{device}_problem"]:
+        raise OSError(problem)
+
+
+def require_running(provider: str, running: list[str]) -> None:
+    """Checks that `provider` is among those `running` a session: onnxruntime falls back to others with a warning.
+
+    Raises:
+        OSError: naming those that do run it.
+    """
+    if provider not in running:
+        said = "its warning says why; look at: vanilla-transformer doctor"
+        raise OSError(f"{provider} was asked for and onnxruntime fell back to {running}, {said}")
+
+
+def facts() -> dict:
+    """What `vanilla-transformer doctor` prints; `cuda_problem` is `None` where CUDA can be used, and `tensorrt_problem` where
+    TensorRT can be asked for: whether its libraries are there is known once a session has it."""
+    if CUDA in (available := providers()):
+        preload()
+    found = {
+        "python": platform.python_version(),
+        "packages": installed(),
+        "threads": len(os.sched_getaffinity(0)),
+        "providers": available,
+        "libraries": [name for name in LIBRARIES if loads(name)],
+        "gpu": gpu(),
+    }
+    return {**found, "cuda_problem": cuda_problem(found), "tensorrt_problem": tensorrt_problem(found)}
+
+
+def cuda_problem(found: dict) -> str | None:
+    """Why CUDA cannot be used where `facts` are those, and the one command that mends it."""
+    packages, missing = found["packages"], [name for name in LIBRARIES if name not in found["libraries"]]
+    if "onnxruntime" in packages and "onnxruntime-gpu" in packages:
+        versions = f"onnxruntime {packages['onnxruntime']} and onnxruntime-gpu {packages['onnxruntime-gpu']}"
+        return f"{versions} are both installed, and one has overwritten files of the other: {ONLY_GPU}"
+    if CUDA not in found["providers"]:
+        return f"this onnxruntime has no CUDA, its providers are {found['providers']}: {ONLY_GPU}"
+    if found["gpu"] is None:
+        return "there is no NVIDIA GPU or no driver, `nvidia-smi -L` must list one; for the CPU: --target cpu"
+    if missing:
+        return f"libraries of CUDA or cuDNN are missing, {', '.join(missing)}: {WITH_LIBRARIES}"
+    return None
+
+
+def tensorrt_problem(found: dict) -> str | None:
+    """As `cuda_problem`, which TensorRT needs."""
+    if (problem := cuda_problem(found)) or TENSORRT in found["providers"]:
+        return problem
+    return f"this onnxruntime has no TensorRT, its providers are {found['providers']}: use CUDA alone"
 
 
 def installed() -> dict[str, str]:
@@ -62,6 +101,8 @@ def preload() -> None:
 
     if hasattr(onnxruntime, "preload_dlls"):
         onnxruntime.preload_dlls()
+    with contextlib.suppress(ImportError):
+        importlib.import_module("tensorrt_libs")  # TensorRT's, where it was installed with pip
 
 
 def loads(library: str) -> bool:
@@ -82,27 +123,6 @@ def gpu() -> str | None:
     return found.stdout.strip().replace("\n", "; ") or None if found.returncode == 0 else None
 
 
-def facts() -> dict:
-    """What `vanilla-transformer doctor` prints; `cuda_problem` is `None` where CUDA can be used."""
-    available = providers()
-    if CUDA in available:
-        preload()
-    try:
-        require_cuda()
-        problem = None
-    except OSError as error:
-        problem = str(error)
-    return {
-        "python": platform.python_version(),
-        "packages": installed(),
-        "threads": len(os.sched_getaffinity(0)),
-        "providers": available,
-        "libraries": [name for name in LIBRARIES if loads(name)],
-        "gpu": gpu(),
-        "cuda_problem": problem,
-    }
-
-
 def report(found: dict) -> str:
     """`facts` in lines, and what each target runs on."""
     lines = [f"python       {found['python']}"]
@@ -115,4 +135,6 @@ def report(found: dict) -> str:
     else:
         lines += ["no target runs: pip install 'vanilla-transformer[cpu]', or [gpu] for CUDA"]
     lines += [f"target cuda does not run: {found['cuda_problem']}" if found["cuda_problem"] else "target cuda runs on the GPU"]
+    problem = found["tensorrt_problem"]
+    lines += [f"TensorRT does not run: {problem}" if problem else "TensorRT can be asked for, see README"]
     return "\n".join(lines)

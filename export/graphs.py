@@ -51,7 +51,11 @@ EXAMPLE_SIZES = {
     "num_choices": 4,
 }
 # What each target can hold its weights in.
-DTYPES = {"portable": ("fp32", "int8"), "cpu": ("fp32", "int8", "int4"), "cuda": ("fp32", "fp16", "bf16")}
+DTYPES = {
+    "portable": ("fp32", "int8"),
+    "cpu": ("fp32", "int8", "int4"),
+    "cuda": ("fp32", "fp16", "bf16", "int8", "int4"),
+}
 KNOWN_DTYPES = "; ".join(f"{target} with {', '.join(dtypes)}" for target, dtypes in DTYPES.items())  # for messages
 INDICES = ("count", "first_slot", "logits_of", "slot_numbers")  # into what the example holds of tokens and slots
 EXAMPLE_LENGTHS = {"last_position": 3, "total_length": 4, "past_length": 3, "num_beams": 4}
@@ -79,8 +83,11 @@ class GraphSpec:
     outputs: tuple[TensorSpec, ...]
 
 
-def graph_specs(config: dict, architecture: str, target: str = "portable", dtype: str = "fp32") -> dict[str, GraphSpec]:
-    """`config` is a checkpoint's config.json as a dict, `architecture` the name of its class.
+def graph_specs(
+    config: dict, architecture: str, target: str = "portable", dtype: str = "fp32", activations: str = "fp32"
+) -> dict[str, GraphSpec]:
+    """`config` is a checkpoint's config.json as a dict, `architecture` the name of its class; `dtype` is that of the weights,
+    `activations` that of what is computed.
 
     Returns the graphs by role: `"encoder"` reads whole sequences, `"decoder"` continues them, seq2seq models that generate
     have both. Files of the portable target are named after their precision, as on the Hub: `onnx/model_int8.onnx`.
@@ -90,7 +97,7 @@ def graph_specs(config: dict, architecture: str, target: str = "portable", dtype
         specs = {"encoder": GraphSpec("onnx/model.onnx", sequence_inputs(config, architecture), outputs[architecture])}
     else:
         specs = DECODER_SPECS[target](config)
-    specs = {role: half(spec, dtype) for role, spec in specs.items()}
+    specs = {role: half(spec, activations) for role, spec in specs.items()}
     if target != "portable" or dtype == "fp32":
         return specs
     return {role: replace(spec, file=spec.file.replace(".onnx", f"_{dtype}.onnx")) for role, spec in specs.items()}
@@ -292,17 +299,17 @@ def fixed_decoder_specs(config, inputs, outputs, axes):
 DECODER_SPECS = {"portable": portable_decoder_specs, "cpu": cpu_decoder_specs, "cuda": cuda_decoder_specs}
 
 
-def half(spec: GraphSpec, dtype: str) -> GraphSpec:
+def half(spec: GraphSpec, activations: str) -> GraphSpec:
     """Caches are of the type that is computed in; logits and hidden states are float32 always."""
     names = {"fp16": "float16", "bf16": "bfloat16"}
 
     def typed(tensors):
         return tuple(
-            replace(tensor, dtype=names[dtype]) if tensor.name.startswith(("past_key_values", "present")) else tensor
+            replace(tensor, dtype=names[activations]) if tensor.name.startswith(("past_key_values", "present")) else tensor
             for tensor in tensors
         )
 
-    return replace(spec, inputs=typed(spec.inputs), outputs=typed(spec.outputs)) if dtype in names else spec
+    return replace(spec, inputs=typed(spec.inputs), outputs=typed(spec.outputs)) if activations in names else spec
 
 
 def example_inputs(spec: GraphSpec, vocab_size: int) -> dict[str, np.ndarray]:

@@ -6,8 +6,9 @@ from onnx_ir.convenience import replace_nodes_and_values
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 INT8_COMPUTE = 4  # the `accuracy_level` of MatMulNBits that quantizes activations too
-INT4_BLOCK = 32  # weights of one column that share a scale
+BLOCK = 32  # weights of one column that share a scale
 EMBEDDING_BLOCK = 128  # weights of one row that share a scale
+PIECES = 32  # of one `Split`
 SELF_ATTENTION = ("GroupQueryAttention", "DecoderMaskedMultiHeadAttention")
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 NORMALIZED = ("LayerNormalization", "MultiHeadAttention", *SELF_ATTENTION)  # rows of like size
@@ -80,20 +81,92 @@ def pack_projections(model: ir.Model) -> int:
         found = [linear(value) for value in node.inputs[:3]]
         if None in found or len({product.inputs[0] for product, _ in found}) > 1:
             continue
-        matrices, source = [array(product.inputs[1]) for product, _ in found], found[0][0].inputs[0]
-        name = f"{found[0][0].inputs[1].name}.packed"
-        new = [ir.node("MatMul", [source, weight(model, name, np.concatenate(matrices, axis=1))])]
-        if found[0][1] is not None:
-            bias = np.concatenate([array(add.inputs[1]) for _, add in found])
-            new.append(ir.node("Add", [new[-1].outputs[0], weight(model, f"{name}.bias", bias)]))
+        new = side_by_side(model, found)
         inputs = [new[-1].outputs[0], None, None]  # GroupQueryAttention takes them as they are
         if node.op_type != "GroupQueryAttention":
-            widths = weight(model, f"{name}.widths", np.array([matrix.shape[1] for matrix in matrices]))
-            new.append(ir.node("Split", [inputs[0], widths], {"axis": -1}, num_outputs=3))
+            new.append(split(model, new[-1], [product.inputs[1].shape[1] for product, _ in found]))
             inputs = new[-1].outputs
         model.graph.insert_before(node, new)
         for index, value in enumerate(inputs):
             node.replace_input_with(index, value)
+        count += 1
+    return count
+
+
+def pack_products(model: ir.Model) -> int:
+    """Products x W + b that read the same x and return as many columns become one: queries, keys and values of a layer, and
+    the keys and values that all layers' cross-attention reads.
+
+    As many columns, and no more than `PIECES`: the sizes of others the CUDA provider's `Split` copies from the host, which
+    cannot be replayed."""
+    groups = {}
+    for node in products(model):
+        add = bias_of(node)
+        alike = groups.setdefault((node.inputs[0], node.inputs[1].shape[1], add is None), [])
+        if not alike or len(alike[-1]) == PIECES:
+            alike.append([])
+        alike[-1].append((node, add))
+    count = 0
+    for found in [found for alike in groups.values() for found in alike if len(found) > 1]:
+        new = side_by_side(model, found)
+        new.append(split(model, new[-1], [product.inputs[1].shape[1] for product, _ in found]))
+        old = [[product] if add is None else [product, add] for product, add in found]
+        values = [nodes[-1].outputs[0] for nodes in old]
+        # Where the first of them is: others may read it before the last.
+        replace_nodes_and_values(model.graph, old[0][0], sum(old, []), new, values, new[-1].outputs)
+        count += 1
+    return count
+
+
+def side_by_side(model: ir.Model, found: list[tuple[ir.Node, ir.Node | None]]) -> list[ir.Node]:
+    """One product, and its bias, with the columns of all that were `found`, each a product and the node that adds its bias."""
+    first, add = found[0]
+    name = f"{first.inputs[1].name}.packed"
+    matrices = np.concatenate([array(product.inputs[1]) for product, _ in found], axis=1)
+    new = [ir.node("MatMul", [first.inputs[0], weight(model, name, matrices)])]
+    if add is not None:
+        biases = np.concatenate([array(add.inputs[1]) for _, add in found])
+        new.append(ir.node("Add", [new[-1].outputs[0], weight(model, f"{name}.bias", biases)]))
+    return new
+
+
+def split(model: ir.Model, node: ir.Node, widths: list[int]) -> ir.Node:
+    sizes = weight(model, "widths." + ".".join(map(str, widths)), np.array(widths))
+    return ir.node("Split", [node.outputs[0], sizes], {"axis": -1}, num_outputs=len(widths))
+
+
+def fuse_residuals(model: ir.Model) -> int:
+    """`LayerNormalization` of x + (a product + its bias) in one operator, which also returns the sum where others read it."""
+    count = 0
+    for node in [node for node in model.graph if node.op_type == "LayerNormalization"]:
+        add = node.inputs[0].producer()
+        if add is None or add.op_type != "Add" or any(map(is_vector, add.inputs)) or not any(map(linear, add.inputs)):
+            continue
+        branch, skip = sorted(add.inputs, key=lambda value: linear(value) is None)
+        inputs, old = [branch, skip, *node.inputs[1:]], [add, node]
+        if (bias := linear(branch)[1]) is not None and len(branch.uses()) == 1:
+            inputs = [bias.inputs[0], skip, *node.inputs[1:], *[None] * (3 - len(node.inputs)), bias.inputs[1]]
+            old = [bias, *old]
+        attributes = {"epsilon": node.attributes["epsilon"].as_float()}
+        values = [node.outputs[0], *([add.outputs[0]] if len(add.outputs[0].uses()) > 1 else [])]
+        outputs = [ir.Value(name=name) for name in (node.outputs[0].name, "", "", add.outputs[0].name)][: 3 * len(values) - 2]
+        new = ir.node("SkipLayerNormalization", inputs, attributes, domain="com.microsoft", outputs=outputs)
+        # Where the sum was made: others may read it before the node that normalizes it.
+        replace_nodes_and_values(model.graph, add, old, [new], values, outputs[::3])
+        count += 1
+    return count
+
+
+def fuse_gelus(model: ir.Model) -> int:
+    """GELU of x W + b in one operator, which adds the bias: `BiasGelu`, or `FastGelu` for the approximation by a tanh."""
+    count = 0
+    for node in [node for node in model.graph if node.op_type == "Gelu"]:
+        _, add = linear(node.inputs[0]) or (None, None)
+        if add is None or len(add.outputs[0].uses()) > 1:
+            continue
+        approximate = node.attributes.get_string("approximate", "none")
+        name = {"none": "BiasGelu", "tanh": "FastGelu"}[approximate]
+        replace(model, [add, node], [ir.node(name, add.inputs, domain="com.microsoft")])
         count += 1
     return count
 
@@ -188,27 +261,68 @@ def quantize_blocks(model: ir.Model) -> int:
     """x W + b with W in 4 bits, one scale for each block of a column, and x in int8, one scale for each block of a row."""
     count = 0
     for node in products(model):
-        source, matrix = node.inputs
-        packed, scales = int4_blocks(array(matrix))
-        add = bias_of(node)
-        inputs = [source, weight(model, f"{matrix.name}.int4", packed), weight(model, f"{matrix.name}.scales", scales)]
-        attributes = {"K": matrix.shape[0], "N": matrix.shape[1], "bits": 4, "block_size": INT4_BLOCK}
-        attributes["accuracy_level"] = INT8_COMPUTE
-        inputs += [None, None, add.inputs[1]] if add else []
-        new = ir.node("MatMulNBits", inputs, attributes, domain="com.microsoft")
+        inputs, attributes = in_blocks(model, node, 4)
+        if add := bias_of(node):
+            inputs += [None, None, add.inputs[1]]
+        new = ir.node("MatMulNBits", inputs, attributes | {"accuracy_level": INT8_COMPUTE}, domain="com.microsoft")
         replace(model, [node, add] if add else [node], [new])
         count += 1
     return count
 
 
+def weight_only_int8(model: ir.Model) -> int:
+    """x W with W in 8 bits, one scale for each block of a column, and x as it is."""
+    return weight_only(model, 8)
+
+
+def weight_only_int4(model: ir.Model) -> int:
+    """As `weight_only_int8`, in 4 bits."""
+    return weight_only(model, 4)
+
+
+def weight_only(model: ir.Model, bits: int) -> int:
+    found = products(model)
+    for node in found:
+        inputs, attributes = in_blocks(model, node, bits)
+        replace(model, [node], [ir.node("MatMulNBits", inputs, attributes, domain="com.microsoft")])
+    return len(found)
+
+
+def in_blocks(model: ir.Model, product: ir.Node, bits: int) -> tuple[list[ir.Value], dict[str, int]]:
+    """What `MatMulNBits` takes instead of `product`: inputs and attributes."""
+    source, matrix = product.inputs
+    integers, scales = {4: int4_blocks, 8: int8_blocks}[bits](array(matrix))
+    inputs = [source, weight(model, f"{matrix.name}.int{bits}", integers), weight(model, f"{matrix.name}.scales", scales)]
+    return inputs, {"K": matrix.shape[0], "N": matrix.shape[1], "bits": bits, "block_size": BLOCK}
+
+
 def int4_blocks(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(K, N) float32 -> pairs of 4-bit integers (N, blocks, bytes) with zero point 8, and the scales (N, blocks)."""
-    padded = np.pad(matrix.T, ((0, 0), (0, -len(matrix) % INT4_BLOCK)))
-    blocks = padded.reshape(len(padded), -1, INT4_BLOCK)
+    """(K, N) -> pairs of 4-bit integers (N, blocks, bytes) with zero point 8, and the scales (N, blocks), of the same type."""
+    blocks = column_blocks(matrix)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=2, keepdims=True), axis=2)
-    scales = np.where(largest == 0, 1, largest / -8)  # the largest becomes -8, the one integer without a positive twin
+    scales = nonzero(largest / -8, matrix.dtype)  # the largest becomes -8, the one integer without a positive twin
     integers = np.clip(np.rint(blocks / scales) + 8, 0, 15).astype(np.uint8)
-    return integers[..., ::2] | integers[..., 1::2] << 4, scales[..., 0].astype(np.float32)
+    return integers[..., ::2] | integers[..., 1::2] << 4, scales[..., 0]
+
+
+def int8_blocks(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(K, N) -> 8-bit integers (N, blocks, bytes) with zero point 128, and the scales (N, blocks), of the same type."""
+    blocks = column_blocks(matrix)
+    scales = nonzero(np.abs(blocks).max(axis=2, keepdims=True) / 127, matrix.dtype)
+    return np.clip(np.rint(blocks / scales) + 128, 1, 255).astype(np.uint8), scales[..., 0]
+
+
+def column_blocks(matrix: np.ndarray) -> np.ndarray:
+    """(K, N) -> float32 (N, blocks, `BLOCK`), the last block of a column padded with 0."""
+    padded = np.pad(matrix.T.astype(np.float32), ((0, 0), (0, -len(matrix) % BLOCK)))
+    return padded.reshape(len(padded), -1, BLOCK)
+
+
+def nonzero(scales: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """`scales` in `dtype`, in which the integers are found, and 1 where they are 0 in it."""
+    rounded = scales.astype(dtype)
+    rounded[rounded == 0] = 1
+    return rounded
 
 
 def quantize_embeddings(model: ir.Model) -> int:
@@ -290,11 +404,14 @@ def is_normalized(value: ir.Value) -> bool:
 
 
 TRACED_FOR_CPU = (strip_metadata, drop_reshapes, pack_projections, copy_transposed_weights)
-TRACED_FOR_CUDA = (fix_reshapes, strip_metadata, drop_reshapes, copy_transposed_weights)
+TRACED_FOR_CUDA = (fix_reshapes, strip_metadata, drop_reshapes, copy_transposed_weights, pack_products)
+TRACED_FOR_CUDA += (fuse_residuals, fuse_gelus)
 STEPS = {
     ("portable", "fp32"): (strip_metadata, share_tied_weights),
     ("portable", "int8"): (strip_metadata, copy_transposed_weights, quantize_integers),
     **dict.fromkeys([("cuda", "fp32"), ("cuda", "fp16"), ("cuda", "bf16")], TRACED_FOR_CUDA),
+    ("cuda", "int8"): (*TRACED_FOR_CUDA, weight_only_int8),
+    ("cuda", "int4"): (*TRACED_FOR_CUDA, weight_only_int4),
     ("cpu", "fp32"): TRACED_FOR_CPU,
     ("cpu", "int8"): (*TRACED_FOR_CPU, quantize_products, quantize_embeddings),
     ("cpu", "int4"): (*TRACED_FOR_CPU, quantize_blocks, quantize_embeddings),

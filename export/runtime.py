@@ -1,9 +1,12 @@
 """Runs an export directory with onnxruntime and numpy; torch is never imported."""
 
+import hashlib
+import json
 import os
 import weakref
 from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 
@@ -20,7 +23,7 @@ except ImportError:
     ) from None
 
 from .decoding import BeamCaches, GrowingCaches, Pool, RaggedCaches, SlotCaches, cross_states
-from .doctor import require_cuda
+from .doctor import CUDA, TENSORRT, require, require_running
 
 # Fields of generation_config.json that change no token: bookkeeping, where caches lie and how the model runs, what else
 # `transformers.generate` returns, and what only an assistant model reads. Any other that is not applied must be at its default.
@@ -45,6 +48,7 @@ SPIN_MICROSECONDS = "300"
 MAX_PADDING, MIN_TOKENS, MAX_TOKENS = 0.15, 128, 256
 # Sizes of the cuda target's caches are multiples of these, so that batches of other lengths find the same graphs.
 SLOTS, SOURCE = 64, 32
+DEVICES = {"portable": ("cpu", "cuda", "tensorrt"), "cpu": ("cpu",), "cuda": ("cpu", "cuda")}
 
 
 class Runtime:
@@ -54,15 +58,25 @@ class Runtime:
         directory: what `vanilla-transformer export` wrote.
         threads: processor threads of one operator; by default as many as this process may use.
         arena: whether onnxruntime keeps memory from one run for the next; without, it gives it back and asks for it again.
-        device: `"cpu"` or `"cuda"`, by default that of the target.
+        device: `"cpu"` or `"cuda"`, by default that of the target; or, for the portable target in fp32, `"tensorrt"`, which
+            compiles what reads whole sequences. Decoders, whose caches grow, are on CUDA then: each size would be compiled.
+        engine_cache: the directory where TensorRT keeps what it compiled for the next time; by default it keeps nothing.
 
     Raises:
         FileNotFoundError, ValueError: if the directory is incomplete or changed, see `read_artifact`; ValueError for a target
-            or dtype this runtime does not know, and for a graph that onnxruntime cannot load.
-        OSError: if CUDA is asked for and cannot be used, with what to do about it.
+            or dtype this runtime does not know, a device that does not go with it, an `engine_cache` without TensorRT, and
+            for a graph that onnxruntime cannot load.
+        OSError: if CUDA or TensorRT is asked for and cannot be used, with what to do about it.
     """
 
-    def __init__(self, directory: str | os.PathLike, threads: int | None = None, arena: bool = True, device: str | None = None):
+    def __init__(
+        self,
+        directory: str | os.PathLike,
+        threads: int | None = None,
+        arena: bool = True,
+        device: str | None = None,
+        engine_cache: str | os.PathLike | None = None,
+    ):
         self.artifact: Artifact = read_artifact(directory)
         self.config = self.artifact.config
         self.target = self.artifact.manifest.get("target", "portable")
@@ -70,10 +84,19 @@ class Runtime:
         if dtype not in DTYPES.get(self.target, ()):
             found = f"{directory} is for the target {self.target!r} with dtype {dtype!r}"
             raise ValueError(f"{found}, expected one of: {KNOWN_DTYPES}")
-        self.specs = graph_specs(self.config, self.artifact.manifest["architecture"], self.target, dtype)
+        activations = self.artifact.manifest.get("activations", dtype)
+        self.specs = graph_specs(self.config, self.artifact.manifest["architecture"], self.target, dtype, activations)
         self.device = device or ("cuda" if self.target == "cuda" else "cpu")
-        if self.device not in ("cpu", "cuda") or (self.device == "cuda" and self.target == "cpu"):
-            raise ValueError(f"device {device!r} does not go with the target {self.target!r}, expected 'cpu'")
+        compiles = "encoder" in self.specs and dtype == "fp32"
+        devices = [name for name in DEVICES[self.target] if compiles or name != "tensorrt"]
+        if self.device not in devices:
+            found = f"{self.artifact.manifest['architecture']}, target {self.target!r}, dtype {dtype!r}"
+            raise ValueError(f"device {device!r} does not go with {found}, expected one of {devices}")
+        if engine_cache is not None and self.device != "tensorrt":
+            raise ValueError(f"engine_cache is of no use on device {self.device!r}, expected device='tensorrt'")
+        self.engine_cache = engine_cache
+        if self.device != "cpu":
+            require(self.device)
         # onnxruntime's own default is the host's cores, not the process's.
         self.threads = threads or len(os.sched_getaffinity(0))
         self.arena = arena
@@ -204,8 +227,9 @@ class Runtime:
 
     def _stays_on_device(self, settings, ids, mask, source):
         """Whether the graph itself can choose each token."""
-        is_plain = not settings.do_sample and not Processors(settings, ids, padding=(mask == 0).sum(axis=1))
-        return self.target == "cuda" and is_plain and self.config.get("sliding_window") is None
+        if self.target != "cuda" or settings.do_sample or self.config.get("sliding_window") is not None:
+            return False
+        return not Processors(settings, ids, padding=(mask == 0).sum(axis=1))
 
     def _on_device(self, settings, ids, mask, source):
         """As `search.beam_search` and `search.one_by_one`."""
@@ -375,19 +399,34 @@ class Runtime:
         if file not in self.artifact.manifest["files"]:
             raise ValueError(f"{self.artifact.directory}/manifest.json lists no {file}: export again")
         path = str(self.artifact.directory / file)
-        providers = ["CPUExecutionProvider"]
-        if self.device == "cuda":
-            require_cuda()
-            # Steps of a decoder are replayed; float32 is not rounded to 19 bits.
-            replays = self.target == "cuda" and role != "encoder"
-            providers = [("CUDAExecutionProvider", {"enable_cuda_graph": str(int(replays)), "use_tf32": "0"}), *providers]
+        providers = self._providers(role)
         try:
             session = onnxruntime.InferenceSession(path, options, providers=providers)
         except Exception as error:  # its own exceptions have no other class in common
             raise ValueError(f"onnxruntime {onnxruntime.__version__} cannot load {path}: {error}") from None
-        if self.device == "cuda":
-            require_cuda(session.get_providers())
+        for provider, _ in providers:
+            require_running(provider, session.get_providers())
         return session
+
+    def _providers(self, role):
+        """What runs the graph of `role`, each what those before it cannot, and their options."""
+        providers = [("CPUExecutionProvider", {})]
+        if self.device != "cpu":
+            # Steps of a decoder are replayed; float32 is not rounded to 19 bits; norms are computed in float32.
+            replays = self.target == "cuda" and role != "encoder"
+            given = {"enable_cuda_graph": str(int(replays)), "use_tf32": "0", "enable_skip_layer_norm_strict_mode": "1"}
+            providers.insert(0, (CUDA, given))
+        if self.device == "tensorrt" and role == "encoder":
+            providers.insert(0, (TENSORRT, self._engine_options()))
+        return providers
+
+    def _engine_options(self):
+        """TensorRT names its engines after the graph, not the weights: each export has a directory of its own."""
+        if self.engine_cache is None:
+            return {}
+        files = json.dumps(self.artifact.manifest["files"], sort_keys=True)
+        path = Path(self.engine_cache) / hashlib.sha256(files.encode()).hexdigest()[:16]
+        return {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(path)}
 
 
 def round_up(number, multiple):

@@ -15,14 +15,14 @@ LACKS_BYTES, SINGLE_BYTE = "\ufffd", re.compile(r"<0x[0-9A-F]{2}>")
 
 
 class TextRuntime:
-    """An export directory with its tokenizer.json, loaded.
+    """An export directory with its tokenizer.json, loaded; `options` as `Runtime`.
 
     Raises:
         FileNotFoundError: if the export has no tokenizer, and as `Runtime`.
     """
 
-    def __init__(self, directory: str | os.PathLike, threads: int | None = None):
-        self.runtime = Runtime(directory, threads)
+    def __init__(self, directory: str | os.PathLike, threads: int | None = None, **options):
+        self.runtime = Runtime(directory, threads, **options)
         path = self.runtime.artifact.directory / "tokenizer.json"
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing: the checkpoint had no tokenizer, so this export takes only ids")

@@ -1,5 +1,6 @@
 """Compares an export directory with its checkpoint, in torch, over a seeded sample of shapes and paddings."""
 
+import copy
 import os
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from .shortlist import limited
 
 TOLERANCE = 1e-4  # times max(1, |value|), float32
 LATER_STEPS = (1, 3, 1)  # tokens fed per step once a cache is there
+HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass
@@ -19,7 +21,10 @@ class Report:
     """What was compared, and what differed. `tokens` are choices of the largest logit: greedy tokens, or a head's labels,
     answers and choices. `ties` are those that differ where torch's own two best logits are closer than twice the tolerance;
     each difference beyond the tolerance is a line of `failures`. Quantized weights have no tolerance (`None`): the errors and
-    the tokens that agree are reported."""
+    the tokens that agree are reported.
+
+    Half precision is compared with torch in float64, and so is torch in the same precision: both round what they compute to as
+    many bits and differ in the order of sums only, so `judge` expects errors at most twice as large as torch's own."""
 
     tolerance: float | None = TOLERANCE
     cases: int = 0
@@ -29,13 +34,20 @@ class Report:
     error_sum: float = 0.0
     agreeing: int = 0
     ties: int = 0
+    torch_max_error: float = 0.0
+    torch_error_sum: float = 0.0
     failures: list[str] = field(default_factory=list)
 
     @property
     def mean_error(self) -> float:
         return self.error_sum / max(self.values, 1)
 
+    @property
+    def torch_mean_error(self) -> float:
+        return self.torch_error_sum / max(self.values, 1)
+
     def summary(self) -> dict:
+        both = {"torch_max_error": self.torch_max_error, "torch_mean_error": self.torch_mean_error}
         return {
             "cases": self.cases,
             "values": self.values,
@@ -46,30 +58,47 @@ class Report:
             "agreeing_tokens": self.agreeing,
             "ties": self.ties,
             "failures": len(self.failures),
+            **(both if self.torch_max_error else {}),
         }
 
     def __str__(self):
-        tolerance = "none" if self.tolerance is None else f"{self.tolerance:.0e}"
+        allowed = "tolerance none" if self.tolerance is None else f"tolerance {self.tolerance:.0e} x max(1, |value|)"
+        if self.torch_max_error:
+            allowed = f"torch in the same precision: {self.torch_max_error:.1e}, {self.torch_mean_error:.1e}"
         return (
             f"{self.cases} cases, {self.values} values: largest error {self.max_error:.1e}, mean {self.mean_error:.1e} "
-            f"(tolerance {tolerance} x max(1, |value|)); {self.tokens} top choices, {self.agreeing} agree, {self.ties} ties; "
+            f"({allowed}); {self.tokens} top choices, {self.agreeing} agree, {self.ties} ties; "
             f"{len(self.failures)} failures"
         )
 
-    def compare(self, found, expected, real, case):
-        """`found` and `expected` (B, ..., C) where the boolean `real` (B, ...) says so; an error is relative above 1."""
+    def compare(self, found, expected, real, case, same=None):
+        """`found` and `expected` (B, ..., C) where the boolean `real` (B, ...) says so; an error is relative above 1. `same` is
+        what torch gives in the precision of `found`, if `expected` is in another."""
         never = np.isneginf(expected)  # tokens outside a shortlist
         if not np.isfinite(found[~never]).all() or not np.isneginf(found[never]).all():
             self.failures.append(f"{case}: values that are not finite")
             return
         finite = real[(...,) + (None,) * (found.ndim - real.ndim)] & ~never
         found, expected = found[finite], expected[finite]
-        errors = np.abs(found - expected) / np.maximum(1, np.abs(expected))
+        errors = relative(found, expected)
+        if same is not None:
+            torch_errors = relative(same[finite], expected)
+            self.torch_max_error = max(self.torch_max_error, float(torch_errors.max(initial=0)))
+            self.torch_error_sum += float(torch_errors.sum(dtype=np.float64))
         self.values += errors.size
         self.max_error = max(self.max_error, float(errors.max(initial=0)))
         self.error_sum += float(errors.sum(dtype=np.float64))
         if self.tolerance is not None and errors.size and errors.max() > self.tolerance:
             self.failures.append(f"{case}: error {errors.max():.1e}, expected at most {self.tolerance:.0e}")
+
+    def judge(self):
+        """In half precision, once all is compared: where torch's own numbers are not finite, nothing is allowed."""
+        for name, error, allowed in (
+            ("largest", self.max_error, 2 * self.torch_max_error),
+            ("mean", self.mean_error, 2 * self.torch_mean_error),
+        ):
+            if not error <= allowed < np.inf:
+                self.failures.append(f"{name} error {error:.1e}, expected at most twice that of torch, {allowed:.1e}")
 
     def compare_tokens(self, found, expected, real, case):
         """The largest of both, (B, ..., V) logits; `real` (B, ...)."""
@@ -88,6 +117,10 @@ class Report:
             self.failures.append(f"{case}: {wrong} of {len(found)} top choices differ")
 
 
+def relative(found, expected):
+    return np.abs(found - expected) / np.maximum(1, np.abs(expected))
+
+
 def verify(directory: str | os.PathLike, model, cases: int = 60, seed: int = 0, device: str | None = None) -> Report:
     """`model` is the checkpoint in torch, float32 and in evaluation mode; `directory` its export, run on `device`.
 
@@ -95,24 +128,38 @@ def verify(directory: str | os.PathLike, model, cases: int = 60, seed: int = 0, 
     right, or the same with one row that is all padding (a decoder that generates: padded on the left, one that reads whole
     sequences: on either side). Decoders are compared at the first step and at later ones, with torch reading the whole
     sequence at once, without a cache.
+
+    float32 may differ by `TOLERANCE`, half precision as `Report` says, quantized weights by any error.
     """
     runtime = Runtime(directory, device=device)
     check_same_model(runtime, model)
     compare = compare_sequences
     if "decoder" in runtime.specs:
         compare = compare_seq2seq if model.config.is_encoder_decoder else compare_decoder
-    is_exact = runtime.artifact.manifest.get("dtype", "fp32") == "fp32"
-    rng, report = np.random.default_rng(seed), Report(TOLERANCE if is_exact else None)
+    dtype = runtime.artifact.manifest.get("dtype", "fp32")
+    rng, report = np.random.default_rng(seed), Report(TOLERANCE if dtype == "fp32" else None)
     longest = 33
     if model.config.position_embedding_type == "learned":
         longest = min(longest, model.config.max_position_embeddings - sum(LATER_STEPS))
     with torch.no_grad(), limited(model, runtime.artifact.manifest.get("shortlist")):
+        models = references(model, dtype)
         for number in range(cases):
             padding = ("none", "right", "empty row")[number % 3]
             ids, mask = sample(rng, model.config.vocab_size, longest, padding)
-            compare(runtime, model, ids, mask, rng, report, f"case {number} {ids.shape}, padding: {padding}")
+            compare(runtime, models, ids, mask, rng, report, f"case {number} {ids.shape}, padding: {padding}")
             report.cases += 1
+    if dtype in HALF:
+        report.judge()
     return report
+
+
+def references(model, dtype):
+    """What an export of `dtype` is compared with: `model`; in half precision `model` in float64 and in that precision."""
+    return [copy.deepcopy(model).to(each) for each in (torch.float64, HALF[dtype])] if dtype in HALF else [model]
+
+
+def array(states):
+    return (states.float() if states.dtype == torch.bfloat16 else states).numpy()  # which numpy does not have
 
 
 def check_same_model(runtime, model):
@@ -141,17 +188,20 @@ def sample(rng, vocab_size, longest, padding):
     return ids, mask
 
 
-def compare_sequences(runtime, model, ids, mask, rng, report, case):
+def compare_sequences(runtime, models, ids, mask, rng, report, case):
     """All outputs of a graph that reads whole sequences."""
-    feeds = sequence_inputs(runtime, model.config, ids, mask, rng)
+    config = models[0].config
+    feeds = sequence_inputs(runtime, config, ids, mask, rng)
     found, mask = runtime.outputs(**feeds), feeds["attention_mask"]
-    expected = model(**{name: torch.from_numpy(array) for name, array in torch_inputs(feeds, model.config).items()})
+    given = {name: torch.from_numpy(values) for name, values in torch_inputs(feeds, config).items()}
+    expected = [model(**given) for model in models]
     for spec in runtime.specs["encoder"].outputs:
         real = mask == 1 if "source_length" in spec.shape else mask.any(axis=-1)
         if "target_length" in spec.shape:
             real = real[:, None] & (feeds["decoder_attention_mask"] == 1)
-        got, wanted, where = found[spec.name], expected[spec.name].numpy(), f"{case}, {spec.name}"
-        report.compare(got, wanted, real, where)
+        got, where = found[spec.name], f"{case}, {spec.name}"
+        wanted, *same = [array(outputs[spec.name]) for outputs in expected]
+        report.compare(got, wanted, real, where, *same)
         if spec.name.endswith("logits"):
             if got.shape == real.shape:  # what is chosen is one of the tokens, or of the choices
                 got, wanted, real = np.where(real, got, -np.inf), np.where(real, wanted, -np.inf), real.any(axis=-1)
@@ -183,40 +233,37 @@ def torch_inputs(feeds, config):
     return {**feeds, f"{prefix}position_ids": positions}
 
 
-def compare_seq2seq(runtime, model, ids, mask, rng, report, case):
-    encoder = model.get_encoder()(torch.from_numpy(ids), torch.from_numpy(mask))
+def compare_seq2seq(runtime, models, ids, mask, rng, report, case):
+    sources, source_mask = torch.from_numpy(ids), torch.from_numpy(mask)
+    encoded = [model.get_encoder()(sources, source_mask) for model in models]
     if runtime.target == "portable":
-        report.compare(runtime.encode(ids, mask), encoder.last_hidden_state.numpy(), mask == 1, case + ", encoder")
+        states, *same = [array(outputs.last_hidden_state) for outputs in encoded]
+        report.compare(runtime.encode(ids, mask), states, mask == 1, case + ", encoder", *same)
     first = rng.integers(1, 5) if runtime.target == "portable" else 1
-    tokens = rng.integers(0, model.config.vocab_size, (len(ids), first + sum(LATER_STEPS)))
-    expected = model(
-        attention_mask=torch.from_numpy(mask),
-        encoder_outputs=encoder,
-        decoder_input_ids=torch.from_numpy(tokens),
-        use_cache=False,
-    ).logits
+    tokens = rng.integers(0, models[0].config.vocab_size, (len(ids), first + sum(LATER_STEPS)))
+    given = dict(attention_mask=source_mask, decoder_input_ids=torch.from_numpy(tokens), use_cache=False)
+    expected = [array(model(encoder_outputs=outputs, **given).logits) for model, outputs in zip(models, encoded)]
     real = np.repeat(mask.any(axis=1)[:, None], tokens.shape[1], axis=1)
     whole = np.ones_like(tokens[:, :first])
-    compare_steps(runtime, tokens, whole, (ids, mask), expected.numpy(), real, report, case)
+    compare_steps(runtime, tokens, whole, (ids, mask), expected, real, report, case)
 
 
-def compare_decoder(runtime, model, ids, mask, rng, report, case):
+def compare_decoder(runtime, models, ids, mask, rng, report, case):
     if runtime.target != "portable":
         mask[~mask.any(axis=1), 0] = 1  # a prompt without tokens has no place in a cache of fixed size
     ids, mask = padded(ids, mask, "left", 0)
-    later = rng.integers(0, model.config.vocab_size, (len(ids), sum(LATER_STEPS)))
+    later = rng.integers(0, models[0].config.vocab_size, (len(ids), sum(LATER_STEPS)))
     tokens = np.concatenate([ids, later], axis=1)
     whole_mask = np.concatenate([mask, np.ones_like(later)], axis=1)
     positions = np.maximum(whole_mask.cumsum(axis=1) - 1, 0)
-    expected = model(
-        torch.from_numpy(tokens), torch.from_numpy(whole_mask), torch.from_numpy(positions), use_cache=False
-    ).logits
-    compare_steps(runtime, tokens, mask, None, expected.numpy(), whole_mask == 1, report, case)
+    given = [torch.from_numpy(values) for values in (tokens, whole_mask, positions)]
+    expected = [array(model(*given, use_cache=False).logits) for model in models]
+    compare_steps(runtime, tokens, mask, None, expected, whole_mask == 1, report, case)
 
 
 def compare_steps(runtime, tokens, mask, source, expected, real, report, case):
     """Feeds `tokens` (B, T) in pieces, the first as long as `mask`, and compares the logits of each piece: all of them, or
-    those behind each token where a graph gives no others."""
+    those behind each token where a graph gives no others. `expected` are those (B, T, V) of each of `references`."""
     decoding, *prompts = runtime.decoding(tokens[:, : mask.shape[1]], mask, source, sum(LATER_STEPS))
     takes_pieces = isinstance(decoding, GrowingCaches)
     start = mask.shape[1]
@@ -229,5 +276,6 @@ def compare_steps(runtime, tokens, mask, source, expected, real, report, case):
     for number, (logits, place) in enumerate(found):
         piece = slice(place, place + logits.shape[1])
         where = f"{case}, step {number}"
-        report.compare(logits, expected[:, piece], real[:, piece], where)
-        report.compare_tokens(logits, expected[:, piece], real[:, piece], where)
+        wanted, *same = [states[:, piece] for states in expected]
+        report.compare(logits, wanted, real[:, piece], where, *same)
+        report.compare_tokens(logits, wanted, real[:, piece], where)

@@ -297,6 +297,13 @@ def test_generate_says_when_the_export_has_no_tokenizer(exported):
     assert "tokenizer.json is missing" in error_of("generate", exported("causal").directory, "text")
 
 
+def test_generate_runs_on_the_device_it_is_told(exported, tmp_path):
+    directory = exported("seq2seq").directory
+    assert "this onnxruntime has no CUDA" in error_of("generate", directory, "text", "--device", "cuda")
+    given = ("--device", "cpu", "--engine-cache", tmp_path)
+    assert "expected device='tensorrt'" in error_of("generate", directory, "text", *given)
+
+
 def test_generate_says_when_the_model_cannot_generate(exported, tmp_path):
     directory = copy_of(exported("encoder").directory, tmp_path)
     train_tokenizer([text for pair in toy_corpus(50, seed=0) for text in pair], 48).save_pretrained(directory)

@@ -1,17 +1,19 @@
 """The cuda target, checked without a GPU: what its graphs hold, that they run on the CPU in float32, and what is said where
 CUDA is asked for and cannot be used."""
 
+import copy
 import json
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
 from targets import FILES, GENERATORS, MODELS, SIZES, graph, ops, prompts
 
 import vanilla_transformer
-from vanilla_transformer_export import build, cli, doctor
+from vanilla_transformer_export import build, cli, doctor, optimize
 from vanilla_transformer_export.build import export
 from vanilla_transformer_export.cuda import overflow
 from vanilla_transformer_export.runtime import Runtime
@@ -26,6 +28,7 @@ ANY = {"fp32", "fp16", "bf16"}
 REGISTERED = {
     **dict.fromkeys(("Add", "Cast", "Concat", "Gather", "GatherND", "Gelu", "LayerNormalization", "MatMul"), ANY),
     **dict.fromkeys(("Gemm", "Mul", "MultiHeadAttention", "Relu", "Reshape", "Slice", "Softmax", "Split", "Sub", "Tanh"), ANY),
+    **dict.fromkeys(("BiasGelu", "MatMulNBits"), ANY),
     **dict.fromkeys(("SkipLayerNormalization", "TensorScatter", "Transpose", "Unsqueeze", "Where", "Squeeze", "Neg"), ANY),
     **dict.fromkeys(("Equal", "Not", "Or", "And", "Mod", "CumSum", "GatherElements"), ANY),  # of integers and booleans only
     **dict.fromkeys(("ArgMax", "Cos", "GreaterOrEqual", "Greater", "Less", "LogSoftmax", "Sin", "TopK"), {"fp32", "fp16"}),
@@ -54,9 +57,63 @@ def test_each_layer_has_two_scatters_and_one_operator_for_each_attention(exporte
     assert found["Softmax"] == 0
     optimized = Runtime(directory, device="cpu").artifact.manifest["optimized"]["decoder"]
     assert optimized["fix_reshapes"] > 0
+    # One product for queries, keys and values, and each norm but the first of a model that begins with one adds the residual.
+    assert optimized["pack_products"] == found["Split"] == layers
+    assert found["MatMul"] == (6 if name == "seq2seq" else 4) * layers + 1
+    assert optimized["fuse_residuals"] == found["SkipLayerNormalization"] == (3 if name == "seq2seq" else 2) * layers
+    assert found["LayerNormalization"] == (1 if model.config.norm_first else 0)
 
 
-@pytest.mark.parametrize("name, dtype", [*((name, "fp32") for name in GENERATORS), ("seq2seq", "fp16"), ("seq2seq", "bf16")])
+def test_the_keys_and_values_of_all_layers_come_from_one_product(exported):
+    _, directory = exported("seq2seq")  # one layer in the encoder, two in the decoder
+    found = graph(directory, "seq2seq", 0)
+    assert ops(found)["MatMul"] == 4 + 1 and ops(found)["SkipLayerNormalization"] == 2
+    sizes = {weight.name: onnx.numpy_helper.to_array(weight).tolist() for weight in found.initializer}
+    assert [sizes[node.input[1]] for node in found.node if node.op_type == "Split"] == [[32] * 3, [32] * 4]
+
+
+def test_values_of_another_width_than_keys_have_a_product_of_their_own(exported):
+    _, directory = exported("encoder")
+    found = graph(directory, "encoder")
+    sizes = {weight.name: onnx.numpy_helper.to_array(weight).tolist() for weight in found.initializer}
+    assert [sizes[node.input[1]] for node in found.node if node.op_type == "Split"] == [[24] * 2] * 2
+    assert ops(found)["MatMul"] == 5 * 2 + 1 and ops(found)["SkipLayerNormalization"] == 4
+
+
+def test_no_more_products_become_one_than_a_split_can_replay():
+    """34 of one x: 32 and 2, with the values of each."""
+    rng = np.random.default_rng(0)
+    x, matrices = rng.standard_normal((3, 16)).astype(np.float32), rng.standard_normal((34, 16, 8)).astype(np.float32)
+    source = ir.val("x", ir.DataType.FLOAT, x.shape)
+    weights = [ir.val(f"w{i}", const_value=ir.tensor(matrix, name=f"w{i}")) for i, matrix in enumerate(matrices)]
+    nodes = [ir.node("MatMul", [source, weight]) for weight in weights]
+    for i, node in enumerate(nodes):
+        node.outputs[0].name, node.outputs[0].type = f"y{i}", ir.TensorType(ir.DataType.FLOAT)
+    outputs = [node.outputs[0] for node in nodes]
+    built = ir.Graph([source], outputs, nodes=nodes, initializers=weights, opset_imports={"": 24}, name="g")
+    model = ir.Model(built, ir_version=10)
+    assert optimize.pack_products(model) == 2
+    assert [len(node.outputs) for node in model.graph if node.op_type == "Split"] == [32, 2]
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
+    for found, matrix in zip(session.run([f"y{i}" for i in range(34)], {"x": x}), matrices, strict=True):
+        np.testing.assert_allclose(found, x @ matrix, atol=1e-5)
+
+
+@pytest.mark.parametrize("act, operator", [("gelu", "BiasGelu"), ("gelu_new", "FastGelu"), ("gelu_fast", "FastGelu")])
+def test_a_gelu_is_one_operator_with_its_bias(act, operator, tmp_path):
+    """With the values of torch, which `export` compares."""
+    model_class = vanilla_transformer.VanillaEncoderModel
+    model_class(model_class.config_class(**SIZES, num_hidden_layers=2, hidden_act=act)).save_pretrained(tmp_path / "model")
+    manifest = export(tmp_path / "model", tmp_path / "out", target="cuda", dtype="fp32", cases=6)
+    found = ops(graph(tmp_path / "out", "encoder"))
+    assert manifest["optimized"]["encoder"]["fuse_gelus"] == found[operator] == 2
+    assert found["Pow"] == found["Tanh"] == found["Gelu"] == 0
+
+
+STEPS = [("seq2seq", "fp16"), ("seq2seq", "bf16"), ("causal", "int4"), ("causal-window", "int8")]
+
+
+@pytest.mark.parametrize("name, dtype", [*((name, "fp32") for name in GENERATORS), *STEPS])
 def test_a_step_can_be_replayed_every_operator_is_cudas_and_nothing_is_read_on_the_host(exported, name, dtype):
     check_operators(graph(exported(name, dtype)[1], name))
 
@@ -90,7 +147,7 @@ def node_types(found):
     types |= {weight.name: weight.data_type for weight in found.initializer}
     for node in found.node:  # onnx does not know onnxruntime's operators: they return the type of their first input
         if node.domain == "com.microsoft":
-            types.setdefault(node.output[0], types.get(node.input[0], 0))
+            types |= dict.fromkeys(node.output, types.get(node.input[0], 0))
     values = {node.name: [*node.input, *node.output] for node in found.node}
     return {name: {FLOATS[types[value]] for value in used if types.get(value) in FLOATS} for name, used in values.items()}
 
@@ -128,6 +185,61 @@ def test_half_precision_weights_are_the_models_rounded(exported, dtype, toleranc
         expected = model(torch.from_numpy(ids)).prediction_logits.numpy()
     logits = session.run(["prediction_logits"], feeds)[0]
     assert 1e-6 < np.abs(logits - expected).max() < tolerance * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("dtype, bits", [("int8", 8), ("int4", 4)])
+def test_products_are_those_of_rounded_weights_and_all_else_is_in_half_precision(exported, dtype, bits):
+    """The graph, run in float32, against torch in float64 with weights rounded by a formula of its own."""
+    model, directory = exported("encoder", dtype)
+    manifest = json.loads((directory / "manifest.json").read_text())
+    assert (manifest["dtype"], manifest["activations"]) == (dtype, "fp16")
+    found = onnx.load(directory / "onnx/model.onnx")
+    counts = ops(found.graph)
+    assert counts["MatMul"] == 0 and counts["MatMulNBits"] == manifest["optimized"]["encoder"][f"weight_only_{dtype}"] == 11
+    tables = {node.input[0] for node in found.graph.node if node.op_type == "Gather"}
+    for weight in found.graph.initializer:
+        assert weight.data_type in (onnx.TensorProto.FLOAT16, onnx.TensorProto.UINT8) or len(weight.dims) < 2, weight.name
+        assert weight.name not in tables or len(weight.dims) < 2 or weight.data_type == onnx.TensorProto.FLOAT16
+    widen(found)
+    session = onnxruntime.InferenceSession(found.SerializeToString(), providers=["CPUExecutionProvider"])
+    ids = np.random.default_rng(0).integers(0, 48, (3, 9))
+    feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    rounded = copy.deepcopy(model).half().double()
+    rounded.model.embeddings.scale = float(np.float16(rounded.model.embeddings.scale))
+    for name, module in rounded.named_modules():
+        if isinstance(module, torch.nn.Linear) and name not in ("model.pooler.dense", "next_sentence"):  # which are no `MatMul`
+            module.weight = torch.nn.Parameter(round_blocks(module.weight.detach(), bits))
+    with torch.no_grad():
+        outputs = rounded(torch.from_numpy(ids))
+    for name, got in zip(("prediction_logits", "seq_relationship_logits"), session.run(None, feeds), strict=True):
+        np.testing.assert_allclose(got, outputs[name].numpy(), atol=2e-5)
+        with torch.no_grad():
+            assert np.abs(got - model(torch.from_numpy(ids))[name].numpy()).max() > 1e-3
+
+
+def round_blocks(weight, bits):
+    """(N, K): each 32 of a row are multiples of a step, a 127th of the largest, or of -8 with its sign, in 4 bits."""
+    rows = []
+    for row in weight:
+        for block in row.split(32):
+            largest = block[block.abs().argmax()]
+            step = (largest.abs() / 127 if bits == 8 else largest / -8).half().double()
+            limits = (-127, 127) if bits == 8 else (-8, 7)
+            rows.append((block / step).round().clamp(*limits) * step)
+    return torch.cat(rows).view_as(weight)
+
+
+def test_blocks_of_zeros_or_of_what_a_half_cannot_scale_become_zeros():
+    matrix = np.zeros((70, 4), np.float16)
+    matrix[:32, 1], matrix[5, 2] = 6e-8, 1.0
+    for blocks in (optimize.int8_blocks, optimize.int4_blocks):
+        integers, scales = blocks(matrix)
+        assert scales.dtype == np.float16 and np.all(scales != 0) and integers.shape[:2] == scales.shape == (4, 3)
+
+
+def test_activations_of_integer_weights_are_in_bf16_where_float16_cannot_hold_them():
+    assert build.activations_of(large(lm_head=1e7), "cuda", "int8") == "bf16"
+    assert build.activations_of(large(), "cuda", "int4") == "fp16" and build.activations_of(large(), "cpu", "int4") == "fp32"
 
 
 def widen(model):
@@ -214,8 +326,8 @@ LAYER = "model__layers__1__"
 def test_float16_is_refused_where_it_cannot_hold_a_number_and_bf16_is_the_default_there(factors, said):
     model = large(**factors)
     with pytest.raises(ValueError, match=f"{said} .*, and float16 holds 65504: use --dtype bf16"):
-        build.dtype_of(model, "cuda", "fp16")
-    assert build.dtype_of(model, "cuda", None) == build.dtype_of(model, "cuda", "bf16") == "bf16"
+        build.activations_of(model, "cuda", "fp16")
+    assert build.activations_of(model, "cuda", None) == build.activations_of(model, "cuda", "bf16") == "bf16"
 
 
 def test_a_refused_export_leaves_nothing(tmp_path):
@@ -228,8 +340,8 @@ def test_a_refused_export_leaves_nothing(tmp_path):
 def test_fp16_is_the_default_where_it_holds(exported):
     model = exported("causal")[0]
     assert overflow(model) is None
-    assert build.dtype_of(model, "cuda", None) == "fp16" and build.dtype_of(model, "cpu", None) == "fp32"
-    assert build.dtype_of(model, "cuda", "bf16") == "bf16"
+    assert build.activations_of(model, "cuda", None) == "fp16" and build.activations_of(model, "cpu", None) == "fp32"
+    assert build.activations_of(model, "cuda", "bf16") == "bf16"
 
 
 def test_slots_that_are_not_read_add_nothing_even_in_float16():
@@ -276,21 +388,32 @@ USED = dict(installed={"onnxruntime-gpu": "1.31.1"}, providers=GPU_BUILD, gpu="N
 )
 def test_asking_for_cuda_where_it_cannot_run_says_what_to_do(monkeypatch, found, running, said):
     state = USED | found
-    for name in ("installed", "providers", "gpu"):
+    for name in ("installed", "providers"):
         monkeypatch.setattr(doctor, name, lambda name=name: state[name])
     monkeypatch.setattr(doctor, "LIBRARIES", state["libraries"])
+    calls = []
+    monkeypatch.setattr(doctor, "gpu", lambda: calls.append("nvidia-smi") or state["gpu"])
+
+    def ask():
+        doctor.require("cuda")
+        doctor.require_running(doctor.CUDA, running)
+
     if said is None:
-        return doctor.require_cuda(running)
-    with pytest.raises(OSError, match=said):
-        doctor.require_cuda(running)
+        ask()
+    else:
+        with pytest.raises(OSError, match=said):
+            ask()
+    assert calls == ["nvidia-smi"]
 
 
 def test_a_runtime_never_falls_back_to_the_cpu(exported, monkeypatch):
     monkeypatch.setattr(doctor, "providers", lambda: ["CPUExecutionProvider"])
     with pytest.raises(OSError, match="this onnxruntime has no CUDA"):
         Runtime(exported("causal")[1])
-    with pytest.raises(ValueError, match="device 'tpu' does not go with the target 'cuda'"):
+    with pytest.raises(ValueError, match="device 'tpu' does not go with .* target 'cuda', .* expected one of .'cpu', 'cuda'"):
         Runtime(exported("causal")[1], device="tpu")
+    with pytest.raises(ValueError, match="device 'tensorrt' does not go with .* target 'cuda', .* expected one of .'cpu'"):
+        Runtime(exported("causal")[1], device="tensorrt")
 
 
 def test_doctor_says_what_runs_where(monkeypatch, capsys):
@@ -302,6 +425,7 @@ def test_doctor_says_what_runs_where(monkeypatch, capsys):
     cli.main(["doctor"])
     printed = capsys.readouterr().out
     assert f"target cuda does not run: {found['cuda_problem']}" in printed and "run on the CPU, with" in printed
+    assert f"TensorRT does not run: {found['tensorrt_problem']}" in printed
     monkeypatch.setattr(doctor, "providers", list)
     cli.main(["doctor"])
     assert "no target runs: pip install" in capsys.readouterr().out

@@ -5,10 +5,12 @@ import subprocess
 import sys
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from checkpoints import EOS, PAD, START, VOCABULARY, copy_of, edit_json, seal
 
+from vanilla_transformer_export import doctor
 from vanilla_transformer_export.runtime import Runtime, padded
 from vanilla_transformer_export.search import Options, beam_search, one_by_one
 
@@ -479,3 +481,67 @@ def test_every_beam_may_end_at_the_first_token():
     options = Options(max_new_tokens=3, num_beams=2, early_stopping=True, eos_token_ids=(1,))
     found = beam_search(language.step, language.start(2), options)
     assert found[:, 0].tolist() == [1, 1]
+
+
+# ------------------------------------------------------------------------------------------------------- CUDA and TensorRT
+
+
+@pytest.mark.parametrize("device, engine_cache", [("cuda", None), ("tensorrt", None), ("tensorrt", "engines")])
+def test_providers_are_asked_for_in_order_and_each_must_run(exported, monkeypatch, tmp_path, device, engine_cache):
+    """The encoder on TensorRT, what that cannot run and the decoder on CUDA. onnxruntime is a spy here."""
+    directory, asked = exported("seq2seq").directory, {}
+    running = [doctor.CUDA, "CPUExecutionProvider"]
+
+    class Session:
+        def __init__(self, path, options, providers):
+            asked[path.rpartition("/")[2]] = providers
+
+        def get_providers(self):
+            return running
+
+    monkeypatch.setattr(doctor, "facts", lambda: {"cuda_problem": None, "tensorrt_problem": None})
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
+    given = dict(device=device, engine_cache=engine_cache and tmp_path / engine_cache)
+    before = []
+    if device == "tensorrt":
+        with pytest.raises(OSError, match="TensorrtExecutionProvider was asked for and onnxruntime fell back to"):
+            Runtime(directory, **given)
+        before = [doctor.TENSORRT]
+        running = [*before, *running]
+    Runtime(directory, **given)
+    names = {file: [name for name, _ in providers] for file, providers in asked.items()}
+    on_cuda = [doctor.CUDA, "CPUExecutionProvider"]
+    assert names == {"encoder_model.onnx": before + on_cuda, "decoder_model_merged.onnx": on_cuda}
+    options = asked["decoder_model_merged.onnx"][0][1]
+    assert options == {"enable_cuda_graph": "0", "use_tf32": "0", "enable_skip_layer_norm_strict_mode": "1"}
+    if device == "tensorrt":
+        engines = asked["encoder_model.onnx"][0][1]
+        assert engines.keys() == ({"trt_engine_cache_enable", "trt_engine_cache_path"} if engine_cache else set())
+        assert engines.get("trt_engine_cache_path", "").startswith(str(tmp_path / "engines") if engine_cache else "")
+
+
+def test_engines_of_other_weights_are_kept_elsewhere(exported, tmp_path):
+    runtimes = [Runtime(exported(name).directory) for name in ("encoder", "encoder", "masked-lm")]
+    for runtime in runtimes:
+        runtime.engine_cache = tmp_path
+    first, again, other = (runtime._engine_options()["trt_engine_cache_path"] for runtime in runtimes)
+    assert first == again != other
+
+
+def test_tensorrt_is_refused_where_it_has_nothing_to_compile_or_is_not_there(exported, monkeypatch, tmp_path):
+    with pytest.raises(ValueError, match="'tensorrt' does not go with VanillaDecoderForCausalLM, target 'portable'"):
+        Runtime(exported("causal").directory, device="tensorrt")
+    directory = exported("encoder").directory
+    integers = copy_of(directory, tmp_path)
+    edit_json(integers / "manifest.json", dtype="int8")
+    with pytest.raises(ValueError, match="dtype 'int8', expected one of .'cpu', 'cuda'.$"):
+        Runtime(integers, device="tensorrt")
+    with pytest.raises(OSError, match="this onnxruntime has no CUDA"):
+        Runtime(directory, device="tensorrt")
+    with pytest.raises(ValueError, match="engine_cache is of no use on device 'cpu', expected device='tensorrt'"):
+        Runtime(directory, engine_cache="engines")
+    monkeypatch.setattr(doctor, "providers", lambda: [doctor.CUDA, "CPUExecutionProvider"])
+    monkeypatch.setattr(doctor, "gpu", lambda: "NVIDIA H200")
+    monkeypatch.setattr(doctor, "LIBRARIES", ())
+    with pytest.raises(OSError, match="this onnxruntime has no TensorRT, its providers are .*: use CUDA alone"):
+        Runtime(directory, device="tensorrt")

@@ -105,6 +105,17 @@ def test_the_cpu_target_quantizes_them(exported, name, dtype, operator, step):
     assert report.failures == [] and 1e-4 < report.mean_error < (0.1 if dtype == "int8" else 0.6)
 
 
+@pytest.mark.parametrize("name", ["pair", *(pytest.param(name, marks=pytest.mark.slow) for name in READERS[:-1])])
+def test_the_cuda_target_gives_their_values_with_fewer_operators(exported, name):
+    model, directory = exported(name, "cuda")
+    assert verify(directory, model, cases=9, device="cpu").failures == []
+    counts = Runtime(directory, device="cpu").artifact.manifest["optimized"]["encoder"]
+    layers = {"choices": 1, "decoder": 2, "decoder-labels": 2, "pair": 3}[name]
+    norms = {"pair": 2 * 1 + 3 * 2}.get(name, 2 * layers)
+    # Of the pair also the keys and values of each layer's cross-attention, together.
+    assert (counts["pack_products"], counts["fuse_residuals"]) == (layers + (name == "pair"), norms)
+
+
 def test_every_model_of_the_family_can_be_exported():
     names = [name for name in vars(vanilla_transformer) if name.startswith("Vanilla")]
     models = {name for name in names if name.endswith("Model") or "For" in name} - {"VanillaPreTrainedModel"}

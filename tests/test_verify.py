@@ -9,6 +9,7 @@ import torch
 from checkpoints import CHECKPOINTS, VOCABULARY, build, copy_of, edit_graph, seal
 from onnx import helper, numpy_helper
 
+from vanilla_transformer_export import verify as verify_module
 from vanilla_transformer_export.verify import TOLERANCE, Report, verify
 
 
@@ -123,6 +124,57 @@ def test_values_that_are_not_finite_are_found(exported, tmp_path):
     directory = copy_of(exported("causal").directory, tmp_path)
     edit_graph(directory, "onnx/model.onnx", change)
     assert "not finite" in failures(directory, exported("causal").model, cases=2)[0]
+
+
+# ---------------------------------------------------------------------------------------------------------- half precision
+
+
+@pytest.fixture
+def judged_as(monkeypatch):
+    """Exports in float32 are judged as those in half precision are, with torch in `precision` beside them."""
+    return lambda precision: monkeypatch.setattr(verify_module, "HALF", {"fp32": precision})
+
+
+kinds = pytest.mark.parametrize("name", ["encoder", "causal", "seq2seq"])
+
+
+@kinds
+def test_an_export_whose_errors_are_like_torchs_passes(exported, judged_as, name):
+    judged_as(torch.float32)
+    report = verify(exported(name).directory, exported(name).model, cases=9)
+    assert report.failures == []
+    assert 0 < report.max_error < 2 * report.torch_max_error < 1e-4
+    assert 0 < report.mean_error < 2 * report.torch_mean_error
+    summary, printed = report.summary(), str(report)
+    assert (summary["torch_max_error"], summary["torch_mean_error"]) == (report.torch_max_error, report.torch_mean_error)
+    assert f"{report.max_error:.1e}" in printed and f"torch in the same precision: {report.torch_max_error:.1e}" in printed
+
+
+@kinds
+@pytest.mark.parametrize("precision, least", [(torch.float16, 1e-4), (torch.bfloat16, 1e-3)], ids=["fp16", "bf16"])
+def test_half_precision_is_allowed_what_torch_needs_in_it(exported, judged_as, name, precision, least):
+    judged_as(precision)
+    report = verify(exported(name).directory, exported(name).model, cases=3)
+    assert report.failures == [] and report.max_error < least < report.torch_max_error < 0.3
+
+
+@kinds
+def test_a_damaged_export_has_errors_that_torch_has_not(exported, judged_as, tmp_path, name):
+    """Every matrix rounded to 5 bits more coarsely than float16 rounds."""
+
+    def change(graph):
+        for weight in graph.initializer:
+            if weight.data_type == onnx.TensorProto.FLOAT and len(weight.dims) == 2:
+                fraction, exponent = np.frexp(numpy_helper.to_array(weight))
+                rounded = np.ldexp(np.rint(fraction * 64) / 64, exponent).astype(np.float32)
+                weight.CopyFrom(numpy_helper.from_array(rounded, weight.name))
+
+    judged_as(torch.float16)
+    directory = copy_of(exported(name).directory, tmp_path)
+    for file in graph_files(name):
+        edit_graph(directory, file, change)
+    found = failures(directory, exported(name).model, cases=6)
+    assert any("mean error" in line and "expected at most twice that of torch" in line for line in found)
 
 
 FIRST, SECOND = 5, 9  # two tokens that tie
