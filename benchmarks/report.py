@@ -30,11 +30,12 @@ COLORS = {
     "cpu-int8": "#08519c",
     "cpu-int4": "#54278f",
 }
-TITLES = {
-    ("seq2seq", 1): "seq2seq, greedy, target tokens/s",
-    ("seq2seq", 4): "seq2seq, beam 4, target tokens/s",
-    ("gpt2", 1): "GPT-2, greedy, new tokens/s",
-    ("bert", 1): "BERT, sequences/s",
+# (shape, beams): (name, what is counted in a second)
+SPEEDS = {
+    ("seq2seq", 1): ("seq2seq, greedy", "target tokens/s"),
+    ("seq2seq", 4): ("seq2seq, beam 4", "target tokens/s"),
+    ("gpt2", 1): ("GPT-2, greedy", "new tokens/s"),
+    ("bert", 1): ("BERT", "sequences/s"),
 }
 # shape: (title, what grows)
 GROWTH = {
@@ -61,25 +62,17 @@ MEGA = 1e6
 def tables(result: dict) -> str:
     """The whole report in markdown."""
     parts = [setting(result), overview(result)]
-    parts += [speed_table(result, title, *key) for key, title in TITLES.items()]
+    parts += [speed_table(result, ", ".join(titles), *key) for key, titles in SPEEDS.items()]
     parts += [growth_table(result, shape) for shape in GROWTH]
     parts += [ratio_table(result), bandwidth_table(result), load_table(result), export_table(result)]
     return "\n\n".join(part for part in parts if part)
-
-
-OVERVIEW = {
-    "seq2seq greedy": ("seq2seq", 1),
-    "seq2seq beam 4": ("seq2seq", 4),
-    "GPT-2": ("gpt2", 1),
-    "BERT": ("bert", 1),
-}
 
 
 def overview(result: dict) -> str:
     """The README's table: what each engine does in a second, for each shape and batch."""
     columns = {
         f"{name}, {batch}": {record["engine"]: record for record in records(result, *key) if record["batch"] == batch}
-        for name, key in OVERVIEW.items()
+        for key, (name, _) in SPEEDS.items()
         for batch in sorted({record["batch"] for record in records(result, *key)})
     }
     rows = []
@@ -283,8 +276,8 @@ def plot(result: dict, out: Path) -> None:
     import matplotlib.pyplot as plt
 
     bars = [
-        (f"{title}, batch {batch}", [record for record in records(result, *key) if record["batch"] == batch])
-        for key, title in TITLES.items()
+        (", ".join([*titles, f"batch {batch}"]), [record for record in records(result, *key) if record["batch"] == batch])
+        for key, titles in SPEEDS.items()
         for batch in sorted({record["batch"] for record in records(result, *key)})
     ]
     lines = [shape for shape in GROWTH if growth(result, shape)]
