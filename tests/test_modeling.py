@@ -67,6 +67,8 @@ def test_auto_classes_load_what_was_saved(auto_name, model_class, changes, tmp_p
     model.save_pretrained(tmp_path)
     loaded = getattr(transformers, auto_name).from_pretrained(tmp_path)
     assert type(loaded) is model_class
+    expected, got = model.state_dict(), loaded.state_dict()
+    assert got.keys() == expected.keys() and all(torch.equal(got[name], expected[name]) for name in expected)
     # Not bit by bit: where a matrix lies in memory changes the last bit of a product with a vector.
     torch.testing.assert_close(result(loaded(**given)), result(model(**given)), rtol=0, atol=1e-6)
 
