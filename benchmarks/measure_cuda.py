@@ -27,6 +27,7 @@ class CudaBenchmark(Benchmark):
 
     def run(self):
         """Everything is built and checked before anything is timed; the file has what is done."""
+        self.write()
         kinds = list(dict.fromkeys(self.cells(shape)[0].kind for shape in self.options.shapes))
         if self.device is None:
             self.result["models"] = {kind: workload.fields(kind, self.options.quick) for kind in kinds}
@@ -44,21 +45,20 @@ class CudaBenchmark(Benchmark):
     def check(self, kinds):
         """`verify` of every export, and BLEU."""
         exports = [(kind, engine) for kind in kinds for engine in self.options.engines if engine.startswith("cuda-")]
-        missing = {key: {"missing": self.errors[key[::-1]]} for key in exports if key[::-1] in self.errors}
-        jobs = {
-            ("verify", kind, engine): (quality.verified, engine, self.root / kind, self.device)
-            for kind, engine in exports
-            if (kind, engine) not in missing
-        }
-        reason = NO_GPU if self.device is None else None if self.options.texts else NO_TEXT
-        if reason is None:
-            jobs |= {("bleu", engine): (quality.bleu, engine, *self.options.texts) for engine in TRANSLATORS}
-        found = self.side_by_side(jobs)
-        for kind, engine in exports:
-            report = missing.get((kind, engine)) or found["verify", kind, engine]
-            self.result["verify"].append({"kind": kind, "engine": engine, **report})
-        for engine in TRANSLATORS:
-            self.result["bleu"].append({"engine": engine, **found.get(("bleu", engine), {"missing": reason})})
+        jobs = {("verify", *key): (quality.verified, key[1], self.root / key[0], self.device) for key in exports}
+        jobs |= {("bleu", engine): (quality.bleu, engine, *(self.options.texts or ())) for engine in TRANSLATORS}
+        reasons = {("verify", kind, engine): self.errors.get((engine, kind)) for kind, engine in exports}
+        reasons |= {("bleu", engine): self.untranslated(engine) for engine in TRANSLATORS}
+        done = self.side_by_side({key: job for key, job in jobs.items() if reasons[key] is None})
+        found = {key: done.get(key) or {"missing": reasons[key]} for key in jobs}
+        self.result["verify"] = [{"kind": kind, "engine": engine, **found["verify", kind, engine]} for kind, engine in exports]
+        self.result["bleu"] = [{"engine": engine, **found["bleu", engine]} for engine in TRANSLATORS]
+
+    def untranslated(self, engine):
+        """Why there is no BLEU of an engine, if so."""
+        if self.device is None or (self.device == "cpu" and engine != "torch"):
+            return NO_GPU
+        return None if self.options.texts else NO_TEXT
 
     def after_timing(self, records, workers):
         """The profiler slows down what runs in a process after it, so it comes last."""
@@ -79,7 +79,9 @@ class CudaBenchmark(Benchmark):
         found = [record for record in self.result["cells"] if record["shape"] == shape and record["beams"] == 1]
         if not found[0]["new_tokens"]:
             return
-        values = None if self.device is None else isolated(gpu.step_values, found[0]["kind"], self.root / found[0]["kind"])
+        kind = found[0]["kind"]
+        measured = any("missing" not in record for record in found)
+        values = isolated(gpu.step_values, kind, self.root / kind) if measured else None
         for record in found:
             step = {name: record[name] for name in ("kind", "engine", "batch")}
             step |= {"missing": record["missing"]} if "missing" in record else self.step(values, record)

@@ -318,13 +318,13 @@ def step_table(result):
     rows = []
     for kind in dict.fromkeys(step["kind"] for step in found):
         for engine, steps in by_engine([step for step in found if step["kind"] == kind], "batch").items():
-            rows.append([f"{kind}, {LABELS[engine]}", *(step_cell(steps[batch]) for batch in batches)])
+            rows.append([f"{kind}, {LABELS[engine]}", *(step_cell(steps.get(batch)) for batch in batches)])
     title = "one step, ms, with what it must read and the share of the copy bandwidth at which it does"
     return markdown(title, ["", *(f"batch {batch}" for batch in batches)], rows) if rows else ""
 
 
 def step_cell(step):
-    if "missing" in step:
+    if step is None or "missing" in step:
         return "-"
     cached = ", fits the cache" if step["fits_cache"] else ""
     return f"{number(1000 * step['step_seconds'])} ({step['bytes_per_step'] / MEGA:.1f} MB{cached}; {100 * step['share']:.0f}%)"
