@@ -206,7 +206,8 @@ def test_a_quick_run_tries_all_that_a_cpu_can_run(tmp_path):
             continue
         assert len(record["seconds"]["runs"]) == 3 and "there is no GPU" in record["kernels_missing"]
         assert record["agreement"] == 1 if record["new_tokens"] else record["max_difference"] < 1e-3
-    assert all(step["share"] > 0 for step in result["steps"] if "missing" not in step)
+    for step in result["steps"]:
+        assert "missing" in step or step.keys() >= {"bytes_per_step", "step_seconds", "fits_cache", "share"}
     assert [(row["kind"], row["failures"]) for row in result["verify"]] == [("seq2seq", 0), ("bert", 0)]
     bleu, *others = result["bleu"]
     assert 0 < bleu["bleu"] <= 100 and bleu["sentences"] == 2
