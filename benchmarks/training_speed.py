@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from speed import hardware, spread, versions
+from measure import hardware, spread, versions
 from transformers import (
     DataCollatorForSeq2Seq,
     MarianConfig,
@@ -29,6 +29,7 @@ from vanilla_transformer.training.dry_run import QUIET
 from vanilla_transformer.training.recipe import read_recipe
 from vanilla_transformer.training.run import make_trainer, prepare, training_arguments
 
+PACKAGES = ("vanilla-transformer", "torch", "transformers", "accelerate", "datasets")
 BATCH_SIZES = (8, 64, 512)  # sentences: the Trainer's default, a common one, and about what the recipe's updates hold
 TOKENS = 40_000  # in a round, about
 
@@ -118,7 +119,7 @@ def run(options, folder) -> dict:
         "parameters": {"ours": prepared[1].num_parameters(), "MarianMTModel": marian.num_parameters()},
         "threads": torch.get_num_threads(),
         "hardware": hardware(),
-        "versions": versions(),
+        "versions": versions(PACKAGES),
         "tokens_per_second": {name: spread(values) for name, values in found.items()},
         "fastest_other": best,
         "ratio": spread(ratios),
