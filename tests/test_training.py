@@ -6,7 +6,7 @@ import random
 import pytest
 import sacrebleu
 import tokenizers
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from transformers import AutoTokenizer
 
 from vanilla_transformer.training.batches import TokenBatches, collate_batches
@@ -158,6 +158,21 @@ PACKED = gzip.compress(b"one\n" * 1000, mtime=0)
 def test_a_damaged_gz_file_is_named(tmp_path, data):
     with pytest.raises((OSError, ValueError), match="some.gz"):
         read_lines(write(tmp_path / "some.gz", data))
+
+
+def test_a_data_set_on_disk_is_read_by_its_own_names(tmp_path):
+    rows = [{"id": 1, "translation": {"en": "one", "de": "eins"}}, {"id": 2, "translation": {"en": "two", "de": "zwei"}}]
+    DatasetDict({"train": Dataset.from_list(rows)}).save_to_disk(tmp_path / "set")
+    data = {"dataset": str(tmp_path / "set"), "columns": ["translation.de", "translation.en"]}
+    assert translation.read(data, "train").to_dict() == {"source": ["eins", "zwei"], "target": ["one", "two"]}
+    assert translation.read(data, "test") is None
+    with pytest.raises(ValueError, match=r"no column 'text', expected one of \['id', 'translation'\]"):
+        translation.read(data | {"columns": ["text", "translation.en"]}, "train")
+
+
+def test_a_split_needs_a_file_for_each_column(tmp_path):
+    with pytest.raises(ValueError, match="train is a.en, expected a file for each of source, target"):
+        translation.read({"train": "a.en"}, "train")
 
 
 def test_both_sides_of_a_pair_end_with_the_end_token(tokenizer):

@@ -108,6 +108,8 @@ def test_the_report_has_the_recipe_what_it_gave_and_the_tokens_of_every_update(s
         3 * sum(map(len, tokenizer(lines)["input_ids"])), rel=0.1
     )
     assert all(record["tokens_per_second"] > 0 for record in records)
+    assert report["seconds"] == pytest.approx(sum(record["tokens"] / record["tokens_per_second"] for record in records))
+    assert report["hardware"] == f"1 process, each on the CPU with {torch.get_num_threads()} threads"
 
 
 def test_half_stores_float16_that_loads_as_float32(short, corpus, tmp_path):

@@ -53,6 +53,8 @@ class Recipe:
         for table, names in known_names(TASKS[self.task]).items():
             for name in getattr(self, table):
                 check_name(f"key of [{table}]", name, names)
+        if self.training.get("load_best_model_at_end") and self.training.get("average_last"):
+            raise ValueError(f"average_last={self.training['average_last']} does not go with load_best_model_at_end=true")
 
 
 def known_names(task) -> dict[str, set[str]]:
