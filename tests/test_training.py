@@ -86,6 +86,27 @@ def test_composed_and_decomposed_umlauts_are_the_same(tokenizer):
     assert tokenizer("Ma\u0308nner")["input_ids"] == tokenizer("M\u00e4nner")["input_ids"]
 
 
+def test_a_lowercase_tokenizer_reads_capitals_as_small_letters():
+    tokenizer = train_tokenizer(TEXT, 180, lowercase=True)
+    for text in TEXT:
+        ids = tokenizer(text)["input_ids"]
+        assert ids == tokenizer(text.lower())["input_ids"] == tokenizer(text.upper().replace("SS", "ß"))["input_ids"]
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text.lower()
+    with pytest.raises(ValueError, match="lowercase goes with kind 'bpe' only, got 'character'"):
+        train_tokenizer(TEXT, kind="character", lowercase=True)
+
+
+def test_an_encoder_s_tokenizer_marks_both_ends_and_the_second_sequence():
+    tokenizer = train_tokenizer(TEXT, 200, for_encoder=True)
+    alone, [first, second] = tokenizer(TEXT[0])["input_ids"], [tokenizer(text)["input_ids"] for text in TEXT[:2]]
+    assert (alone[0], alone[-1], tokenizer.mask_token_id) == (1, 2, 4)
+    assert (tokenizer.cls_token, tokenizer.sep_token) == ("<s>", "</s>")
+    pair = tokenizer(TEXT[0], TEXT[1])
+    assert pair["input_ids"] == first + second[1:]
+    assert pair["token_type_ids"] == [0] * len(first) + [1] * (len(second) - 1)
+    assert tokenizer.decode(alone, skip_special_tokens=True) == TEXT[0]
+
+
 def test_a_saved_tokenizer_loads_in_transformers_and_alone(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     fast, alone = AutoTokenizer.from_pretrained(tmp_path), tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
