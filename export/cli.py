@@ -7,6 +7,8 @@ from pathlib import Path
 
 
 def train(args):
+    from accelerate import PartialState
+
     from vanilla_transformer.training.recipe import read_recipe
 
     changes = dict(args.set) if args.data is None else {"data.directory": str(args.data), **dict(args.set)}
@@ -14,11 +16,13 @@ def train(args):
     if args.dry_run:
         from vanilla_transformer.training.dry_run import dry_run
 
-        print(dry_run(recipe))
-        return
-    from vanilla_transformer.training.run import train
+        result = dry_run(recipe)
+    else:
+        from vanilla_transformer.training.run import train
 
-    print(json.dumps(train(recipe, args.output, args.force)))
+        result = json.dumps(train(recipe, args.output, args.force))
+    if PartialState().is_main_process:
+        print(result)
 
 
 def average(args):

@@ -8,14 +8,13 @@
 | sequence classifier | one text a line, one label a line | accuracy |
 """
 
-import gzip
 import json
 import os
 from pathlib import Path
 
 import numpy as np
 
-from vanilla_transformer.training.data import read_lines, read_parallel
+from vanilla_transformer.training.data import read_lines, read_parallel, read_text
 
 from .artifact import MANIFEST
 from .graphs import stacked
@@ -150,11 +149,6 @@ def batches(rows, size):
     """The indices of `rows`, those of similar length together."""
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
     return [order[start : start + size] for start in range(0, len(order), size)]
-
-
-def read_text(path):
-    with (gzip.open if str(path).endswith(".gz") else open)(path, "rt", encoding="utf-8") as file:
-        return file.read()
 
 
 # ------------------------------------------------------------------------------------------------------------ the engines

@@ -71,6 +71,23 @@ class VanillaTransformerConfig(PreTrainedConfig):
         huggingface_hub.errors.StrictDataclassError: for a value of the wrong type.
     """
 
+    # Of each stack; what it has no such module for does not apply (Shoeybi et al. 2019, Megatron-LM, section 3).
+    base_model_tp_plan = {
+        "embeddings.embed_tokens": "embedding_rowwise",
+        "layers.*.self_attn.q_proj": "colwise",
+        "layers.*.self_attn.k_proj": "colwise",
+        "layers.*.self_attn.v_proj": "colwise",
+        "layers.*.self_attn.o_proj": "rowwise",
+        "layers.*.cross_attn.q_proj": "colwise",
+        "layers.*.cross_attn.k_proj": "colwise",
+        "layers.*.cross_attn.v_proj": "colwise",
+        "layers.*.cross_attn.o_proj": "rowwise",
+        "layers.*.feed_forward.up_proj": "colwise",
+        "layers.*.feed_forward.down_proj": "rowwise",
+    }
+    # All else is one group, as tied matrices have to be.
+    base_model_fsdp_plan = {"layers.*": "free_full_weight"}
+
     vocab_size: int = 37000
     hidden_size: int = 512
     intermediate_size: int = 2048

@@ -5,6 +5,7 @@
 Shapes: B batch, T target length, S source length, D hidden_size, V vocab_size.
 """
 
+import re
 from dataclasses import dataclass
 
 import torch
@@ -73,6 +74,12 @@ class VanillaPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_compile_fullgraph = True
 
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if cls.__module__.startswith("torch."):
+            # FSDP2 makes a subclass of what it shards; a checkpoint has to name our class, and to carry our code.
+            cls.__name__, cls.__module__ = cls.__bases__[-1].__name__, cls.__bases__[-1].__module__
+
     @torch.no_grad()
     def _init_weights(self, module):
         """The paper does not say. Linear: normal with deviation `initializer_range`, bias 0. Embeddings: uniform within
@@ -87,6 +94,23 @@ class VanillaPreTrainedModel(PreTrainedModel):
         elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
             init.zeros_(module.bias)
+
+    def init_parallel_plans(self):
+        """Of the config's plans, what this model has modules for. A process that holds some heads of self-attention cannot add
+        the bias of all of them, so with relative positions it holds them all."""
+        super().init_parallel_plans()
+        names = {re.sub(r"\d+", "*", name) for name, _ in self.named_modules()}
+        if self.config.position_embedding_type == "relative":
+            names = {name for name in names if ".self_attn." not in name}
+        self._tp_plan = {name: style for name, style in self._tp_plan.items() if name in names}
+        self._fsdp_plan = {name: style for name, style in self._fsdp_plan.items() if name in names}
+
+    @classmethod
+    def maybe_distribute_model(cls, model, distributed_config, mesh_manager):
+        size, heads = distributed_config.tp_size, model.config.num_attention_heads
+        if heads % size:
+            raise ValueError(f"num_attention_heads is {heads}, expected a multiple of tp_size, {size}")
+        return super().maybe_distribute_model(model, distributed_config, mesh_manager)
 
 
 def refuse_attention(config: VanillaTransformerConfig):
@@ -373,6 +397,7 @@ class VanillaEncoderForMaskedLM(VanillaPreTrainedModel):
 
     config_class = VanillaEncoderConfig
     _tied_weights_keys = {"lm_head.weight": "model.embeddings.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
 
     def __init__(self, config: VanillaEncoderConfig):
         super().__init__(config)
@@ -406,6 +431,7 @@ class VanillaDecoderForCausalLM(VanillaPreTrainedModel, GenerationMixin):
 
     config_class = VanillaDecoderConfig
     _tied_weights_keys = {"lm_head.weight": "model.embeddings.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
 
     def __init__(self, config: VanillaDecoderConfig):
         super().__init__(config)
@@ -459,6 +485,7 @@ class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationM
     """Encoder-decoder with a projection to the vocabulary: p(y_t | y_<t, x), the paper's translation model."""
 
     config_class = VanillaSeq2SeqConfig
+    _tp_plan = {"lm_head": "colwise_gather_output"}
 
     def __init__(self, config: VanillaSeq2SeqConfig):
         super().__init__(config)
@@ -554,6 +581,7 @@ class VanillaEncoderForPreTraining(VanillaPreTrainedModel):
 
     config_class = VanillaEncoderConfig
     _tied_weights_keys = {"lm_head.weight": "model.embeddings.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
 
     def __init__(self, config: VanillaEncoderConfig):
         super().__init__(config)

@@ -11,12 +11,14 @@ class TokenBatches:
         rows: what the batches are made of.
         lengths: the numbers of tokens of each row, one for each of its sides; sorted by the first.
         limit: tokens of the longest side of a batch, padding included.
+        each: the number of batches is a multiple of this, those of an update over all processes, so that none of these has
+            fewer: as many of the largest as it takes are cut in two.
 
     Raises:
         ValueError: for a row that is longer than `limit`.
     """
 
-    def __init__(self, rows: Dataset, lengths: list[tuple[int, ...]], limit: int):
+    def __init__(self, rows: Dataset, lengths: list[tuple[int, ...]], limit: int, each: int = 1):
         longest = max(map(max, lengths))
         if longest > limit:
             raise ValueError(f"the longest row has {longest} tokens, expected at most {limit}, those of a batch")
@@ -27,6 +29,11 @@ class TokenBatches:
                 self.batches.append([])
                 width = max(lengths[index])
             self.batches[-1].append(index)
+        for _ in range(min(-len(self.batches) % each, len(rows) - len(self.batches))):
+            largest = max(self.batches, key=len)
+            half = len(largest) // 2
+            self.batches.append(largest[:half])
+            del largest[:half]
 
     def __len__(self) -> int:
         return len(self.batches)

@@ -3,6 +3,7 @@
 import time
 
 import torch
+from accelerate.utils import reduce
 from torch.nn import functional as F
 from transformers import EarlyStoppingCallback, TrainerCallback
 
@@ -22,8 +23,9 @@ def callbacks(recipe) -> list[TrainerCallback]:
 class Watch(TrainerCallback):
     """Counts the tokens that go through a model, for the log, and stops the run if a loss is not finite.
 
-    The log gets `tokens`, those of source and target that are not padding, `tokens_per_second`, and on a GPU of `PEAK` also
-    `mfu`: model FLOPs utilisation, three times the forward pass' matrix products (attention's own left out) over its peak.
+    The log gets `tokens`, those of source and target that are not padding, `tokens_per_second`, both of all processes, and on
+    GPUs of `PEAK` also `mfu`: model FLOPs utilisation, three times the forward pass' matrix products (attention's own left
+    out) over their peak.
     """
 
     def __init__(self, model, tokenizer):
@@ -60,14 +62,20 @@ class Watch(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if "loss" in logs:
-            seconds, counts = time.monotonic() - self.since, {side: int(count) for side, count in self.counts.items()}
+            seconds, counts = time.monotonic() - self.since, over_processes(self.counts, args.device)
             measured = {"tokens": sum(counts.values()), "tokens_per_second": round(sum(counts.values()) / seconds, 1)}
             if (name := device_name()) in PEAK:
                 done = 3 * sum(count * self.costs.get(side, 0) for side, count in counts.items())
-                measured["mfu"] = round(done / seconds / PEAK[name], 4)
+                measured["mfu"] = round(done / seconds / (PEAK[name] * args.world_size), 4)
             logs |= measured
             state.log_history[-1] |= measured
             self.start()
+
+
+def over_processes(counts: dict[str, torch.Tensor], device: torch.device) -> dict[str, int]:
+    """Their sums; all processes have to call this."""
+    sums = reduce(torch.tensor([int(count) for count in counts.values()], device=device), "sum")
+    return dict(zip(counts, sums.tolist(), strict=True))
 
 
 def device_name():

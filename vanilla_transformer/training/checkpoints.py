@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from accelerate import PartialState
 from transformers import TrainerCallback
 
 from .recipe import Recipe
@@ -16,6 +17,7 @@ class WholeCheckpoints(TrainerCallback):
     """Notes the sizes of a checkpoint's files once they are written, so that one that was cut short is known."""
 
     def on_save(self, args, state, control, **kwargs):
+        PartialState().wait_for_everyone()  # each process writes a file of its own
         if args.should_save:
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             (checkpoint / FILES).write_text(json.dumps(sizes(checkpoint)))

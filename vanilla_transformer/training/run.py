@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from accelerate import PartialState
 from datasets import Dataset
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, Seq2SeqTrainer, Seq2SeqTrainingArguments, set_seed
 
@@ -44,14 +45,15 @@ def train(recipe: Recipe, output: Path, force: bool = False) -> dict[str, float]
     set_seed(arguments.seed)
     tokenizer, model, rows = prepare(recipe, checkpoint)
     trainer = make_trainer(recipe, arguments, tokenizer, model, rows)
-    with arguments.main_process_first():
-        if not checkpoint and arguments.should_save:
-            shutil.rmtree(state, ignore_errors=True)
-            state.mkdir(parents=True)
-            (state / UNFINISHED).write_text(json.dumps(asdict(recipe)))
+    PartialState().wait_for_everyone()  # all have looked for a checkpoint
+    if not checkpoint and arguments.should_save:
+        shutil.rmtree(state, ignore_errors=True)
+        state.mkdir(parents=True)
+        (state / UNFINISHED).write_text(json.dumps(asdict(recipe)))
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if count := recipe.training.get("average_last"):
-        model.load_state_dict(averaged(whole_checkpoints(state)[-count:]).state_dict())
+        with arguments.main_process_first(local=False):  # who has noted that the last checkpoint is whole
+            model.load_state_dict(averaged(whole_checkpoints(state)[-count:]).state_dict())
     metrics = {}
     for split in SPLITS[1:]:
         if split in rows:
@@ -88,7 +90,7 @@ def prepare(recipe: Recipe, checkpoint: Path | None = None) -> tuple:
 def make_trainer(recipe, arguments, tokenizer, model, rows) -> Seq2SeqTrainer:
     task, watch = TASKS[recipe.task], Watch(model, tokenizer)
     model.register_forward_hook(watch.see, with_kwargs=True)
-    return Seq2SeqTrainer(
+    trainer = Seq2SeqTrainer(
         model=model,
         args=arguments,
         train_dataset=batches(rows["train"], recipe),
@@ -96,10 +98,31 @@ def make_trainer(recipe, arguments, tokenizer, model, rows) -> Seq2SeqTrainer:
         data_collator=collate_batches(task.collator(tokenizer, model)),
         processing_class=tokenizer,
         compute_loss_func=smoothed_loss(watch, arguments.label_smoothing_factor),
-        compute_metrics=task.metrics(tokenizer, model.config, recipe.evaluation),
         preprocess_logits_for_metrics=task.reduce,
         callbacks=[watch, *callbacks(recipe)],
     )
+    check_processes(trainer)
+    trainer.compute_metrics = of_each_row_once(task.metrics(tokenizer, model.config, recipe.evaluation), trainer)
+    return trainer
+
+
+def check_processes(trainer) -> None:
+    """Raises ValueError for what would train, but on other batches than the recipe says, or not end with a result."""
+    if (count := trainer.args.n_gpu) > 1:
+        raise ValueError(f"one process sees {count} GPUs: start one for each (torchrun), or set CUDA_VISIBLE_DEVICES to one")
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        raise ValueError("each process of a run holds the whole model, expected neither FSDP nor DeepSpeed")
+
+
+def of_each_row_once(metrics, trainer):
+    """`metrics` without the rows that `Seq2SeqTrainer` gets twice: where the last batches of several processes are not full,
+    rows from the beginning fill them."""
+
+    def of_rows(prediction):
+        count = len(trainer.callback_handler.eval_dataloader.dataset)
+        return metrics([values[:count] for values in prediction])
+
+    return of_rows
 
 
 def set_generation(model, recipe) -> None:
@@ -175,7 +198,8 @@ def examples(task, split, text, tokenizer, config, recipe):
         found = f"{len(rows) - len(kept)} of {len(rows)} {split} rows have more than {limit} tokens, up to {max(longest)}"
         if not kept:
             raise ValueError(f"{found}, expected at most max_position_embeddings")
-        print(f"{found}: they are left out, as max_position_embeddings says")
+        if PartialState().is_main_process:
+            print(f"{found}: they are left out, as max_position_embeddings says")
     return rows.select(kept)
 
 
@@ -192,7 +216,7 @@ def batches(rows, recipe):
         return rows
     if not isinstance(rows, Dataset):
         raise ValueError("all examples are of block_size tokens: expected per_device_train_batch_size, not tokens_per_batch")
-    return TokenBatches(rows, lengths(rows), limit)
+    return TokenBatches(rows, lengths(rows), limit, recipe.training.get("tokens_per_update", limit) // limit)
 
 
 def training_arguments(recipe: Recipe, state: Path) -> Seq2SeqTrainingArguments:
@@ -211,6 +235,8 @@ def training_arguments(recipe: Recipe, state: Path) -> Seq2SeqTrainingArguments:
         "logging_steps": 100,
         "logging_nan_inf_filter": False,
         "dataloader_pin_memory": torch.cuda.is_available(),
+        "use_cpu": not torch.accelerator.is_available(),  # or several processes would not know of each other
+        "ddp_find_unused_parameters": False,
         "data_seed": settings.get("seed", 42),
         "remove_unused_columns": False,  # what losses take is no argument of a model
         "predict_with_generate": TASKS[recipe.task].reduce is None,
