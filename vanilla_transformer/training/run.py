@@ -16,7 +16,9 @@ from ..files import new_directory, refuse_existing
 from .averaging import averaged
 from .batches import TokenBatches, collate_batches
 from .callbacks import Watch, callbacks, smoothed_loss
+from .card import CARD, model_card
 from .checkpoints import UNFINISHED, unfinished_checkpoint, whole_checkpoints
+from .curves import CURVES, draw_curves
 from .recipe import OWN, Recipe
 from .tasks import TASKS
 from .tokenizer import train_tokenizer
@@ -115,6 +117,8 @@ def write_result(recipe, model, tokenizer, report, output, force) -> None:
     with new_directory(output, force) as directory:
         save_checkpoint(model, tokenizer, directory, recipe.save_dtype)
         (directory / REPORT).write_text(json.dumps(report, indent=1) + "\n")
+        has_curves = draw_curves(report["history"], directory / CURVES)
+        model_card(report, model, output.name, has_curves).save(directory / CARD)
 
 
 def save_checkpoint(model, tokenizer, directory: Path, dtype: str) -> None:

@@ -3,6 +3,7 @@
 | name | what it is |
 |---|---|
 | `CONFIG`, `MODEL` | the classes of the model |
+| `PIPELINE` | the Hub's name for what the model does |
 | `DATA`, `EVALUATION` | the keys of a recipe's tables of these names |
 | `read(data, split)` | a `datasets.Dataset` of text for `"train"`, `"validation"` or `"test"`, `None` if the recipe has none |
 | `texts(dataset)` | all its text, for a new tokenizer |

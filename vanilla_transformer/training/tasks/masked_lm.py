@@ -10,6 +10,7 @@ from ...modeling_vanilla_transformer import VanillaEncoderForMaskedLM
 from ..data import SOURCES, read_columns
 
 CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForMaskedLM
+PIPELINE = "fill-mask"
 # Each split is a file; if it is `labelled`, the first word of each line is a label, which is left out.
 DATA = (*SOURCES, "train", "validation", "test", "labelled")
 EVALUATION = ()

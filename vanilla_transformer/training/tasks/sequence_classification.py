@@ -11,6 +11,7 @@ from ...modeling_vanilla_transformer import VanillaEncoderForSequenceClassificat
 from ..data import paths_of, read_lines
 
 CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForSequenceClassification
+PIPELINE = "text-classification"
 # With `folds`, the training lines without their duplicates are cut into that many parts at random, always the same ones, and
 # part `fold` (from 0 on) is the validation split.
 DATA = ("directory", "train", "validation", "test", "folds", "fold")
