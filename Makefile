@@ -1,13 +1,14 @@
 # make demo   translate with the shipped model, in torch and in onnxruntime; make demo TEXT="A dog runs." adds a sentence
 # make test   the test suite, without the slow tests; make test-all runs those too
 # make bench  the CPU benchmark, an hour on an idle machine: benchmarks/results/cpu.json, its tables and its plot
+# make bench-cuda  that of a GPU, ten minutes with the Python of PYTHON=, which has torch and onnxruntime-gpu: results/cuda.json
 
 PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: bench demo test test-all lint
+.PHONY: bench bench-cuda demo test test-all lint
 
 demo: .venv/installed
 	$(BIN)/python benchmarks/demo.py $${TEXT:+"$$TEXT"}
@@ -21,6 +22,9 @@ test-all: .venv/installed
 bench: .venv/installed
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	$(BIN)/python benchmarks/speed.py
+
+bench-cuda:
+	$(PYTHON) benchmarks/speed.py --device cuda
 
 lint: .venv/installed
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

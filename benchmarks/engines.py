@@ -1,5 +1,6 @@
 """What is compared: every engine in a process of its own, driven over a pipe. Imports nothing big until it is told to."""
 
+import functools
 import importlib
 import importlib.util
 import multiprocessing
@@ -14,9 +15,11 @@ PATIENCE = 900  # seconds for one answer
 
 
 class Transformers:
-    """`generate` and `forward` of transformers, with PyTorch's scaled dot-product attention."""
+    """`generate` and `forward` of transformers, with PyTorch's scaled dot-product attention: in float32 on the CPU, in float16
+    on a GPU. Token ids come from the host and go back there."""
 
     packages = ("torch", "transformers")
+    checkpoint = "transformers"
     options = {}
 
     @staticmethod
@@ -26,14 +29,15 @@ class Transformers:
     def model_class(self, kind):
         return getattr(importlib.import_module("transformers"), MODELS[kind][0])
 
-    def __init__(self, engine, kind, root, threads):
+    def __init__(self, engine, kind, root, threads, device):
         import torch
 
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
-        self.kind = kind
-        directory = root / ("vanilla" if engine == "vanilla" else "transformers")
-        self.model = self.model_class(kind).from_pretrained(directory, attn_implementation="sdpa", dtype=torch.float32).eval()
+        self.kind, self.device = kind, device
+        dtype = torch.float32 if device == "cpu" else torch.float16
+        model = self.model_class(kind).from_pretrained(root / self.checkpoint, attn_implementation="sdpa", dtype=dtype)
+        self.model = model.eval().to(device)
 
     def given(self, ids):
         import torch
@@ -41,15 +45,15 @@ class Transformers:
         return torch.from_numpy(ids), torch.ones(ids.shape, dtype=torch.int64)
 
     def run(self, given, new_tokens, beams):
-        ids, mask = given
+        ids, mask = (tensor.to(self.device) for tensor in given)
         if self.kind == "bert":
-            return self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+            return self.model(input_ids=ids, attention_mask=mask).last_hidden_state.cpu()
         return self.model.generate(
             ids, attention_mask=mask, max_new_tokens=new_tokens, num_beams=beams, do_sample=False, **self.options
-        )
+        ).cpu()
 
     def output(self, result, new_tokens):
-        return result.numpy() if self.kind == "bert" else result[:, -new_tokens:].numpy()
+        return result.float().numpy() if self.kind == "bert" else result[:, -new_tokens:].numpy()
 
 
 class Compiled(Transformers):
@@ -59,12 +63,17 @@ class Compiled(Transformers):
         super().__init__(*args)
         import torch
 
-        self.model.forward = torch.compile(self.model.forward)
         self.options = {"cache_implementation": "static"}
+        if self.device == "cpu":
+            self.model.forward = torch.compile(self.model.forward)
+        elif self.kind == "bert":  # on a GPU, with a static cache, `generate` compiles the steps by itself, in this mode
+            self.model.forward = torch.compile(self.model.forward, mode="reduce-overhead")
 
 
 class Vanilla(Transformers):
     """Our models in torch."""
+
+    checkpoint = "vanilla"
 
     @staticmethod
     def modules(kind):
@@ -72,6 +81,23 @@ class Vanilla(Transformers):
 
     def model_class(self, kind):
         return getattr(importlib.import_module("vanilla_transformer"), OURS[kind])
+
+
+class TorchGraph(Vanilla):
+    """What a decode step of our model takes at least: `torch_graph.GraphDecoder`, one for each shape. Greedy search only."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.decoders = {}
+
+    def run(self, given, new_tokens, beams):
+        from torch_graph import GraphDecoder
+
+        ids, _ = given
+        key = (*ids.shape, new_tokens)
+        if key not in self.decoders:
+            self.decoders[key] = GraphDecoder(self.model, *key)
+        return self.decoders[key].generate(ids)
 
 
 class CTranslate2:
@@ -83,7 +109,7 @@ class CTranslate2:
         sys.modules["torch"] = sys.modules["transformers"] = None
         return ("ctranslate2",)
 
-    def __init__(self, engine, kind, root, threads):
+    def __init__(self, engine, kind, root, threads, device):
         import ctranslate2
 
         self.kind = kind
@@ -121,10 +147,10 @@ class Onnx:
     def modules(kind):
         return "onnxruntime", "vanilla_transformer_export.runtime"
 
-    def __init__(self, engine, kind, root, threads):
+    def __init__(self, engine, kind, root, threads, device):
         from vanilla_transformer_export.runtime import Runtime
 
-        self.kind, self.model = kind, Runtime(root / engine, threads=threads)
+        self.kind, self.model = kind, Runtime(root / engine, threads=threads, device=device)
 
     def given(self, ids):
         return ids, np.ones_like(ids)
@@ -148,9 +174,12 @@ ENGINES = {
     "cpu-fp32": Onnx,
     "cpu-int8": Onnx,
     "cpu-int4": Onnx,
+    "cuda-fp32": Onnx,
+    "cuda-fp16": Onnx,
+    "cuda-bf16": Onnx,
+    "torch-graph": TorchGraph,
 }
-CHECKPOINTS = ("transformers", "transformers-compile", "vanilla")  # run what is there before any export
-QUANTIZED = ("ctranslate2-int8", "cpu-int8", "cpu-int4")
+CHECKPOINTS = ("transformers", "transformers-compile", "vanilla", "torch-graph")  # run what is there before any export
 
 
 def is_installed(engine: str) -> bool:
@@ -158,26 +187,39 @@ def is_installed(engine: str) -> bool:
 
 
 class Worker:
-    """An engine in a process of its own. Answers are what `serve` sends, or `{"error": text}`."""
+    """An engine in a process of its own, given up on after `PATIENCE` or at `deadline`, a time of `time.monotonic`. Answers are
+    what `serve` sends, or `{"error": text}`."""
 
-    def __init__(self, engine, kind, root, threads):
+    def __init__(self, engine, kind, root, threads, device="cpu", deadline=None):
+        self.deadline = deadline
         self.connection, far_end = CONTEXT.Pipe()
-        self.process = CONTEXT.Process(target=serve, args=(far_end, engine, kind, root, threads), daemon=True)
+        self.process = CONTEXT.Process(target=serve, args=(far_end, engine, kind, root, threads, device), daemon=True)
         self.process.start()
         far_end.close()
-        self.started = self.answer()
+
+    @functools.cached_property
+    def started(self) -> dict:
+        """Its first answer, once it has loaded. Several workers can load at a time."""
+        return self.answer()
 
     def run(self, ids, new_tokens, beams) -> dict:
+        return self.ask("timed", ids, new_tokens, beams)
+
+    def profile(self, ids, new_tokens, beams) -> dict:
+        return self.ask("profiled", ids, new_tokens, beams)
+
+    def ask(self, *request):
         try:
-            self.connection.send((ids, new_tokens, beams))
+            self.connection.send(request)
         except BrokenPipeError:
             return {"error": "the process is not running"}
         return self.answer()
 
     def answer(self):
-        if not self.connection.poll(PATIENCE):
+        patience = PATIENCE if self.deadline is None else min(PATIENCE, max(1.0, self.deadline - time.monotonic()))
+        if not self.connection.poll(patience):
             self.process.kill()
-            return {"error": f"no answer within {PATIENCE} s"}
+            return {"error": f"no answer within {patience:.0f} s"}
         try:
             return self.connection.recv()
         except (EOFError, ConnectionResetError):
@@ -189,15 +231,15 @@ class Worker:
         self.process.join()
 
 
-def serve(connection, engine, kind, root, threads):
-    """In the engine's process: imports, loads, then answers every (ids, new_tokens, beams) until the pipe closes."""
+def serve(connection, engine, kind, root, threads, device):
+    """In the engine's process: imports, loads, then answers every (request, ids, new_tokens, beams) until the pipe closes."""
     try:
         start = time.perf_counter()
         for module in ENGINES[engine].modules(kind):
             importlib.import_module(module)
         imported = time.perf_counter()
         baseline = memory("VmRSS")
-        model = ENGINES[engine](engine, kind, root, threads)
+        model = ENGINES[engine](engine, kind, root, threads, device)
         seconds = {"import_seconds": imported - start, "load_seconds": time.perf_counter() - imported}
         connection.send({**seconds, "import_memory": baseline})
     except Exception as error:
@@ -205,17 +247,30 @@ def serve(connection, engine, kind, root, threads):
         return
     while True:
         try:
-            ids, new_tokens, beams = connection.recv()
+            request, ids, *settings = connection.recv()
         except EOFError:
             return
         try:
-            given = model.given(ids)
-            start = time.perf_counter()
-            result = model.run(given, new_tokens, beams)
-            seconds = time.perf_counter() - start
-            connection.send({"seconds": seconds, "output": model.output(result, new_tokens), "peak_memory": memory("VmHWM")})
+            connection.send(ANSWERS[request](model, model.given(ids), *settings))
         except Exception as error:
             connection.send({"error": one_line(error)})
+
+
+def timed(model, given, new_tokens, beams):
+    start = time.perf_counter()
+    result = model.run(given, new_tokens, beams)
+    seconds = time.perf_counter() - start
+    return {"seconds": seconds, "output": model.output(result, new_tokens), "peak_memory": memory("VmHWM")}
+
+
+def profiled(model, given, new_tokens, beams):
+    from gpu import device_seconds
+
+    model.run(given, new_tokens, beams)  # what was captured for this shape before may be gone
+    return device_seconds(lambda: model.run(given, new_tokens, beams))
+
+
+ANSWERS = {"timed": timed, "profiled": profiled}
 
 
 def memory(field):

@@ -1,4 +1,5 @@
-"""What benchmarks/speed.py measured, as tables and as a plot: `python benchmarks/report.py benchmarks/results/cpu.json`.
+"""What benchmarks/speed.py measured, as tables and as a plot: `python benchmarks/report.py benchmarks/results/cpu.json`, or
+cuda.json.
 
 Reads the JSON file only. Medians, with the slowest and the fastest round behind them.
 """
@@ -18,6 +19,10 @@ LABELS = {
     "cpu-fp32": "ours, cpu fp32",
     "cpu-int8": "ours, cpu int8",
     "cpu-int4": "ours, cpu int4",
+    "cuda-fp32": "ours, cuda fp32",
+    "cuda-fp16": "ours, cuda fp16",
+    "cuda-bf16": "ours, cuda bf16",
+    "torch-graph": "bound: ours, torch, a CUDA graph",
 }
 COLORS = {
     "transformers": "#555555",
@@ -29,12 +34,17 @@ COLORS = {
     "cpu-fp32": "#4292c6",
     "cpu-int8": "#08519c",
     "cpu-int4": "#54278f",
+    "cuda-fp32": "#9ecae1",
+    "cuda-fp16": "#08519c",
+    "cuda-bf16": "#4292c6",
+    "torch-graph": "#d95f02",
 }
-TITLES = {
-    ("seq2seq", 1): "seq2seq, greedy, target tokens/s",
-    ("seq2seq", 4): "seq2seq, beam 4, target tokens/s",
-    ("gpt2", 1): "GPT-2, greedy, new tokens/s",
-    ("bert", 1): "BERT, sequences/s",
+# (shape, beams): (name, what is counted in a second)
+SPEEDS = {
+    ("seq2seq", 1): ("seq2seq, greedy", "target tokens/s"),
+    ("seq2seq", 4): ("seq2seq, beam 4", "target tokens/s"),
+    ("gpt2", 1): ("GPT-2, greedy", "new tokens/s"),
+    ("bert", 1): ("BERT", "sequences/s"),
 }
 # shape: (title, what grows)
 GROWTH = {
@@ -54,32 +64,40 @@ RATIOS = [
     ("memory: seq2seq greedy", "peak_memory", "seq2seq", 1, "cpu-int8", "ctranslate2-int8"),
     ("memory: GPT-2 greedy", "peak_memory", "gpt2", 1, "cpu-int8", "ctranslate2-int8"),
     ("memory: BERT", "peak_memory", "bert", 1, "cpu-int8", "ctranslate2-int8"),
+    ("tokens/s: seq2seq greedy", "per_second", "seq2seq", 1, "cuda-fp16", "transformers"),
+    ("tokens/s: seq2seq greedy", "per_second", "seq2seq", 1, "cuda-fp16", "transformers-compile"),
+    ("tokens/s: seq2seq greedy", "per_second", "seq2seq", 1, "cuda-fp16", "torch-graph"),
+    ("tokens/s: seq2seq beam 4", "per_second", "seq2seq", 4, "cuda-fp16", "transformers"),
+    ("tokens/s: GPT-2 greedy", "per_second", "gpt2", 1, "cuda-fp16", "transformers"),
+    ("tokens/s: GPT-2 greedy", "per_second", "gpt2", 1, "cuda-fp16", "torch-graph"),
+    ("sequences/s: BERT", "per_second", "bert", 1, "cuda-fp16", "transformers"),
 ]
+# (what, engine, the engine it is divided by): {batch: what it is to reach}
+GOALS = {
+    ("tokens/s: seq2seq greedy", "cuda-fp16", "transformers"): {1: 8},
+    ("tokens/s: seq2seq greedy", "cuda-fp16", "transformers-compile"): {1: 2},
+    ("tokens/s: seq2seq greedy", "cuda-fp16", "torch-graph"): {128: 0.6},
+    ("tokens/s: seq2seq beam 4", "cuda-fp16", "transformers"): {32: 9},
+}
+BLEU_GOAL = 0.1  # of difference
 MEGA = 1e6
 
 
 def tables(result: dict) -> str:
     """The whole report in markdown."""
     parts = [setting(result), overview(result)]
-    parts += [speed_table(result, title, *key) for key, title in TITLES.items()]
+    parts += [speed_table(result, ", ".join(titles), *key) for key, titles in SPEEDS.items()]
     parts += [growth_table(result, shape) for shape in GROWTH]
-    parts += [ratio_table(result), bandwidth_table(result), load_table(result), export_table(result)]
+    parts += [ratio_table(result), verify_table(result), bleu_table(result), step_table(result)]
+    parts += [bandwidth_table(result), load_table(result), export_table(result)]
     return "\n\n".join(part for part in parts if part)
-
-
-OVERVIEW = {
-    "seq2seq greedy": ("seq2seq", 1),
-    "seq2seq beam 4": ("seq2seq", 4),
-    "GPT-2": ("gpt2", 1),
-    "BERT": ("bert", 1),
-}
 
 
 def overview(result: dict) -> str:
     """The README's table: what each engine does in a second, for each shape and batch."""
     columns = {
         f"{name}, {batch}": {record["engine"]: record for record in records(result, *key) if record["batch"] == batch}
-        for name, key in OVERVIEW.items()
+        for key, (name, _) in SPEEDS.items()
         for batch in sorted({record["batch"] for record in records(result, *key)})
     }
     rows = []
@@ -95,11 +113,21 @@ def setting(result):
     command = " ".join([*(f"{name}={value}" for name, value in result["environment"].items()), result["command"]])
     packages = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     return (
-        f"{machine['cpu']}, {machine['cores']} cores ({', '.join(machine['instructions'])}; L3 "
+        f"{gpu(result)}{machine['cpu']}, {machine['cores']} cores ({', '.join(machine['instructions'])}; L3 "
         f"{machine['l3_bytes'] / 2**20:.0f} MB), {machine['memory_bytes'] / 2**30:.0f} GB; {options['threads']} threads, "
         f"median of {options['repeats']} rounds (slowest - fastest), {result['date']}. {packages}.\n"
         f"`{command}`"
     )
+
+
+def gpu(result):
+    """Nothing for a benchmark of CPUs."""
+    if "device" not in result:
+        return ""
+    if result["device"] == "cuda":
+        machine = result["hardware"]
+        return f"{machine['gpu']}, CUDA {machine['cuda']}, copies {result['copy_bandwidth'] / 1e12:.2f} TB/s; "
+    return "No GPU, all on the CPU in float32; " if result["device"] else "No GPU, nothing was measured; "
 
 
 def markdown(title, header, rows):
@@ -130,13 +158,16 @@ def speed_table(result, title, shape, beams):
     batches = sorted({record["batch"] for record in found})
     header = ["", *(f"batch {batch}" for batch in batches)]
     header += [f"first token, ms, batch {batches[0]}"] if shape != "bert" and beams == 1 else []
-    header += [f"memory, MB (above imports), batch {batch}" for batch in batches]
+    has_memory, has_kernels = (any(name in record for record in found) for name in ("peak_memory", "kernel_seconds"))
+    header += [f"memory, MB (above imports), batch {batch}" for batch in batches if has_memory]
+    header += [f"in kernels, ms, batch {batch}" for batch in batches if has_kernels]
     header += ["error" if shape == "bert" else "same tokens"]
     rows = []
     for engine, cells in by_engine(found, "batch").items():
         row = [LABELS[engine], *(speed(cells[batch]) for batch in batches)]
         row += [milliseconds(cells[batches[0]], "first_token_seconds")] if shape != "bert" and beams == 1 else []
-        row += [memory(cells[batch]) for batch in batches]
+        row += [memory(cells[batch]) for batch in batches if has_memory]
+        row += [kernels(cells[batch]) for batch in batches if has_kernels]
         rows.append([*row, likeness(cells.values())])
     return markdown(title, header, rows) + notes(found)
 
@@ -193,6 +224,14 @@ def memory(record):
     return f"{record['peak_memory'] / MEGA:.0f} ({record['memory_above_import'] / MEGA:.0f})"
 
 
+def kernels(record):
+    """The time of a run in kernels, and its share of a run that was not profiled."""
+    if "kernel_seconds" not in record:
+        return "-"
+    share = record["kernel_seconds"] / record["seconds"]["median"]
+    return f"{number(1000 * record['kernel_seconds'])} ({100 * share:.0f}%)"
+
+
 def likeness(cells):
     """How many tokens of all rows, or the largest error of hidden states, agree with the first engine."""
     cells = list(cells)
@@ -205,7 +244,11 @@ def likeness(cells):
 
 def notes(found):
     """Each reason for a `-`, once for each engine."""
-    reasons = dict.fromkeys(f"\n- {LABELS[record['engine']]}: {record['missing']}" for record in found if "missing" in record)
+    reasons = {}
+    for record in found:
+        for field, what in (("missing", ""), ("kernels_missing", ", kernels")):
+            if field in record:
+                reasons[f"\n- {LABELS[record['engine']]}{what}: {record[field]}"] = None
     return "\n".join(["", "".join(reasons)]) if reasons else ""
 
 
@@ -231,14 +274,64 @@ def ratio_table(result):
     batches = sorted({batch for ratio in found for batch in ratio["batches"]})
     rows = []
     for ratio in found:
-        values = (ratio["batches"].get(batch) for batch in batches)
+        goals = GOALS.get((ratio["what"], ratio["engine"], ratio["divided_by"]), {})
         name = f"{ratio['what']}, {LABELS[ratio['engine']]} / {LABELS[ratio['divided_by']]}"
-        rows.append([name, *("-" if value is None else f"{value:.2f}" for value in values)])
+        rows.append([name, *(goal_cell(ratio["batches"].get(batch), goals.get(batch)) for batch in batches)])
     return markdown("ratios", ["", *(f"batch {batch}" for batch in batches)], rows)
 
 
+def goal_cell(value, goal):
+    return ("-" if value is None else f"{value:.2f}") + ("" if goal is None else f" (goal: {goal})")
+
+
+def verify_table(result):
+    found = result.get("verify", [])
+    if not found:
+        return ""
+    rows = []
+    for report in found:
+        cells = ["-"] * 4
+        if "missing" not in report:
+            agreeing = f"{report['agreeing_tokens']} of {report['tokens']}"
+            cells = [str(report["cases"]), f"{report['max_error']:.1e}", agreeing, str(report["failures"])]
+        rows.append([f"{report['kind']}, {LABELS[report['engine']]}", *cells])
+    return markdown("verify", ["", "cases", "largest error", "top choices that agree", "failures"], rows) + notes(found)
+
+
+def bleu_table(result):
+    found = result.get("bleu", [])
+    if not found:
+        return ""
+    scores = {score["engine"]: score.get("bleu") for score in found}
+    rows = []
+    for engine, score in scores.items():
+        is_known = score is not None and scores["torch"] is not None
+        rows.append([engine, "-" if score is None else f"{score:.2f}", f"{score - scores['torch']:+.2f}" if is_known else "-"])
+    reasons = dict.fromkeys(f"\n- {score['engine']}: {score['missing']}" for score in found if "missing" in score)
+    title = f"BLEU of the shipped model (goal: {BLEU_GOAL} from torch at most)"
+    return markdown(title, ["", "BLEU", "from torch"], rows) + ("\n" + "".join(reasons) if reasons else "")
+
+
+def step_table(result):
+    found = result.get("steps", [])
+    batches = sorted({step["batch"] for step in found})
+    rows = []
+    for kind in dict.fromkeys(step["kind"] for step in found):
+        for engine, steps in by_engine([step for step in found if step["kind"] == kind], "batch").items():
+            rows.append([f"{kind}, {LABELS[engine]}", *(step_cell(steps.get(batch)) for batch in batches)])
+    title = "one step, ms, with what it must read and the share of the copy bandwidth at which it does"
+    return markdown(title, ["", *(f"batch {batch}" for batch in batches)], rows) if rows else ""
+
+
+def step_cell(step):
+    if step is None or "missing" in step:
+        return "-"
+    cached = ", fits the cache" if step["fits_cache"] else ""
+    return f"{number(1000 * step['step_seconds'])} ({step['bytes_per_step'] / MEGA:.1f} MB{cached}; {100 * step['share']:.0f}%)"
+
+
 def bandwidth_table(result):
-    if not result["bandwidth"]:
+    if not result.get("bandwidth"):
         return ""
     rows = [
         [
@@ -255,7 +348,7 @@ def bandwidth_table(result):
 
 
 def load_table(result):
-    if not result["load"]:
+    if not result.get("load"):
         return ""
     names = ("import_seconds", "load_seconds", "first_token_seconds")
     rows = [
@@ -283,8 +376,8 @@ def plot(result: dict, out: Path) -> None:
     import matplotlib.pyplot as plt
 
     bars = [
-        (f"{title}, batch {batch}", [record for record in records(result, *key) if record["batch"] == batch])
-        for key, title in TITLES.items()
+        (", ".join([*titles, f"batch {batch}"]), [record for record in records(result, *key) if record["batch"] == batch])
+        for key, titles in SPEEDS.items()
         for batch in sorted({record["batch"] for record in records(result, *key)})
     ]
     lines = [shape for shape in GROWTH if growth(result, shape)]
@@ -298,7 +391,8 @@ def plot(result: dict, out: Path) -> None:
     for axis in axes.flat[count:]:
         axis.axis("off")
     machine = result["hardware"]
-    figure.suptitle(f"{machine['cpu']}, {result['options']['threads']} threads; median, slowest and fastest round")
+    name = machine.get("gpu") or f"{machine['cpu']}, {result['options']['threads']} threads"
+    figure.suptitle(f"{name}; median, slowest and fastest round")
     figure.savefig(out, dpi=110)
     plt.close(figure)
 
@@ -332,7 +426,9 @@ def draw_lines(axis, title, field, found):
 def main(file: Path) -> None:
     result = json.loads(file.read_text())
     print(tables(result))
-    if importlib.util.find_spec("matplotlib"):
+    if not any("per_second" in record for record in result["cells"]):
+        print("\nNo plot: nothing was measured.")
+    elif importlib.util.find_spec("matplotlib"):
         plot(result, file.with_suffix(".png"))
     else:
         print("\nNo plot: matplotlib is not installed.")

@@ -42,8 +42,8 @@ def fields(kind: str, quick: bool) -> dict:
     return MODELS[kind][1] | (MODELS[kind][2] if quick else {})
 
 
-def make_checkpoints(kind: str, quick: bool, root: Path) -> int:
-    """The model with seeded weights as a checkpoint of transformers and, converted, as ours; the number of its parameters."""
+def make_checkpoints(kind: str, quick: bool, root: Path) -> dict:
+    """The model with seeded weights as a checkpoint of transformers and, converted, as ours: the number of its parameters."""
     import torch
     import transformers
 
@@ -61,7 +61,7 @@ def make_checkpoints(kind: str, quick: bool, root: Path) -> int:
         table[-1] = 0
     model.save_pretrained(root / "transformers")
     convert(root / "transformers", root / "vanilla")
-    return model.num_parameters()
+    return {"parameters": model.num_parameters()}
 
 
 def prepare(engine: str, kind: str, root: Path) -> dict:

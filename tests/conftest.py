@@ -26,16 +26,20 @@ def seed():
 
 
 @pytest.fixture(scope="session")
-def exported(tmp_path_factory):
-    """A name of `checkpoints.CHECKPOINTS` -> its model, checkpoint and export. Tests change copies of the files only."""
+def shared_root(tmp_path_factory):
+    """A directory for what the workers of one run share: the first that needs it makes it."""
     root = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:  # the workers of one run share what the first of them made
-        root = root.parent
+    return root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+
+@pytest.fixture(scope="session")
+def exported(shared_root):
+    """A name of `checkpoints.CHECKPOINTS` -> its model, checkpoint and export. Tests change copies of the files only."""
 
     @functools.cache
     def make(name: str) -> Exported:
-        found = Exported(build(name), root / name / "checkpoint", root / name / "export")
-        with FileLock(root / f"{name}.lock"):
+        found = Exported(build(name), shared_root / name / "checkpoint", shared_root / name / "export")
+        with FileLock(shared_root / f"{name}.lock"):
             if not found.directory.exists():
                 save_and_export(found.model, found.checkpoint, found.directory)
         return found
@@ -44,15 +48,12 @@ def exported(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def exported_for(tmp_path_factory):
+def exported_for(shared_root):
     """A name of `targets.MODELS`, a target and a dtype -> the model, and the directory of its export."""
-    root = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        root = root.parent
 
     @functools.cache
     def make(name: str, target: str, dtype: str = "fp32"):
-        model, directory = build_for_target(name), root / f"{name}-{target}-{dtype}"
+        model, directory = build_for_target(name), shared_root / f"{name}-{target}-{dtype}"
         with FileLock(f"{directory}.lock"):
             if not directory.exists():
                 model.save_pretrained(f"{directory}-checkpoint")

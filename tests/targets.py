@@ -4,6 +4,7 @@ import collections
 
 import numpy as np
 import onnx
+import pytest
 from checkpoints import EOS, PAD, perturbed
 
 SIZES = dict(vocab_size=48, hidden_size=32, intermediate_size=40, num_attention_heads=4)
@@ -21,7 +22,18 @@ MODELS = {
     ),
 }
 GENERATORS = ["seq2seq", "causal", "causal-window"]
+generators = pytest.mark.parametrize("name", GENERATORS)
 FILES = {"seq2seq": ("onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx")}
+
+
+def exports_for(target):
+    """A fixture: a name of `MODELS` and a dtype -> the model, and the directory of its export for `target`."""
+
+    @pytest.fixture(scope="module")
+    def exported(exported_for):
+        return lambda name, dtype="fp32": exported_for(name, target, dtype)
+
+    return exported
 
 
 def build(name):

@@ -1,4 +1,4 @@
-"""benchmarks/: the tables say what the JSON file says, and a quick run through the real processes fills every field.
+"""benchmarks/ on a CPU: the tables say what the JSON file says, and a quick run through the real processes fills every field.
 No speed is asserted."""
 
 import importlib.util
@@ -9,17 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import report
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 MEASURED = {"seconds", "per_second", "peak_memory", "memory_above_import"}
-
-
-@pytest.fixture(scope="module")
-def report():
-    spec = importlib.util.spec_from_file_location("benchmark_report", BENCHMARKS / "report.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def cell(engine, batch, times, memory, shape="seq2seq", beams=1, **more):
@@ -65,7 +58,7 @@ def lines_of(text, start):
     return [line for line in lines if line[0] == start]
 
 
-def test_a_table_has_the_numbers_of_its_cells(report):
+def test_a_table_has_the_numbers_of_its_cells():
     text = report.tables(RESULT)
     assert "`CT2_USE_MKL=1 python benchmarks/speed.py`" in text
     overview, ours, by_length = lines_of(text, "ours, cpu int8")
@@ -82,7 +75,7 @@ def test_a_table_has_the_numbers_of_its_cells(report):
     ]
 
 
-def test_ratios_are_of_the_same_batch_and_none_where_one_is_missing(report):
+def test_ratios_are_of_the_same_batch_and_none_where_one_is_missing():
     found = {(ratio["what"], ratio["engine"], ratio["divided_by"]): ratio["batches"] for ratio in report.ratios(RESULT)}
     assert found["tokens/s: seq2seq greedy", "cpu-int8", "ctranslate2-int8"] == {1: 4.0, 8: None}
     assert found["memory: seq2seq greedy", "cpu-int8", "ctranslate2-int8"] == {1: 2.0, 8: None}
@@ -94,12 +87,12 @@ def test_ratios_are_of_the_same_batch_and_none_where_one_is_missing(report):
     ]
 
 
-def test_the_plot_is_drawn_from_the_result_alone(report, tmp_path):
+def test_the_plot_is_drawn_from_the_result_alone(tmp_path):
     report.plot(RESULT, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 
 
-def test_the_readme_has_what_was_measured(report):
+def test_the_readme_has_what_was_measured():
     root = BENCHMARKS.parent
     result = json.loads((BENCHMARKS / "results" / "cpu.json").read_text())
     assert report.overview(result) in (root / "README.md").read_text()

@@ -6,7 +6,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from targets import FILES, GENERATORS, SIZES, graph, ops, prompts
+from targets import FILES, SIZES, exports_for, generators, graph, ops, prompts
 
 import vanilla_transformer
 from vanilla_transformer_export.build import export
@@ -15,13 +15,7 @@ from vanilla_transformer_export.optimize import int4_blocks, int8_columns, optim
 from vanilla_transformer_export.runtime import Runtime
 from vanilla_transformer_export.verify import verify
 
-generators = pytest.mark.parametrize("name", GENERATORS)
-
-
-@pytest.fixture(scope="module")
-def exported(exported_for):
-    """A name of `MODELS` and a dtype -> the model, and the directory of its export for the cpu target."""
-    return lambda name, dtype="fp32": exported_for(name, "cpu", dtype)
+exported = exports_for("cpu")
 
 
 # ------------------------------------------------------------------------------------------------------------- the graphs
@@ -30,7 +24,7 @@ def exported(exported_for):
 @generators
 def test_each_layer_has_one_operator_for_each_attention_and_one_product_for_queries_keys_and_values(exported, name):
     model, directory = exported(name)
-    layers = len(model.get_decoder().layers) if name == "seq2seq" else model.config.num_hidden_layers
+    layers = len(model.get_decoder().layers)
     found = ops(graph(directory, name))
     is_pair = name == "seq2seq"
     assert found["DecoderMaskedMultiHeadAttention" if is_pair else "GroupQueryAttention"] == layers

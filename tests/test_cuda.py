@@ -10,7 +10,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from targets import FILES, GENERATORS, MODELS, SIZES, graph, ops, prompts
+from targets import FILES, GENERATORS, MODELS, SIZES, exports_for, generators, graph, ops, prompts
 
 import vanilla_transformer
 from vanilla_transformer_export import build, cli, doctor, optimize
@@ -18,7 +18,7 @@ from vanilla_transformer_export.build import export
 from vanilla_transformer_export.cuda import overflow
 from vanilla_transformer_export.runtime import Runtime
 
-generators = pytest.mark.parametrize("name", GENERATORS)
+exported = exports_for("cuda")
 HALF = {"fp16": onnx.TensorProto.FLOAT16, "bf16": onnx.TensorProto.BFLOAT16}
 FLOATS = {onnx.TensorProto.FLOAT: "fp32", onnx.TensorProto.FLOAT16: "fp16", onnx.TensorProto.BFLOAT16: "bf16"}
 
@@ -38,19 +38,13 @@ REGISTERED = {
 ON_HOST = dict.fromkeys(("TopK", "CumSum", "Reshape", "Unsqueeze", "Squeeze", "Split"), (1,)) | {"Slice": (1, 2, 3, 4)}
 
 
-@pytest.fixture(scope="module")
-def exported(exported_for):
-    """A name of `MODELS` and a dtype -> the model, and the directory of its export for the cuda target."""
-    return lambda name, dtype="fp32": exported_for(name, "cuda", dtype)
-
-
 # ------------------------------------------------------------------------------------------------------------- the graphs
 
 
 @generators
 def test_each_layer_has_two_scatters_and_one_operator_for_each_attention(exported, name):
     model, directory = exported(name)
-    layers = len(model.get_decoder().layers) if name == "seq2seq" else model.config.num_hidden_layers
+    layers = len(model.get_decoder().layers)
     found = ops(graph(directory, name))
     assert found["TensorScatter"] == 2 * layers + 1  # and the tokens
     assert found["MultiHeadAttention"] == (2 if name == "seq2seq" else 1) * layers

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import EOS, PAD
-from targets import GENERATORS, MODELS, prompts
+from targets import MODELS, generators, prompts
 
 from vanilla_transformer_export.runtime import Runtime
 from vanilla_transformer_export.verify import verify
 
-generators = pytest.mark.parametrize("name", GENERATORS)
 targets = pytest.mark.parametrize("target", ["cpu", "cuda"])
 
 

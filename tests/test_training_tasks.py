@@ -227,6 +227,14 @@ def test_lines_without_a_label_and_labels_training_does_not_have_are_refused(opi
         prepare(recipe)
 
 
+def test_a_file_of_another_encoding_is_read_where_the_recipe_says_so(tmp_path):
+    (tmp_path / "latin.txt").write_bytes("good café\nbad thé\n".encode("latin-1"))
+    data = {"train": str(tmp_path / "latin.txt")}
+    assert sequence_classification.read(data | {"encoding": "latin-1"}, "train")["text"] == ["café", "thé"]
+    with pytest.raises(ValueError, match="latin.txt is not UTF-8 text"):
+        sequence_classification.read(data, "train")
+
+
 def test_the_metrics_of_predictions():
     accuracy = sequence_classification.metrics(None, None, {})((np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0])))
     assert accuracy == {"accuracy": 0.75}

@@ -5,21 +5,21 @@ import zlib
 from pathlib import Path
 
 
-def read_text(path: str | Path) -> str:
-    """Raises FileNotFoundError, and ValueError if the file is damaged or is not UTF-8."""
+def read_text(path: str | Path, encoding: str = "UTF-8") -> str:
+    """Raises FileNotFoundError, and ValueError if the file is damaged or is not text of that `encoding`."""
     opener = gzip.open if str(path).endswith(".gz") else open
-    with opener(path, "rt", encoding="utf-8") as file:
+    with opener(path, "rt", encoding=encoding) as file:
         try:
             return file.read()
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is not UTF-8 text: {error}") from None
+            raise ValueError(f"{path} is not {encoding} text: {error}") from None
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ValueError(f"{path} is not a whole gzip file: {error}") from None
 
 
-def read_lines(path: str | Path) -> list[str]:
+def read_lines(path: str | Path, encoding: str = "UTF-8") -> list[str]:
     """As `read_text`; also raises ValueError if the file is empty or has an empty line."""
-    lines = read_text(path).removesuffix("\n").split("\n")
+    lines = read_text(path, encoding).removesuffix("\n").split("\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             raise ValueError(f"{path}: line {number} of {len(lines)} is empty, expected one sentence on every line")

@@ -14,7 +14,7 @@ CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForSequenceClassification
 PIPELINE = "text-classification"
 # With `folds`, the training lines without their duplicates are cut into that many parts at random, always the same ones, and
 # part `fold` (from 0 on) is the validation split.
-DATA = ("directory", "train", "validation", "test", "folds", "fold")
+DATA = ("directory", "train", "validation", "test", "encoding", "folds", "fold")
 EVALUATION = ()
 FOR_ENCODER = True
 
@@ -36,7 +36,7 @@ def read(data, split):
 
 
 def lines_of(data, split):
-    lines = [line for path in paths_of(data, split) for line in read_lines(path)]
+    lines = [line for path in paths_of(data, split) for line in read_lines(path, data.get("encoding", "UTF-8"))]
     for number, line in enumerate(lines, 1):
         if not line.partition(" ")[2].strip():
             raise ValueError(f"line {number} of the {split} text is {line!r}, expected a label, a space and a text")

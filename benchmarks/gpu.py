@@ -1,0 +1,104 @@
+"""What a GPU is, how fast it copies, what its kernels take, and what a decode step must at least read."""
+
+from pathlib import Path
+
+import workload
+
+COPIED = 2**32  # bytes, far more than any cache holds
+
+
+def device_facts() -> dict | None:
+    """The first GPU, `None` without one."""
+    import torch
+
+    from vanilla_transformer_export import doctor
+
+    if not torch.cuda.is_available():
+        return None
+    found = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": doctor.gpu() or found.name,
+        "gpu_memory_bytes": found.total_memory,
+        "gpu_l2_bytes": found.L2_cache_size,
+        "multiprocessors": found.multi_processor_count,
+        "cuda": torch.version.cuda,
+    }
+
+
+def copy_bandwidth(device: str, quick: bool) -> float:
+    """Bytes per second, those read and those written, of a large copy on the device."""
+    import torch
+
+    source = torch.ones(COPIED >> (12 if quick else 0), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+
+    def copy():
+        target.copy_(source)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return 2 * source.nbytes / workload.median_seconds(copy, 10)
+
+
+def device_seconds(run) -> dict:
+    """The time that all kernels of `run()` took, whoever launched them, and that of copies from, to and on the device.
+
+    Raises:
+        RuntimeError: where the profiler sees no kernel.
+    """
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    if not torch.cuda.is_available():
+        raise RuntimeError("there is no GPU to profile")
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        run()
+        torch.cuda.synchronize()
+    # As they were recorded: `profiler.events()` would take seconds to order tens of thousands of them.
+    events = profiler.profiler.kineto_results.events()
+    return totals(event for event in events if event.device_type() == torch.autograd.DeviceType.CUDA)
+
+
+def totals(events) -> dict:
+    """Seconds in `events` of the device: kernels, and copies, which CUDA calls Memcpy and Memset."""
+    seconds = {"kernel_seconds": 0.0, "copy_seconds": 0.0}
+    for event in events:
+        if not event.is_user_annotation():
+            name = "copy_seconds" if event.name().startswith(("Memcpy", "Memset")) else "kernel_seconds"
+            seconds[name] += event.duration_ns() / 1e9
+    if not seconds["kernel_seconds"]:
+        raise RuntimeError("the profiler saw no kernel")
+    return seconds
+
+
+def step_values(kind: str, root: Path) -> dict:
+    """How many numbers a decode step reads: `weights` once, `per_token` for each row and token before, `per_source` for each
+    row and token of its source. Rows of the embedding are not counted."""
+    import torch
+
+    import vanilla_transformer
+
+    model_class = getattr(vanilla_transformer, workload.OURS[kind])
+    with torch.device("meta"):
+        model = model_class(model_class.config_class.from_pretrained(root / "vanilla"))
+    decoder = model.get_decoder()
+    own, cross = cached(layer.self_attn for layer in decoder.layers), []
+    if model.config.is_encoder_decoder:
+        cross = cached(layer.cross_attn for layer in decoder.layers)
+    modules = (decoder.layers, decoder.norm, model.lm_head)
+    weights = sum(weight.numel() for module in modules for weight in module.parameters())
+    computed_before = sum(weight.numel() for projection in cross for weight in projection.parameters())
+    per_token, per_source = (sum(projection.out_features for projection in found) for found in (own, cross))
+    return {"weights": weights - computed_before, "per_token": per_token, "per_source": per_source}
+
+
+def cached(attentions):
+    """The projections whose outputs are kept."""
+    return [projection for attention in attentions for projection in (attention.k_proj, attention.v_proj)]
+
+
+def step_bytes(values: dict, record: dict, size: int) -> float:
+    """Bytes that the average step behind the first reads, numbers being of `size` bytes."""
+    prompt = record["length"] if values["per_source"] == 0 else 1
+    before = values["per_token"] * (prompt + record["new_tokens"] / 2) + values["per_source"] * record["length"]
+    return size * (values["weights"] + record["batch"] * before)

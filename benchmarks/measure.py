@@ -1,0 +1,229 @@
+"""How engines are compared: each is loaded in a process of its own; within a cell they take turns, round by round, so that a
+slow minute of the machine hits all of them. The clock runs from token ids to token ids, both in the engine's own type."""
+
+import datetime
+import json
+import os
+import platform
+import shlex
+import statistics
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+import workload
+from engines import CHECKPOINTS, CONTEXT, Worker, is_installed, one_line
+from plan import Cell, Plan, cells_of
+
+INSTRUCTIONS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+SETTINGS = ("OMP_", "MKL_", "CT2_")  # environment variables that change what an engine does, CT2_USE_MKL=1 among them
+WARM_UP = 64  # new tokens at most
+TOLERANCE = 1e-3  # of hidden states
+
+
+def isolated(function, *args):
+    """The result of `function(*args)` in a fresh process: its imports and its memory are not this one's."""
+    with ProcessPoolExecutor(1, mp_context=CONTEXT) as pool:
+        return pool.submit(function, *args).result()
+
+
+class Benchmark:
+    """One run: `result` is what becomes the JSON file, `root` a directory for models, `device` where models run."""
+
+    packages = ("vanilla-transformer", "torch", "transformers", "onnxruntime", "onnx", "ctranslate2", "numpy")
+    preparations = 1  # at a time
+
+    def __init__(self, options, plan: Plan, root: Path, device: str):
+        self.options, self.plan, self.root, self.device, self.began = options, plan, root, device, time.monotonic()
+        self.deadline = None if options.minutes is None else self.began + 60 * options.minutes
+        self.errors = {}  # (engine, kind): why it has no files
+        self.result = {
+            "command": shlex.join(["python", "benchmarks/speed.py", *sys.argv[1:]]),
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "options": {"threads": options.threads, "repeats": options.repeats, "quick": options.quick},
+            "environment": {name: value for name, value in os.environ.items() if name.startswith(SETTINGS)},
+            "hardware": hardware(),
+            "versions": versions(self.packages),
+            **{name: {} for name in ("models", "exports")},
+            "cells": [],
+        }
+
+    def write(self):
+        self.options.out.write_text(json.dumps(self.result, indent=1) + "\n")
+
+    def say(self, what):
+        print(f"{time.monotonic() - self.began:5.0f} s  {what}", file=sys.stderr)
+
+    def lateness(self) -> str | None:
+        """Why nothing more is begun, if so."""
+        return None if self.deadline is None or time.monotonic() < self.deadline else "no time was left"
+
+    def cells(self, shape):
+        return cells_of(self.plan, shape, self.options.quick)
+
+    def side_by_side(self, jobs: dict) -> dict:
+        """What each job, a function and its arguments, returns in a process of its own, `preparations` at a time: its result,
+        or why there is none, `{"missing": text}`."""
+
+        def done(key):
+            self.say(" ".join(key))
+            try:
+                return isolated(*jobs[key])
+            except Exception as error:
+                return {"missing": one_line(error)}
+
+        with ThreadPoolExecutor(self.preparations) as pool:
+            return dict(zip(jobs, pool.map(done, jobs)))
+
+    def prepare(self, kinds):
+        """The files of every engine for each model."""
+        jobs = {("checkpoint", kind): (workload.make_checkpoints, kind, self.options.quick, self.root / kind) for kind in kinds}
+        for (_, kind), made in self.side_by_side(jobs).items():
+            self.result["models"][kind] = {**workload.fields(kind, self.options.quick), **made}
+        jobs = {}
+        for kind in kinds:
+            self.result["exports"][kind] = {}
+            for engine in self.options.engines:
+                if error := self.result["models"][kind].get("missing"):
+                    self.errors[engine, kind] = f"no checkpoint: {error}"
+                elif not is_installed(engine):
+                    self.errors[engine, kind] = "not installed"
+                elif engine not in CHECKPOINTS:
+                    jobs["export", kind, engine] = (workload.prepare, engine, kind, self.root / kind)
+        for (_, kind, engine), made in self.side_by_side(jobs).items():
+            if "missing" in made:
+                self.errors[engine, kind] = f"no export: {made['missing']}"
+            else:
+                self.result["exports"][kind][engine] = made
+
+    def measure_shape(self, cells):
+        workers = {engine: self.start(engine, cells[0].kind) for engine in self.options.engines}
+        records = {}
+        for cell in cells:
+            self.say(cell)
+            records[cell] = self.measure(cell, workers)
+            self.result["cells"] += records[cell].values()
+            self.write()
+        self.after_timing(records, workers)
+        for worker in workers.values():
+            worker.close()
+
+    def after_timing(self, records, workers):
+        """What would disturb the timing of a shape: nothing."""
+
+    def start(self, engine, kind):
+        if error := self.errors.get((engine, kind)) or self.lateness():
+            return Absent(error)
+        return Worker(engine, kind, self.root / kind, self.options.threads, self.device, self.deadline)
+
+    def measure(self, cell: Cell, workers) -> dict[str, dict]:
+        """A record for each engine: what it measured, or `missing`, why it did not."""
+        ids = self.inputs(cell)
+        records = {engine: {**asdict(cell), "engine": engine} for engine in workers}
+        self.warm_up(cell, ids, workers, records)
+        running = {engine: workers[engine] for engine, record in records.items() if "missing" not in record}
+        rounds = {engine: [] for engine in running}
+        for _ in range(self.options.repeats):
+            for engine, worker in list(running.items()):
+                time.sleep(self.plan.pause)
+                answer = one_round(worker, cell, ids)
+                if "error" in answer:
+                    records[engine]["missing"] = answer["error"]
+                    del running[engine]
+                else:
+                    rounds[engine].append(answer)
+        for engine, worker in running.items():
+            records[engine] |= self.summary(cell, rounds[engine], worker)
+        return records
+
+    def summary(self, cell, rounds, worker) -> dict:
+        """What a record says of its rounds."""
+        names = [name for name in ("seconds", "first_token_seconds") if name in rounds[0]]
+        found = {name: spread([answer[name] for answer in rounds]) for name in names}
+        return {**found, "per_second": cell.batch * max(cell.new_tokens, 1) / found["seconds"]["median"]}
+
+    def inputs(self, cell):
+        vocabulary = self.result["models"][cell.kind]["vocab_size"]
+        shape = (cell.batch, cell.length)
+        return np.random.default_rng(0).integers(workload.FIRST_TOKEN, vocabulary - 1, shape)
+
+    def warm_up(self, cell, ids, workers, records):
+        """What is not rounded must say what the first such engine says, or is not measured."""
+        expected = None
+        for engine, worker in workers.items():
+            answer = {"error": self.reason(engine, cell) or worker.started.get("error")}
+            if answer["error"] is None:
+                worker.run(ids, min(cell.new_tokens, 1), 1)
+                answer = worker.run(ids, min(cell.new_tokens, WARM_UP), cell.beams)
+            if "error" in answer:
+                records[engine]["missing"] = answer["error"]
+                continue
+            is_rounded = engine in self.plan.rounded
+            if expected is None and not is_rounded:
+                expected = answer["output"]
+            if expected is not None:
+                records[engine] |= compare(answer["output"], expected)
+            same = records[engine].get("agreement", 1) >= self.plan.agreement
+            if not is_rounded and cell.beams == 1 and not (same and records[engine].get("max_difference", 0) < TOLERANCE):
+                records[engine]["missing"] = "its output is not that of the first engine"
+
+    def reason(self, engine, cell):
+        """Why a cell is not measured."""
+        return self.plan.left_out(engine, cell) or self.lateness()
+
+
+class Absent:
+    """In the place of a worker that cannot be started."""
+
+    def __init__(self, error):
+        self.started = {"error": error}
+
+    def close(self):
+        """There is no process to end."""
+
+
+def one_round(worker, cell, ids) -> dict:
+    """The answer of a run, with the seconds of another one that ends at the first token, where there are no beams."""
+    answer = worker.run(ids, cell.new_tokens, cell.beams)
+    if "error" in answer or not cell.new_tokens or cell.beams > 1:
+        return answer
+    first = worker.run(ids, 1, 1)
+    return first if "error" in first else {**answer, "first_token_seconds": first["seconds"]}
+
+
+def compare(output, expected) -> dict:
+    if output.dtype.kind == "f":
+        return {"max_difference": float(np.abs(output - expected).max())}
+    return {"agreement": float(np.mean(output == expected)) if output.shape == expected.shape else 0.0}
+
+
+def spread(values) -> dict:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values), "runs": values}
+
+
+def hardware() -> dict:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    flags = facts.get("flags", "").split()
+    cache = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
+    return {
+        "cpu": facts.get("model name", platform.processor()),
+        "cores": len(os.sched_getaffinity(0)),
+        "instructions": [name for name in INSTRUCTIONS if name in flags],
+        "l3_bytes": 1024 * int(cache.read_text().strip().rstrip("K")) if cache.exists() else 0,
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }
+
+
+def versions(packages) -> dict:
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found

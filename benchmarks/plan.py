@@ -1,0 +1,123 @@
+"""What is measured on each kind of device: cells, by which engines, and what is left out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Cell:
+    """`batch` rows of `length` tokens, with `beams` and `new_tokens` to generate (none: an encoder)."""
+
+    shape: str
+    kind: str
+    batch: int
+    length: int
+    new_tokens: int
+    beams: int = 1
+
+    def __str__(self):
+        return f"{self.shape}: batch {self.batch}, length {self.length}, new tokens {self.new_tokens}, beams {self.beams}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Of one kind of device. The first engine that is not `rounded` says which tokens are right; others that are not rounded
+    must have the share `agreement` of them. `pause` is the seconds in front of each run, in which the threads of the engine
+    before it stop spinning. After `minutes` nothing more is begun."""
+
+    engines: tuple[str, ...]
+    rounded: tuple[str, ...]
+    shapes: dict[str, list[Cell]]
+    left_out: Callable[[str, Cell], str | None]
+    threads: int
+    agreement: float
+    pause: float
+    minutes: float | None
+
+
+# ------------------------------------------------------------------------------------------------------------------ CPUs
+
+QUANTIZED = ("ctranslate2-int8", "cpu-int8", "cpu-int4")
+GROWTH = ("length", "encoder-length", "batch")
+GROWTH_ENGINES = ("transformers", "ctranslate2-float32", "ctranslate2-int8", "cpu-fp32", "cpu-int8")
+LARGE_ENGINES = ("transformers", "ctranslate2-int8", "cpu-int8")
+# In the order of their size, since the most memory a process ever had is what is reported.
+CPU_SHAPES = {
+    "seq2seq": [Cell("seq2seq", "seq2seq", batch, 32, 64, beams) for batch in (1, 8, 32) for beams in (1, 4)],
+    "gpt2": [Cell("gpt2", "gpt2", batch, 32, 64) for batch in (1, 8)],
+    "bert": [Cell("bert", "bert", batch, 128, 0) for batch in (1, 8)],
+    "length": [Cell("length", "seq2seq", 1, 32, new_tokens) for new_tokens in (128, 512, 2048)],
+    "encoder-length": [Cell("encoder-length", "bert", 1, length, 0) for length in (128, 512, 2048)],
+    "batch": [Cell("batch", "seq2seq", 128, 32, 64)],  # beside those of seq2seq
+    "load": [Cell("load", "seq2seq", 1, 32, 1)],
+}
+
+
+def left_out_on_cpu(engine: str, cell: Cell) -> str | None:
+    """Why a cell is not measured, so that all of them take about an hour."""
+    rows = cell.batch * cell.beams
+    if cell.shape in GROWTH and engine not in GROWTH_ENGINES:
+        return "left out: growth is measured for five engines"
+    if (rows > 32 or cell.length > 512) and engine not in LARGE_ENGINES:
+        return "left out: more than 32 rows, or 512 tokens, are measured for three engines"
+    if cell.new_tokens > 512 and engine not in QUANTIZED:
+        return "left out: more than 512 new tokens are measured with 8 bits"
+    if engine == "transformers-compile" and (rows > 8 or cell.beams > 1 or cell.shape == "load"):
+        return "left out: it compiles again for every batch, measured for greedy search of up to 8 rows"
+    return None
+
+
+# ------------------------------------------------------------------------------------------------------------------ CUDA
+
+# What has a figure to reach comes first, should time run out.
+CUDA_SHAPES = {
+    "seq2seq": [Cell("seq2seq", "seq2seq", batch, 32, 64, beams) for batch in (1, 32, 128, 8, 256) for beams in (1, 4)],
+    "bert": [Cell("bert", "bert", batch, 128, 0) for batch in (1, 8, 32, 128)],
+    "gpt2": [Cell("gpt2", "gpt2", batch, 32, 64) for batch in (1, 32, 128)],
+}
+
+
+def left_out_on_cuda(engine: str, cell: Cell) -> str | None:
+    """Why a cell is not measured, so that all of them take less than ten minutes."""
+    if engine == "torch-graph" and (cell.beams > 1 or not cell.new_tokens):
+        return "left out: it is a bound for greedy search"
+    if engine == "transformers-compile" and (cell.beams > 1 or cell.batch not in (1, 128)):
+        return "left out: it compiles again for every batch, measured for 1 and 128 rows without beams"
+    return None
+
+
+PLANS = {
+    "cpu": Plan(
+        engines=(
+            *("transformers", "transformers-compile", "ctranslate2-float32", "ctranslate2-int8", "vanilla"),
+            *("portable-fp32", "cpu-fp32", "cpu-int8", "cpu-int4"),
+        ),
+        rounded=QUANTIZED,
+        shapes=CPU_SHAPES,
+        left_out=left_out_on_cpu,
+        threads=2,
+        agreement=1.0,
+        pause=0.1,
+        minutes=None,
+    ),
+    "cuda": Plan(
+        engines=(*("cuda-fp32", "transformers", "transformers-compile", "vanilla", "torch-graph", "cuda-fp16", "cuda-bf16"),),
+        rounded=("transformers", "transformers-compile", "vanilla", "torch-graph", "cuda-fp16", "cuda-bf16"),
+        shapes=CUDA_SHAPES,
+        left_out=left_out_on_cuda,
+        threads=4,
+        agreement=0.99,
+        pause=0.0,
+        minutes=9.0,
+    ),
+}
+
+
+def cells_of(plan: Plan, shape: str, quick: bool) -> list[Cell]:
+    if not quick:
+        return plan.shapes[shape]
+    small = [
+        replace(cell, batch=min(cell.batch, 2), length=min(cell.length, 8), new_tokens=min(cell.new_tokens, 4))
+        for cell in plan.shapes[shape]
+    ]
+    return list(dict.fromkeys(small))

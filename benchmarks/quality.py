@@ -1,0 +1,30 @@
+"""Whether what is measured is right: `verify` of each export, and BLEU of a checkpoint in torch and as its exports."""
+
+import tempfile
+from pathlib import Path
+
+CHECKPOINT = Path(__file__).parents[1] / "model_cards" / "vanilla-seq2seq-tiny-multi30k-en-de"
+CASES = 12
+ROWS = 128  # translated at a time
+
+
+def verified(engine: str, root: Path, device: str) -> dict:
+    """The report of `verify` on the export `root / engine`, and what failed."""
+    from vanilla_transformer_export.build import load_checkpoint
+    from vanilla_transformer_export.verify import verify
+
+    report = verify(root / engine, load_checkpoint(root / "vanilla"), CASES, device=device)
+    return {**report.summary(), "problems": report.failures[:3]}
+
+
+def bleu(engine: str, source: Path, target: Path) -> dict:
+    """What `evaluate` says of the shipped checkpoint, by torch in float32 ("torch") or as the export `engine`."""
+    from vanilla_transformer_export.build import export
+    from vanilla_transformer_export.evaluate import evaluate
+
+    if engine == "torch":
+        return evaluate(CHECKPOINT, source, target, batch_size=ROWS)
+    group, dtype = engine.split("-")
+    with tempfile.TemporaryDirectory() as folder:
+        export(CHECKPOINT, Path(folder) / "export", cases=1, target=group, dtype=dtype)
+        return evaluate(Path(folder) / "export", source, target, batch_size=ROWS)

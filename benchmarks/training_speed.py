@@ -1,0 +1,144 @@
+"""Training speed, measured: `python benchmarks/training_speed.py --data DIR` with the text of the recipe multi30k-en-de in DIR.
+
+Our model under its recipe, and transformers' MarianMTModel of the same shape, vocabulary and data under plain
+`Seq2SeqTrainer`, at several batch sizes, since its speed depends on that. They take turns, round by round; each trains some
+updates, the first of which is not counted. What is compared is tokens of source and target that are not padding, a second.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from measure import hardware, spread, versions
+from transformers import (
+    DataCollatorForSeq2Seq,
+    MarianConfig,
+    MarianMTModel,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+    set_seed,
+)
+
+from vanilla_transformer.training.dry_run import QUIET
+from vanilla_transformer.training.recipe import read_recipe
+from vanilla_transformer.training.run import make_trainer, prepare, training_arguments
+
+PACKAGES = ("vanilla-transformer", "torch", "transformers", "accelerate", "datasets")
+BATCH_SIZES = (8, 64, 512)  # sentences: the Trainer's default, a common one, and about what the recipe's updates hold
+TOKENS = 40_000  # in a round, about
+
+
+class Clock(TrainerCallback):
+    """Tokens and seconds of all updates but the first. `see` is a forward hook."""
+
+    def __init__(self, pad_token_id):
+        self.pad, self.tokens, self.seconds = pad_token_id, 0, 0.0
+
+    def see(self, model, args, inputs, outputs):
+        for name in ("input_ids", "decoder_input_ids"):
+            self.tokens += int((inputs[name] != self.pad).sum())
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 1:
+            self.tokens, self.began = 0, time.monotonic()
+        else:
+            self.seconds = time.monotonic() - self.began
+
+
+def measured(trainer, pad_token_id) -> float:
+    """Tokens a second."""
+    clock = Clock(pad_token_id)
+    hook = trainer.model.register_forward_hook(clock.see, with_kwargs=True)
+    trainer.add_callback(clock)
+    trainer.train()
+    hook.remove()
+    return clock.tokens / clock.seconds
+
+
+def ours(recipe, prepared, folder):
+    tokenizer, model, rows = prepared
+    updates = 1 + -(-TOKENS // (2 * recipe.training["tokens_per_update"]))
+    recipe = replace(recipe, training=recipe.training | QUIET | {"max_steps": updates, "disable_tqdm": True})
+    return make_trainer(recipe, training_arguments(recipe, folder), tokenizer, model, rows)
+
+
+def marian_of(config) -> MarianMTModel:
+    """Of the same shape. Its labels begin with the padding token."""
+    return MarianMTModel(
+        MarianConfig(
+            vocab_size=config.vocab_size, d_model=config.hidden_size, encoder_layers=config.encoder_layers,
+            decoder_layers=config.decoder_layers, encoder_attention_heads=config.num_attention_heads,
+            decoder_attention_heads=config.num_attention_heads, encoder_ffn_dim=config.intermediate_size,
+            decoder_ffn_dim=config.intermediate_size, activation_function=config.hidden_act, dropout=config.dropout,
+            scale_embedding=True, pad_token_id=config.pad_token_id, eos_token_id=config.eos_token_id,
+            decoder_start_token_id=config.pad_token_id,
+        )
+    )  # fmt: skip
+
+
+def plain(prepared, model, batch_size, folder):
+    tokenizer, _, rows = prepared
+    per_sentence = sum(map(len, rows["train"]["input_ids"])) / len(rows["train"])
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=batch_size,
+        max_steps=1 + max(2, round(TOKENS / (2 * batch_size * per_sentence))),
+        label_smoothing_factor=0.1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    return Seq2SeqTrainer(
+        model=model, args=arguments, train_dataset=rows["train"], data_collator=DataCollatorForSeq2Seq(tokenizer, model)
+    )
+
+
+def run(options, folder) -> dict:
+    recipe = read_recipe(options.recipe, {"data.directory": str(options.data), **dict(options.set)})
+    set_seed(0)
+    prepared = prepare(recipe)
+    config = prepared[1].config
+    marian, pad = marian_of(config), config.pad_token_id
+    makers = {f"MarianMTModel, batch {size}": lambda size=size: plain(prepared, marian, size, folder) for size in BATCH_SIZES}
+    makers = {"ours": lambda: ours(recipe, prepared, folder), **makers}
+    found = {name: [] for name in makers}
+    for _ in range(options.repeats):
+        for name, make in makers.items():
+            found[name].append(measured(make(), pad))
+    best = max((name for name in found if name != "ours"), key=lambda name: statistics.median(found[name]))
+    ratios = [one / other for one, other in zip(found["ours"], found[best], strict=True)]
+    return {
+        "command": f"python benchmarks/training_speed.py --data DATA --repeats {options.repeats}",
+        "recipe": options.recipe,
+        "parameters": {"ours": prepared[1].num_parameters(), "MarianMTModel": marian.num_parameters()},
+        "threads": torch.get_num_threads(),
+        "hardware": hardware(),
+        "versions": versions(PACKAGES),
+        "tokens_per_second": {name: spread(values) for name, values in found.items()},
+        "fastest_other": best,
+        "ratio": spread(ratios),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="directory of the recipe's text")
+    parser.add_argument("--recipe", default="multi30k-en-de")
+    parser.add_argument("--set", action="append", default=[], type=lambda text: text.split("=", 1), metavar="KEY=VALUE")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results/training.json")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        result = run(options, Path(folder))
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps({name: result[name] for name in ("tokens_per_second", "fastest_other", "ratio")}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

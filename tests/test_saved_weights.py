@@ -1,0 +1,242 @@
+"""What of a model is in its file and comes back from it: every tensor once, tied or not, and vocabularies of another size."""
+
+import pytest
+import torch
+import transformers
+from models import (
+    ALL,
+    AUTO_CLASSES,
+    BASE,
+    ENCODERS,
+    LANGUAGE_MODELS,
+    LENGTH,
+    START,
+    D,
+    V,
+    assert_same,
+    build,
+    generated,
+    inputs,
+    is_pair,
+    name_of,
+    over,
+    result,
+    tokens,
+)
+from safetensors import safe_open
+from torch import nn
+
+import vanilla_transformer
+from vanilla_transformer import (
+    VanillaEncoderForPreTraining,
+    VanillaEncoderForSequenceClassification,
+    VanillaEncoderModel,
+    VanillaSeq2SeqForConditionalGeneration,
+    VanillaSeq2SeqModel,
+)
+
+# ----------------------------------------------------------------------------------------------------------------- files
+
+
+AUTO = [(auto_name, model_class) for classes in AUTO_CLASSES.values() for auto_name, model_class in classes.items()]
+
+
+@pytest.mark.parametrize("changes", [{}, dict(pooler_act="tanh", lm_transform_act="gelu")], ids=["plain", "pooler, transform"])
+@pytest.mark.parametrize("auto_name, model_class", AUTO, ids=[name_of(c) for c in ALL])
+def test_auto_classes_load_what_was_saved(auto_name, model_class, changes, tmp_path):
+    model = build(model_class, **changes if model_class in ENCODERS else {})
+    given = inputs(model)
+    model.save_pretrained(tmp_path)
+    loaded = getattr(transformers, auto_name).from_pretrained(tmp_path)
+    assert type(loaded) is model_class
+    expected, got = model.state_dict(), loaded.state_dict()
+    assert got.keys() == expected.keys() and all(torch.equal(got[name], expected[name]) for name in expected)
+    # Not bit by bit: where a matrix lies in memory changes the last bit of a product with a vector.
+    torch.testing.assert_close(result(loaded(**given)), result(model(**given)), rtol=0, atol=1e-6)
+
+
+def parts(model):
+    """The state dict with the names that all classes of a variant share."""
+    return {name.removeprefix("model."): tensor for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("saved", ALL, ids=name_of)
+def test_every_auto_class_of_a_variant_loads_every_checkpoint_of_the_variant(saved, tmp_path):
+    """What both have comes from the file, and that is the whole body; what only the loaded class has is new."""
+    changes = dict(tie_word_embeddings=False)
+    if saved in ENCODERS:
+        changes |= dict(pooler_act="tanh", lm_transform_act="gelu", token_transform_act="gelu", type_vocab_size=2)
+    model = build(saved, **changes)
+    model.save_pretrained(tmp_path)
+    variant = next(classes for classes in AUTO_CLASSES.values() if saved in classes.values())
+    for auto_name, model_class in variant.items():
+        loaded = getattr(transformers, auto_name).from_pretrained(tmp_path)
+        assert type(loaded) is model_class
+        theirs, ours = parts(model), parts(loaded)
+        body = {name for name in parts(getattr(loaded, "model", loaded)) if not name.startswith("pooler")}
+        assert body <= theirs.keys() & ours.keys()
+        for name in theirs.keys() & ours.keys():
+            assert torch.equal(ours[name], theirs[name]), (auto_name, name)
+
+
+@over(ENCODERS)
+def test_only_classes_that_read_the_pooler_have_one(model_class):
+    uses = {"Model", "ForPreTraining", "ForNextSentencePrediction", "ForSequenceClassification", "ForMultipleChoice"}
+    for act in ("tanh", None):
+        names = {name for name, _ in build(model_class, pooler_act=act).named_parameters() if "pooler" in name}
+        has = act is not None and name_of(model_class).removeprefix("Encoder") in uses
+        prefix = "" if model_class is VanillaEncoderModel else "model."
+        assert names == ({f"{prefix}pooler.dense.weight", f"{prefix}pooler.dense.bias"} if has else set())
+
+
+def test_every_model_class_is_covered_here():
+    public = [getattr(vanilla_transformer, name) for name in vanilla_transformer.__all__]
+    models = {item for item in public if isinstance(item, type) and issubclass(item, nn.Module)}
+    assert models - {vanilla_transformer.VanillaPreTrainedModel} == set(ALL)
+
+
+@pytest.mark.parametrize("head, base", list(zip(LANGUAGE_MODELS, BASE, strict=True)), ids=["encoder", "decoder", "seq2seq"])
+def test_a_base_model_loads_from_the_checkpoint_of_a_head(head, base, tmp_path):
+    model = build(head)
+    given = inputs(model)
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModel.from_pretrained(tmp_path)
+    assert type(loaded) is base
+    assert torch.equal(loaded(**given).last_hidden_state, model.model(**given).last_hidden_state)
+
+
+def test_a_new_head_on_a_loaded_body_starts_as_initialised(tmp_path):
+    body = build(VanillaEncoderModel)
+    body.save_pretrained(tmp_path)
+    classifier = VanillaEncoderForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
+    given = dict(input_ids=tokens())
+    assert torch.equal(classifier.model(**given).last_hidden_state, body(**given).last_hidden_state)
+    assert classifier.classifier.weight.std().item() == pytest.approx(0.02, rel=0.4)
+    assert not classifier.classifier.bias.any()
+
+
+# ---------------------------------------------------------------------------------------------------------------- tying
+
+
+def matrices(model):
+    """All that may be tied: token embeddings, and the projection to the vocabulary."""
+    found = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
+    return found + ([model.lm_head.weight] if hasattr(model, "lm_head") else [])
+
+
+def saved_matrices(directory):
+    with safe_open(directory / "model.safetensors", "pt") as file:
+        return [name for name in file.keys() if list(file.get_slice(name).get_shape()) == [V, D]]  # noqa: SIM118
+
+
+@over([*LANGUAGE_MODELS, VanillaEncoderForPreTraining, VanillaSeq2SeqModel])
+def test_tied_matrices_are_one_parameter_and_one_tensor_in_the_file(model_class, tmp_path):
+    model = build(model_class)
+    assert len(matrices(model)) > 1 and len({id(matrix) for matrix in matrices(model)}) == 1
+    model.save_pretrained(tmp_path)
+    assert len(saved_matrices(tmp_path)) == 1
+    assert len({id(matrix) for matrix in matrices(model_class.from_pretrained(tmp_path))}) == 1
+
+
+@over([*LANGUAGE_MODELS, VanillaEncoderForPreTraining, VanillaSeq2SeqModel])
+def test_untied_matrices_are_separate_and_come_back_as_they_were(model_class, tmp_path):
+    model = build(model_class, tie_word_embeddings=False)
+    count = len(matrices(model))
+    assert count > 1 and len({id(matrix) for matrix in matrices(model)}) == count
+    model.save_pretrained(tmp_path)
+    assert len(saved_matrices(tmp_path)) == count
+    for loaded, saved in zip(matrices(model_class.from_pretrained(tmp_path)), matrices(model), strict=True):
+        assert torch.equal(loaded, saved)
+    assert not torch.equal(*matrices(model)[-2:])
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "not shared"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@over([VanillaSeq2SeqModel, VanillaSeq2SeqForConditionalGeneration])
+def test_which_matrices_of_a_pair_are_one_and_which_are_saved(model_class, tied, shared, tmp_path):
+    """Tied, the target's embeddings are the projection's; shared too, they are the source's."""
+    model = build(model_class, tie_word_embeddings=tied, share_encoder_decoder_embeddings=shared)
+    has_head = model_class is VanillaSeq2SeqForConditionalGeneration
+    count = {(True, True): 1, (True, False): 2}.get((tied, shared), 3 if has_head else 2)
+    assert len({id(matrix) for matrix in matrices(model)}) == count
+    source, target, *head = matrices(model)
+    assert (source is target) == (tied and shared)
+    assert [matrix is target for matrix in head] == [tied] * has_head
+    given = inputs(model)
+    model.save_pretrained(tmp_path)
+    assert len(saved_matrices(tmp_path)) == count
+    loaded = model_class.from_pretrained(tmp_path)
+    assert len({id(matrix) for matrix in matrices(loaded)}) == count
+    for ours, theirs in zip(matrices(loaded), matrices(model), strict=True):
+        assert torch.equal(ours, theirs)
+    assert torch.equal(result(loaded(**given)), result(model(**given)))
+
+
+@pytest.mark.parametrize("size", [V + 7, V - 7], ids=["larger", "smaller"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@over([VanillaSeq2SeqModel, VanillaSeq2SeqForConditionalGeneration])
+def test_embeddings_that_are_not_shared_are_resized_on_both_sides(model_class, tied, size, tmp_path):
+    model = build(model_class, share_encoder_decoder_embeddings=False, tie_word_embeddings=tied)
+    given = {name: ids.clamp(max=V - 8) for name, ids in inputs(model).items()}
+    old, before = result(model(**given)), [matrix.clone() for matrix in matrices(model)]
+    ones = len({id(matrix) for matrix in matrices(model)})
+    model.resize_token_embeddings(size)
+    common = min(size, V)
+    assert len({id(matrix) for matrix in matrices(model)}) == ones
+    for matrix, kept in zip(matrices(model), before, strict=True):
+        assert len(matrix) == size and torch.equal(matrix[:common], kept[:common])
+    got = result(model(**given))
+    width = common if hasattr(model, "lm_head") else D
+    assert_same(got[..., :width], old[..., :width])
+    newest = {name: torch.full_like(ids, size - 1) for name, ids in given.items()}
+    assert result(model(**newest)).isfinite().all()
+    model.save_pretrained(tmp_path)
+    assert torch.equal(result(model_class.from_pretrained(tmp_path)(**given)), got)
+
+
+def test_a_source_embedding_learns_from_its_own_side_only_where_it_is_not_shared():
+    model = build(VanillaSeq2SeqForConditionalGeneration, share_encoder_decoder_embeddings=False)
+    source, labels = torch.full((3, LENGTH), 5), torch.full((3, 4), 7)
+    model(source, labels=labels).loss.backward()
+    encoder, decoder = (stack.embeddings.embed_tokens.weight.grad for stack in (model.model.encoder, model.model.decoder))
+    assert encoder[5].any() and not encoder[[0, 1, 2, 3, 4, *range(6, V)]].any()
+    assert decoder[START].any() and decoder[7].any() and decoder is model.lm_head.weight.grad
+
+
+# ------------------------------------------------------------------------------------------------------ new vocabularies
+
+
+@pytest.mark.parametrize("size", [V + 7, V - 7], ids=["larger", "smaller"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@over(LANGUAGE_MODELS)
+def test_a_resized_vocabulary_keeps_the_old_logits_and_still_generates(model_class, bias, tied, size, tmp_path):
+    model = build(model_class, tie_word_embeddings=tied, lm_head_bias=bias)
+    given = {name: ids.clamp(max=V - 8) for name, ids in inputs(model).items()}
+    old, common = model(**given).logits, min(size, V)
+    model.resize_token_embeddings(size)
+    logits = model(**given).logits
+    assert logits.shape[-1] == model.config.vocab_size == size
+    assert_same(logits[..., :common], old[..., :common])
+    assert {len(matrix) for matrix in matrices(model)} == {size}
+    assert len({id(matrix) for matrix in matrices(model)}) == (1 if tied else len(matrices(model)))
+
+    with_newest = {name: torch.full_like(ids, size - 1) for name, ids in given.items()}
+    labels = with_newest["decoder_input_ids" if is_pair(model) else "input_ids"]
+    assert model(**with_newest, labels=labels).loss.isfinite()
+    if model.can_generate():
+        assert generated(model, given["input_ids"]).shape == (3, 8)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(model_class.from_pretrained(tmp_path)(**given).logits, logits)
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@over(BASE)
+def test_a_base_model_with_a_resized_vocabulary(model_class, tied):
+    model = build(model_class, tie_word_embeddings=tied)
+    given = inputs(model)
+    expected = result(model(**given))
+    model.resize_token_embeddings(V + 7)
+    assert torch.equal(result(model(**given)), expected)
+    assert {len(matrix) for matrix in matrices(model)} == {V + 7}
+    assert result(model(**{name: torch.full_like(ids, V + 6) for name, ids in given.items()})).isfinite().all()

@@ -1,0 +1,198 @@
+"""What only training does: dropout where the paper has it, and gradient checkpointing, which changes nothing."""
+
+import pytest
+import torch
+from models import (
+    ALL,
+    LANGUAGE_MODELS,
+    POSITIONS,
+    RELATIVE,
+    D,
+    assert_same,
+    attentions,
+    build,
+    inputs,
+    is_pair,
+    over,
+    result,
+    tokens,
+)
+from torch import nn
+from transformers import set_seed
+
+from vanilla_transformer import (
+    VanillaDecoderForCausalLM,
+    VanillaEncoderForSequenceClassification,
+    VanillaEncoderModel,
+    VanillaSeq2SeqModel,
+)
+
+# -------------------------------------------------------------------------------------------------------------- dropout
+
+NO_DROPOUT = dict(embedding_dropout=0, dropout=0, attention_dropout=0, activation_dropout=0, classifier_dropout=0)
+
+
+def fields_of(model_class):
+    heads = ("EncoderForSequenceClassification", "EncoderForTokenClassification", "EncoderForMultipleChoice")
+    return [n for n in NO_DROPOUT if n != "classifier_dropout" or model_class.__name__.endswith(heads)]
+
+
+@pytest.mark.parametrize(
+    "model_class, field", [(c, f) for c in ALL for f in fields_of(c)], ids=lambda x: getattr(x, "__name__", x)
+)
+@attentions
+def test_each_dropout_alone_changes_training_and_never_evaluation(model_class, field, attention):
+    plain = build(model_class, attention, initializer_range=0.1, **NO_DROPOUT)
+    dropping = build(model_class, attention, **NO_DROPOUT | {field: 0.5})
+    dropping.load_state_dict(plain.state_dict())
+    given = inputs(plain)
+    expected = result(plain(**given))
+    assert torch.equal(result(dropping(**given)), expected)
+    assert_same(result(plain.train()(**given)), expected)
+    assert not torch.allclose(result(dropping.train()(**given)), expected, atol=1e-3)
+
+
+def record(module):
+    """What goes in and what comes out, once the model runs."""
+    seen = {}
+
+    def keep(_, given, output):
+        seen["in"], seen["out"] = given[0].detach(), (output[0] if isinstance(output, tuple) else output).detach()
+
+    module.register_forward_hook(keep)
+    return seen
+
+
+def assert_dropped(got, kept, p=0.5):
+    """Every entry is 0, or what it was divided by 1 - p, and there are both."""
+    zero, scaled = got.abs() < 1e-6, (got - kept / (1 - p)).abs() < 1e-5
+    real = kept.abs() > 1e-4
+    assert torch.all(zero | scaled)
+    assert (zero & real).any() and (scaled & real).any()
+
+
+@pytest.mark.parametrize("norm", [False, True], ids=["no norm", "behind the embedding norm"])
+def test_embedding_dropout_acts_on_the_sum_of_embeddings_and_positions(norm):
+    model = build(VanillaEncoderModel, **NO_DROPOUT | dict(embedding_dropout=0.5, embedding_norm=norm))
+    given = inputs(model)
+    seen = record(model.embeddings)
+    model(**given)
+    kept = seen["out"]
+    model.train()(**given)
+    assert_dropped(seen["out"], kept)
+
+
+@pytest.mark.parametrize("sublayer", ["self_attn", "cross_attn", "feed_forward"])
+def test_dropout_acts_on_the_output_of_each_sublayer_before_the_residual_sum(sublayer):
+    model = build(VanillaSeq2SeqModel, **NO_DROPOUT | dict(dropout=0.5))
+    layer = model.decoder.layers[0]
+    inside, norm = record(getattr(layer, sublayer)), record(getattr(layer, sublayer + "_norm"))
+    model.train()(**inputs(model))
+    assert_dropped(norm["in"] - inside["in"], inside["out"])
+
+
+def test_dropout_acts_on_the_output_of_each_sublayer_before_the_residual_sum_of_pre_norm():
+    model = build(VanillaSeq2SeqModel, **NO_DROPOUT | dict(dropout=0.5, norm_first=True))
+    layer, names = model.decoder.layers[0], ["self_attn", "cross_attn", "feed_forward"]
+    inside = [record(getattr(layer, name)) for name in names]
+    stream = [record(getattr(layer, name + "_norm")) for name in names]
+    whole = record(layer)
+    model.train()(**inputs(model))
+    states = [norm["in"] for norm in stream] + [whole["out"]]
+    for before, after, sublayer in zip(states, states[1:], inside, strict=False):
+        assert_dropped(after - before, sublayer["out"])
+
+
+@pytest.mark.parametrize("kind", ["encoder_attentions", "decoder_attentions", "cross_attentions"])
+def test_attention_dropout_acts_on_the_attention_weights(kind):
+    model = build(VanillaSeq2SeqModel, "eager", **NO_DROPOUT | dict(attention_dropout=0.5))
+    for module in model.modules():  # what an attention sees must not depend on what those in front of it drop
+        if type(module).__name__ == "VanillaAttention":
+            module.o_proj.weight.data.zero_()
+    given = inputs(model) | dict(output_attentions=True)
+    kept = model(**given)[kind][0]
+    assert_dropped(model.train()(**given)[kind][0], kept)
+
+
+def test_activation_dropout_acts_on_the_activation():
+    model = build(VanillaEncoderModel, **NO_DROPOUT | dict(activation_dropout=0.5))
+    up, down = (record(getattr(model.layers[0].feed_forward, name)) for name in ("up_proj", "down_proj"))
+    model.train()(**inputs(model))
+    assert_dropped(down["in"], up["out"].clamp(min=0))
+
+
+def test_classifier_dropout_acts_in_front_of_the_classifier():
+    model = build(VanillaEncoderForSequenceClassification, **NO_DROPOUT | dict(classifier_dropout=0.5))
+    seen = record(model.classifier)
+    given = inputs(model)
+    first = model.model(**given).last_hidden_state[:, 0]
+    model.train()(**given)
+    assert_dropped(seen["in"], first)
+
+
+def test_no_dropout_acts_on_relative_positions():
+    model = build(VanillaEncoderModel, "eager", **RELATIVE | NO_DROPOUT | dict(dropout=0.5, embedding_dropout=0.5))
+    seen = record(model.relative_positions)
+    model(**inputs(model))
+    kept = seen["out"]
+    model.train()(**inputs(model))
+    assert torch.equal(seen["out"], kept)
+
+
+# -------------------------------------------------------------------------------------------------- gradient checkpointing
+
+DROPPING = dict(dropout=0.2, embedding_dropout=0.2, attention_dropout=0.2, activation_dropout=0.2)
+
+
+def with_labels(model):
+    given = inputs(model)
+    if isinstance(model, VanillaEncoderForSequenceClassification):
+        return given | dict(labels=torch.tensor([0, 1, 0]))
+    like = given["decoder_input_ids" if is_pair(model) else "input_ids"]
+    return given | dict(labels=tokens(*like.shape))
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
+@pytest.mark.parametrize("changes", [{}, RELATIVE, POSITIONS["rotary"]], ids=["sinusoidal", "relative", "rotary"])
+@over([*LANGUAGE_MODELS, VanillaEncoderForSequenceClassification])
+def test_gradient_checkpointing_changes_neither_loss_nor_gradients(model_class, changes, reentrant):
+    model = build(model_class, initializer_range=0.3, **changes, **DROPPING).train()
+    given = with_labels(model)
+
+    def loss_and_gradients():
+        set_seed(1)  # the same dropout, which checkpointing has to draw again
+        model.zero_grad()
+        loss = model(**given).loss
+        loss.backward()
+        return [loss.detach()] + [parameter.grad.clone() for parameter in model.parameters()]
+
+    calls = []
+    for module in model.modules():
+        if type(module).__name__ == "VanillaFeedForward":
+            module.register_forward_hook(lambda *_: calls.append(1))
+    expected = loss_and_gradients()
+    layers = len(calls)
+    model.activation_checkpointing_enable(dict(use_reentrant=reentrant))
+    if reentrant:
+        model.enable_input_require_grads()
+    for got, wanted in zip(loss_and_gradients(), expected, strict=True):
+        assert_same(got, wanted, 1e-6)
+    assert len(calls) == 3 * layers, "once without, and with checkpointing once more in the backward pass"
+    tables = [parameter.grad for name, parameter in model.named_parameters() if "relative_positions" in name]
+    assert len(tables) == (0 if changes is not RELATIVE else 2 if is_pair(model) else 1)
+    assert all(table.abs().max() > 1e-4 for table in tables)
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
+def test_gradient_checkpointing_keeps_the_gradients_of_the_source(reentrant):
+    model = build(VanillaDecoderForCausalLM, initializer_range=0.3, add_cross_attention=True, **RELATIVE).train()
+    model.config.use_cache = False
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    source, ids = torch.randn(3, 4, D, requires_grad=True), tokens()
+    (expected,) = torch.autograd.grad(model(ids, encoder_hidden_states=source, labels=ids).loss, source)
+    model.activation_checkpointing_enable(dict(use_reentrant=reentrant))
+    model(ids, encoder_hidden_states=source, labels=ids).loss.backward()
+    assert source.grad.abs().max() > 1e-5
+    assert_same(source.grad, expected, 1e-6)
