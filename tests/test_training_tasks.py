@@ -236,5 +236,5 @@ def test_a_file_of_another_encoding_is_read_where_the_recipe_says_so(tmp_path):
 
 
 def test_the_metrics_of_predictions():
-    accuracy = sequence_classification.metrics(None, None, {})((np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0])))
+    accuracy = sequence_classification.metrics(None, None, {}, None)((np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0])))
     assert accuracy == {"accuracy": 0.75}

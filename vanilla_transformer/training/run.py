@@ -60,6 +60,7 @@ def train(recipe: Recipe, output: Path, force: bool = False) -> dict[str, float]
     for split in SPLITS[1:]:
         if split in rows:
             set_generation(model, recipe)
+            trainer.compute_metrics = TASKS[recipe.task].metrics(tokenizer, model.config, recipe.evaluation, rows[split])
             metrics |= trainer.evaluate(rows[split], metric_key_prefix=split, **recipe.generation)
     report = {
         "recipe": asdict(recipe),
@@ -99,7 +100,7 @@ def make_trainer(recipe, arguments, tokenizer, model, rows) -> Seq2SeqTrainer:
         data_collator=collate_batches(task.collator(tokenizer, model)),
         processing_class=tokenizer,
         compute_loss_func=smoothed_loss(watch, arguments.label_smoothing_factor),
-        compute_metrics=task.metrics(tokenizer, model.config, recipe.evaluation),
+        compute_metrics=task.metrics(tokenizer, model.config, recipe.evaluation, rows.get("validation")),
         preprocess_logits_for_metrics=task.reduce,
         callbacks=[watch, *callbacks(recipe)],
     )

@@ -112,7 +112,7 @@ def reduce(logits, labels):
     return F.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none")
 
 
-def metrics(tokenizer, config, evaluation):
+def metrics(tokenizer, config, evaluation, rows):
     def mean(prediction):
         """Of all predicted tokens, in nats, and its exponential."""
         losses, labels = prediction

@@ -73,7 +73,7 @@ def reduce(logits, labels):
     return F.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none")
 
 
-def metrics(tokenizer, config, evaluation):
+def metrics(tokenizer, config, evaluation, rows):
     def mean(prediction):
         losses, labels = prediction
         return {"nll": losses[labels != -100].mean(dtype=np.float64)}

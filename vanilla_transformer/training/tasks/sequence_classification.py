@@ -78,7 +78,7 @@ def reduce(logits, labels):
     return logits.argmax(dim=-1)
 
 
-def metrics(tokenizer, config, evaluation):
+def metrics(tokenizer, config, evaluation, rows):
     def accuracy(prediction):
         found, labels = prediction
         return {"accuracy": np.mean(found == labels)}

@@ -42,7 +42,7 @@ def collator(tokenizer, model):
     return DataCollatorForSeq2Seq(tokenizer, model)
 
 
-def metrics(tokenizer, config, evaluation):
+def metrics(tokenizer, config, evaluation, rows):
     return lambda prediction: scores_of_ids(*prediction, tokenizer, evaluation.get("bleu_tokenize", "13a"))
 
 
