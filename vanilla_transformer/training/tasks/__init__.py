@@ -16,12 +16,21 @@
 | `metrics(tokenizer, config, evaluation, rows)` | what `Trainer` calls with that and the labels of `rows`, a split's examples |
 """
 
-from . import causal_lm, masked_lm, question_answering, sequence_classification, token_classification, translation
+from . import (
+    causal_lm,
+    masked_lm,
+    pretraining,
+    question_answering,
+    sequence_classification,
+    token_classification,
+    translation,
+)
 
 TASKS = {
     "translation": translation,
     "causal-lm": causal_lm,
     "masked-lm": masked_lm,
+    "pretraining": pretraining,
     "sequence-classification": sequence_classification,
     "token-classification": token_classification,
     "question-answering": question_answering,
