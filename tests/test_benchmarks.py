@@ -7,9 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import report
+import training_speed
+from checkpoints import write_corpus
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 MEASURED = {"seconds", "per_second", "peak_memory", "memory_above_import"}
@@ -153,3 +156,20 @@ def test_a_quick_run_of_the_other_shapes(tmp_path):
     assert {record["shape"] for record in result["cells"] if "missing" not in record} == set(shapes)
     assert {record.get("missing") for record in result["cells"]} == {None, "left out: growth is measured for five engines"}
     assert "**GPT-2, greedy, new tokens/s**" in output and "**BERT, sequences/s**" in output
+
+
+def test_a_quick_run_of_training_speed(tmp_path, monkeypatch):
+    for name, lines in (("train", 200), ("val", 20)):
+        write_corpus(tmp_path, name, lines, seed=0)
+    settings = {"data.train": ["train.en", "train.de"], "data.validation": ["val.en", "val.de"], "tokenizer.vocab_size": 60}
+    settings |= {"model.hidden_size": 16, "training.tokens_per_update": 256}
+    monkeypatch.setattr(training_speed, "TOKENS", 1000)
+    monkeypatch.setattr(training_speed, "BATCH_SIZES", (8, 32))
+    options = SimpleNamespace(recipe="translation", data=tmp_path, set=settings.items(), repeats=2)
+    found = training_speed.run(options, tmp_path / "state")
+    speeds = found["tokens_per_second"]
+    assert speeds.keys() == {"ours", "MarianMTModel, batch 8", "MarianMTModel, batch 32"}
+    assert all(len(spread["runs"]) == 2 and spread["min"] > 0 for spread in speeds.values())
+    assert found["fastest_other"] in speeds and found["fastest_other"] != "ours"
+    assert found["ratio"]["min"] <= found["ratio"]["median"] <= found["ratio"]["max"]
+    assert abs(found["parameters"]["ours"] / found["parameters"]["MarianMTModel"] - 1) < 0.05

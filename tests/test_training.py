@@ -6,7 +6,7 @@ import random
 import pytest
 import sacrebleu
 import tokenizers
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from transformers import AutoTokenizer
 
 from vanilla_transformer.training.batches import TokenBatches, collate_batches
@@ -86,6 +86,27 @@ def test_composed_and_decomposed_umlauts_are_the_same(tokenizer):
     assert tokenizer("Ma\u0308nner")["input_ids"] == tokenizer("M\u00e4nner")["input_ids"]
 
 
+def test_a_lowercase_tokenizer_reads_capitals_as_small_letters():
+    tokenizer = train_tokenizer(TEXT, 180, lowercase=True)
+    for text in TEXT:
+        ids = tokenizer(text)["input_ids"]
+        assert ids == tokenizer(text.lower())["input_ids"] == tokenizer(text.upper().replace("SS", "ß"))["input_ids"]
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text.lower()
+    with pytest.raises(ValueError, match="lowercase goes with kind 'bpe' only, got 'character'"):
+        train_tokenizer(TEXT, kind="character", lowercase=True)
+
+
+def test_an_encoder_s_tokenizer_marks_both_ends_and_the_second_sequence():
+    tokenizer = train_tokenizer(TEXT, 200, for_encoder=True)
+    alone, [first, second] = tokenizer(TEXT[0])["input_ids"], [tokenizer(text)["input_ids"] for text in TEXT[:2]]
+    assert (alone[0], alone[-1], tokenizer.mask_token_id) == (1, 2, 4)
+    assert (tokenizer.cls_token, tokenizer.sep_token) == ("<s>", "</s>")
+    pair = tokenizer(TEXT[0], TEXT[1])
+    assert pair["input_ids"] == first + second[1:]
+    assert pair["token_type_ids"] == [0] * len(first) + [1] * (len(second) - 1)
+    assert tokenizer.decode(alone, skip_special_tokens=True) == TEXT[0]
+
+
 def test_a_saved_tokenizer_loads_in_transformers_and_alone(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     fast, alone = AutoTokenizer.from_pretrained(tmp_path), tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
@@ -158,6 +179,21 @@ PACKED = gzip.compress(b"one\n" * 1000, mtime=0)
 def test_a_damaged_gz_file_is_named(tmp_path, data):
     with pytest.raises((OSError, ValueError), match="some.gz"):
         read_lines(write(tmp_path / "some.gz", data))
+
+
+def test_a_data_set_on_disk_is_read_by_its_own_names(tmp_path):
+    rows = [{"id": 1, "translation": {"en": "one", "de": "eins"}}, {"id": 2, "translation": {"en": "two", "de": "zwei"}}]
+    DatasetDict({"train": Dataset.from_list(rows)}).save_to_disk(tmp_path / "set")
+    data = {"dataset": str(tmp_path / "set"), "columns": ["translation.de", "translation.en"]}
+    assert translation.read(data, "train").to_dict() == {"source": ["eins", "zwei"], "target": ["one", "two"]}
+    assert translation.read(data, "test") is None
+    with pytest.raises(ValueError, match=r"no column 'text', expected one of \['id', 'translation'\]"):
+        translation.read(data | {"columns": ["text", "translation.en"]}, "train")
+
+
+def test_a_split_needs_a_file_for_each_column(tmp_path):
+    with pytest.raises(ValueError, match="train is a.en, expected a file for each of source, target"):
+        translation.read({"train": "a.en"}, "train")
 
 
 def test_both_sides_of_a_pair_end_with_the_end_token(tokenizer):

@@ -115,6 +115,8 @@ def test_the_report_has_the_recipe_what_it_gave_and_the_tokens_of_every_update(s
         3 * sum(map(len, tokenizer(lines)["input_ids"])), rel=0.1
     )
     assert all(record["tokens_per_second"] > 0 for record in records)
+    assert report["seconds"] == pytest.approx(sum(record["tokens"] / record["tokens_per_second"] for record in records))
+    assert report["hardware"] == f"1 process, each on the CPU with {torch.get_num_threads()} threads"
 
 
 def test_half_stores_float16_that_loads_as_float32(short, corpus, tmp_path):
@@ -151,7 +153,7 @@ def test_the_card_has_the_scores_the_recipe_and_the_settings_of_the_report(short
     }
     assert f"`{metrics['validation_signature']}`" in card.text
     assert f"with {report['parameters']:,} parameters: encoder_layers=1, " in card.text
-    assert f"Seed 0; {report['seconds']:,.0f} seconds with {report['hardware']}; " in card.text
+    assert f"Seed 0; {report['seconds']:,.0f} seconds of updates, {report['hardware']}; " in card.text
     recipe = tomllib.loads(re.search(r"```toml\n(.*?)```", card.text, re.DOTALL)[1])
     assert Recipe(**recipe) == Recipe(**report["recipe"])
     assert "![Loss, learning rate and metrics over updates](curves.png)" in card.text

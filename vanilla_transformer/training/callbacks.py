@@ -55,6 +55,9 @@ class Watch(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         self.start()
 
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+        self.since += next((value for name, value in metrics.items() if name.endswith("_runtime")), 0.0)
+
     def on_log(self, args, state, control, logs=None, **kwargs):
         if "loss" in logs:
             seconds, counts = time.monotonic() - self.since, {side: int(count) for side, count in self.counts.items()}

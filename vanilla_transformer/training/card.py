@@ -35,7 +35,7 @@ def model_card(report: dict, model: PreTrainedModel, name: str, has_curves: bool
         scores_table(found, report["metrics"]),
         "## Training",
         f"![Loss, learning rate and metrics over updates]({CURVES})" if has_curves else "",
-        f"Seed {recipe['training'].get('seed', 42)}; {report['seconds']:,.0f} seconds with {report['hardware']}; "
+        f"Seed {recipe['training'].get('seed', 42)}; {report['seconds']:,.0f} seconds of updates, {report['hardware']}; "
         f"{', '.join(f'{package} {version}' for package, version in report['versions'].items())}.",
         f"```\n{command}\n```" if (command := command_line()) else "",
         f"```toml\n{toml(recipe)}\n```",

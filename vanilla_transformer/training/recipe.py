@@ -13,7 +13,7 @@ from transformers import GenerationConfig, Seq2SeqTrainingArguments
 from .tasks import TASKS
 
 FOLDER = Path(__file__).parent / "recipes"
-TOKENIZER = ("kind", "vocab_size", "path")
+TOKENIZER = ("kind", "vocab_size", "lowercase", "path")
 OWN = ("tokens_per_update", "tokens_per_batch", "average_last", "early_stopping_patience")  # beside the fields of `Trainer`'s
 SET_BY_RUN = {"output_dir", "predict_with_generate", "remove_unused_columns"}
 UNSMOOTHED = ("question-answering", "pretraining")  # their losses are not of `labels` alone
@@ -27,7 +27,7 @@ class Recipe:
     Attributes:
         task: a name of `tasks.TASKS`.
         data: the files, or the data set, of each split; which names there are depends on the task.
-        tokenizer: `kind` and `vocab_size` of a new one (see `train_tokenizer`), or `path`, of one to take.
+        tokenizer: `kind`, `vocab_size` and `lowercase` of a new one (see `train_tokenizer`), or `path`, of one to take.
         model: fields of the task's config; `preset` for seq2seq; or `path`, a checkpoint to go on from.
         training: fields of `Seq2SeqTrainingArguments`, and
             `tokens_per_update`: tokens of the longer side, padding included, that an update sees over all processes;
@@ -56,6 +56,8 @@ class Recipe:
                 check_name(f"key of [{table}]", name, names)
         if self.task in UNSMOOTHED and (smoothing := self.training.get("label_smoothing_factor")):
             raise ValueError(f"label_smoothing_factor is {smoothing}, expected 0: the loss of {self.task} has none")
+        if self.training.get("load_best_model_at_end") and self.training.get("average_last"):
+            raise ValueError(f"average_last={self.training['average_last']} does not go with load_best_model_at_end=true")
 
 
 def known_names(task) -> dict[str, set[str]]:

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import time
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -52,7 +51,6 @@ def train(recipe: Recipe, output: Path, force: bool = False) -> dict[str, float]
             shutil.rmtree(state, ignore_errors=True)
             state.mkdir(parents=True)
             (state / UNFINISHED).write_text(json.dumps(asdict(recipe)))
-    began = time.monotonic()
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if count := recipe.training.get("average_last"):
         model.load_state_dict(averaged(whole_checkpoints(state)[-count:]).state_dict())
@@ -62,14 +60,15 @@ def train(recipe: Recipe, output: Path, force: bool = False) -> dict[str, float]
             set_generation(model, recipe)
             trainer.compute_metrics = TASKS[recipe.task].metrics(tokenizer, model.config, recipe.evaluation, rows[split])
             metrics |= trainer.evaluate(rows[split], metric_key_prefix=split, **recipe.generation)
+    history = trainer.state.log_history  # of all calls that went on with this run
     report = {
         "recipe": asdict(recipe),
         "metrics": metrics,
         "parameters": model.num_parameters(),
-        "seconds": time.monotonic() - began,  # of this call, which may have gone on from a checkpoint
+        "seconds": sum(record["tokens"] / record["tokens_per_second"] for record in history if "tokens" in record),
         "hardware": hardware(arguments),
         "versions": {name: version(name) for name in PACKAGES},
-        "history": trainer.state.log_history,
+        "history": history,
     }
     if arguments.should_save:
         write_result(recipe, model, tokenizer, report, output, force)

@@ -15,6 +15,7 @@ def train_tokenizer(
     vocab_size: int | None = None,
     kind: Literal["bpe", "byte-bpe", "character"] = "bpe",
     for_encoder: bool = False,
+    lowercase: bool = False,
 ) -> PreTrainedTokenizerFast:
     """One vocabulary for all `lines`, source and target together. An encoded sequence ends with `</s>`.
 
@@ -32,15 +33,18 @@ def train_tokenizer(
             The names of the special tokens stand for these tokens wherever they are in a text, for all kinds.
         for_encoder: a sequence also begins with `<s>`, whose state stands for all of it; there is `<mask>`, and the second
             of two sequences has token type 1.
+        lowercase: whether capitals are read as small letters; what is decoded then has none. For `"bpe"` only.
 
     Raises:
-        ValueError: for an unknown `kind`, if `vocab_size` is missing, and if `lines` have fewer distinct pieces than
-            `vocab_size`, or more characters.
+        ValueError: for an unknown `kind`, for `lowercase` with another kind than `"bpe"`, if `vocab_size` is missing, and if
+            `lines` have fewer distinct pieces than `vocab_size`, or more characters.
     """
     if kind not in ("bpe", "byte-bpe", "character"):
         raise ValueError(f'kind must be "bpe", "byte-bpe" or "character", got {kind!r}')
     if vocab_size is None and kind != "character":
         raise ValueError(f"a tokenizer of kind {kind!r} needs a vocab_size, got None")
+    if lowercase and kind != "bpe":
+        raise ValueError(f"lowercase goes with kind 'bpe' only, got {kind!r}")
     unk, eos = SPECIAL_TOKENS["unk_token"], SPECIAL_TOKENS["eos_token"]
     special = SPECIAL_TOKENS | (ENCODER_TOKENS if for_encoder else {})
     options = {"special_tokens": list(dict.fromkeys(special.values())), "show_progress": False}
@@ -57,7 +61,7 @@ def train_tokenizer(
         trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, **options)
     else:
         tokenizer = Tokenizer(models.BPE(unk_token=unk))
-        tokenizer.normalizer = normalizers.NFC()
+        tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), *([normalizers.Lowercase()] if lowercase else [])])
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
         tokenizer.decoder = decoders.Metaspace()
         trainer = trainers.BpeTrainer(vocab_size=vocab_size, **options)

@@ -8,11 +8,12 @@ from transformers import DataCollatorForTokenClassification
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForMaskedLM
 from ..data import SOURCES, read_columns
+from . import sequence_classification
 
 CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForMaskedLM
 PIPELINE = "fill-mask"
-# Each split is a file; if it is `labelled`, the first word of each line is a label, which is left out.
-DATA = (*SOURCES, "train", "validation", "test", "labelled")
+# Each split is a file. If these are `labelled`, they are those of a sequence classification, whose labels are left out.
+DATA = (*SOURCES, *sequence_classification.DATA[1:], "labelled")
 EVALUATION = ()
 FOR_ENCODER = True
 MASKED = 0.15  # of all words
@@ -20,10 +21,10 @@ REPLACED, KEPT = 0.1, 0.1  # of the tokens of these, by a random one and by itse
 
 
 def read(data, split):
-    found = read_columns(data, split, ("text",))
-    if not data.get("labelled") or found is None:
-        return found
-    return found.map(lambda row: {"text": row["text"].partition(" ")[2]})
+    if not data.get("labelled"):
+        return read_columns(data, split, ("text",))
+    found = sequence_classification.read(data, split)
+    return found and found.select_columns("text")
 
 
 def texts(dataset):
