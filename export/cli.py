@@ -49,6 +49,14 @@ def info(args):
     print(json.dumps(facts) if args.json else report(facts))
 
 
+def attention(args):
+    from vanilla_transformer.attention_maps import save_attention_maps
+
+    texts = [args.source] if args.target is None else [args.source, args.target]
+    shown = {"layer": args.layer, "head": args.head, "kind": args.kind}
+    save_attention_maps(args.checkpoint, args.out, *texts, **shown, force=args.force)
+
+
 def export(args):
     from .build import export
     from .shortlist import tokens_of
@@ -182,6 +190,17 @@ def build_parser():
     verb.set_defaults(run=info, extras="torch")
     verb.add_argument("directory", help="checkpoint directory or Hub id")
     verb.add_argument("--json", action="store_true", help="print JSON")
+
+    verb = verbs.add_parser("attention", help="draw where each head looks, as PNG", formatter_class=formatter)
+    verb.set_defaults(run=attention, extras="train")
+    verb.add_argument("checkpoint", help="checkpoint directory or Hub id")
+    verb.add_argument("source", help="a text")
+    verb.add_argument("target", nargs="?", help="its translation; that of the model if not given")
+    verb.add_argument("--kind", help="encoder, decoder or cross (if not given), for models that have all three")
+    verb.add_argument("--layer", type=int, help="from 0 on; all if not given")
+    verb.add_argument("--head", type=int, help="from 0 on; all if not given; with a layer, one map with its tokens")
+    verb.add_argument("--out", type=Path, required=True, help="file to write")
+    verb.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
     verb = verbs.add_parser("export", help="write a checkpoint as ONNX graphs", formatter_class=formatter)
     verb.set_defaults(run=export, extras="torch,cpu")

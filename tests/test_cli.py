@@ -150,11 +150,11 @@ def test_help_names_the_verbs_and_loads_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     assert done.stdout.endswith("[]\n")
-    for verb in ("train", "average", "export", "verify", "generate", "evaluate"):
+    for verb in ("train", "average", "attention", "export", "verify", "generate", "evaluate"):
         assert f"\n    {verb} " in done.stdout
 
 
-@pytest.mark.parametrize("verb", ["train", "average", "export", "verify", "generate", "evaluate"])
+@pytest.mark.parametrize("verb", ["train", "average", "attention", "export", "verify", "generate", "evaluate"])
 def test_each_verb_explains_all_its_options(verb, capsys):
     with pytest.raises(SystemExit) as caught:
         main([verb, "--help"])

@@ -313,7 +313,7 @@ def test_multiple_choice_loss_is_the_cross_entropy_of_the_right_choice(divisor):
 @LOSS_KWARGS
 @pytest.mark.parametrize("parts", ["both", "masked tokens", "next sentence"])
 def test_pretraining_loss_is_the_sum_of_the_cross_entropies_given(parts, divisor):
-    """`num_items_in_batch` counts masked tokens, not sentences."""
+    """`num_items_in_batch` counts masked tokens, of which this batch has a share; so has its mean over sentences."""
     model, given = build(VanillaEncoderForPreTraining, **STRONG), dict(input_ids=tokens())
     outputs, expected, labels = model(**given), 0.0, {}
     if parts != "next sentence":
@@ -321,7 +321,8 @@ def test_pretraining_loss_is_the_sum_of_the_cross_entropies_given(parts, divisor
         expected += cross_entropy(outputs.prediction_logits, labels["labels"], divisor)
     if parts != "masked tokens":
         labels["next_sentence_label"] = torch.tensor([0, 1, 1])
-        expected += cross_entropy(outputs.seq_relationship_logits, labels["next_sentence_label"])
+        share = 1.0 if divisor is None or parts != "both" else labels["labels"].ne(-100).sum().item() / int(divisor)
+        expected += share * cross_entropy(outputs.seq_relationship_logits, labels["next_sentence_label"])
     assert loss_of(model, divisor, **given, **labels) == pytest.approx(expected, rel=1e-5)
 
 

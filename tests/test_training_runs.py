@@ -2,16 +2,21 @@
 
 import json
 import math
+import re
 import signal
 import subprocess
 import sys
 import time
+import tomllib
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from checkpoints import toy_corpus, write_corpus
+from huggingface_hub import ModelCard
+from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback
 from transformers.trainer_pt_utils import LabelSmoother
@@ -20,6 +25,8 @@ from vanilla_transformer import VanillaSeq2SeqConfig, VanillaSeq2SeqForCondition
 from vanilla_transformer.training import run as runs
 from vanilla_transformer.training.averaging import average, averaged
 from vanilla_transformer.training.callbacks import Watch, smoothed_loss
+from vanilla_transformer.training.card import model_card, toml
+from vanilla_transformer.training.curves import draw_curves, panels
 from vanilla_transformer.training.dry_run import dry_run
 from vanilla_transformer.training.recipe import FOLDER, Recipe, read_recipe
 from vanilla_transformer.training.run import train
@@ -125,6 +132,73 @@ def test_early_stopping_ends_a_run_that_gets_no_better_with_its_best_weights(cor
     settings |= dict(load_best_model_at_end=True, metric_for_best_model="bleu")
     train(recipe_of(corpus, **settings), tmp_path / "model")
     assert max(record["epoch"] for record in history(tmp_path / "model")) == 3
+
+
+# ------------------------------------------------------------------------------------------------ beside the weights
+
+
+def test_the_card_has_the_scores_the_recipe_and_the_settings_of_the_report(short):
+    output, metrics = short
+    card, report = ModelCard.load(output / "README.md"), json.loads((output / "training.json").read_text())
+    assert (card.data.library_name, card.data.pipeline_tag, card.data.model_name) == ("transformers", "translation", "model")
+    assert card.data.tags == ["vanilla-transformer", "vanilla-seq2seq"]
+    results = {(result.dataset_split, result.metric_type): result for result in card.data.eval_results}
+    assert {key: result.metric_value for key, result in results.items()} == {
+        ("validation", name): metrics[f"validation_{name}"] for name in ("loss", "bleu", "chrf")
+    }
+    assert {result.dataset_name for result in results.values()} == {"val.en, val.de"}
+    rows = re.findall(r"^\| (\w+) \| (\w+) \| ([\d.]+) \|$", card.text, re.MULTILINE)
+    assert {(split, metric): float(value) for split, metric, value in rows} == {
+        key: float(f"{result.metric_value:.4g}") for key, result in results.items()
+    }
+    assert f"`{metrics['validation_signature']}`" in card.text
+    assert f"with {report['parameters']:,} parameters: encoder_layers=1, " in card.text
+    assert f"Seed 0; {report['seconds']:,.0f} seconds of updates, {report['hardware']}; " in card.text
+    recipe = tomllib.loads(re.search(r"```toml\n(.*?)```", card.text, re.DOTALL)[1])
+    assert Recipe(**recipe) == Recipe(**report["recipe"])
+    assert "![Loss, learning rate and metrics over updates](curves.png)" in card.text
+
+
+def test_the_card_says_how_the_run_was_started_and_what_was_not_measured(short, monkeypatch):
+    report = json.loads((short[0] / "training.json").read_text()) | {"metrics": {}}
+    report["recipe"]["model"] |= {"path": "pretrained", "sep_token_id": None}
+    model = VanillaSeq2SeqForConditionalGeneration(VanillaSeq2SeqConfig(vocab_size=60, **SMALL))
+    monkeypatch.setattr(sys, "argv", ["/bin/vanilla-transformer", "train", "translation", "--output", "a model"])
+    card = model_card(report, model, "name", has_curves=False)
+    assert "\nvanilla-transformer train translation --output 'a model'\n" in card.text
+    assert "Trained from `pretrained`" in card.text
+    assert "neither validation nor test text" in card.text
+    assert "sep_token_id" not in card.text and "curves" not in card.text
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
+def test_a_recipe_that_is_written_is_the_one_that_was_read(path):
+    recipe = read_recipe(path.stem)
+    assert Recipe(**tomllib.loads(toml(asdict(recipe)))) == recipe
+
+
+def test_curves_are_drawn_beside_the_weights(short):
+    with Image.open(short[0] / "curves.png") as image:
+        assert (image.format, image.size) == ("PNG", (1000, 300))  # the loss and the learning rate
+        assert len(image.getcolors(maxcolors=2**20)) > 100
+
+
+def test_the_curves_are_those_of_the_log(tmp_path):
+    history = [
+        {"loss": 2.0, "learning_rate": 0.1, "grad_norm": 3.0, "step": 1, "tokens": 7},
+        {"eval_loss": 2.5, "eval_bleu": 1.0, "eval_signature": "tok:13a", "eval_runtime": 9.0, "step": 1},
+        {"loss": 1.0, "learning_rate": 0.2, "step": 2},
+        {"train_loss": 1.5, "step": 2},
+        {"validation_bleu": 4.0, "step": 2},
+    ]
+    assert panels(history) == {
+        "loss": {"training": [(1, 2.0), (2, 1.0)], "validation": [(1, 2.5)]},
+        "learning_rate": {"training": [(1, 0.1), (2, 0.2)]},
+        "bleu": {"validation": [(1, 1.0)]},
+    }
+    assert list(panels(history)) == ["loss", "learning_rate", "bleu"]
+    assert not draw_curves(history[-2:], tmp_path / "curves.png")
+    assert list(tmp_path.iterdir()) == []
 
 
 # -------------------------------------------------------------------------------------------------------------- the pieces

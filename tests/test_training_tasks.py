@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from vanilla_transformer import VanillaDecoderConfig, VanillaDecoderForCausalLM
 from vanilla_transformer.training.recipe import Recipe
 from vanilla_transformer.training.run import prepare, train
-from vanilla_transformer.training.tasks import causal_lm, masked_lm, sequence_classification
+from vanilla_transformer.training.tasks import causal_lm, masked_lm, pretraining, sequence_classification
 from vanilla_transformer.training.tokenizer import train_tokenizer
 
 CHOICE = random.Random(0).choice
@@ -147,6 +147,13 @@ def test_whole_words_are_masked_at_the_rates_of_bert():
     assert (found["input_ids"][chosen] == ids[chosen]).sum().item() / count == pytest.approx(0.1, abs=0.04)
 
 
+def test_a_batch_of_few_words_has_one_that_is_masked():
+    tokenizer = train_tokenizer(["the cat"], kind="character", for_encoder=True)
+    ids, words = torch.tensor([[1, 7, 8, 2], [1, 9, 2, 0]]), torch.tensor([[-1, 0, 1, -1], [-1, 0, -1, -1]])
+    counts = [(masked_lm.masked(ids, words, tokenizer)[1] != -100).sum().item() for _ in range(200)]
+    assert min(counts) == 1 and max(counts) > 1
+
+
 def test_a_masked_language_model_learns(tmp_path):
     (tmp_path / "train.txt").write_text(VERSE * 3)
     training = dict(tokens_per_update=256, num_train_epochs=40, learning_rate=3e-3, save_strategy="no", seed=0)
@@ -154,6 +161,97 @@ def test_a_masked_language_model_learns(tmp_path):
     recipe = Recipe("masked-lm", files, {"kind": "bpe", "vocab_size": 45}, ENCODER, training)
     metrics = train(recipe, tmp_path / "model")
     assert metrics["validation_nll"] < 1.5 < math.log(45)
+
+
+# ------------------------------------------------------------------------------------------------------------- pretraining
+
+ENDINGS = [f"the {CHOICE(['cat', 'dog', 'fox'])} {CHOICE(['runs', 'sits', 'sees'])}" for _ in range(240)]
+# What follows begins with "then"; most documents have one sentence, which may only be a random second one.
+STORIES = [[f"once {first}", f"then {second}"] for first, second in zip(ENDINGS[:80:2], ENDINGS[1:80:2])]
+STORIES += [[f"once {ending}"] for ending in ENDINGS[80:]]
+
+
+def pretrainer(path, **training):
+    settings = dict(tokens_per_update=128, num_train_epochs=40, learning_rate=3e-3, warmup_steps=20, save_strategy="no", seed=0)
+    data = {"train": str(path), "validation": str(path), "max_length": 18}
+    return Recipe(
+        "pretraining", data, {"kind": "bpe", "vocab_size": 40}, {**ENCODER, "norm_first": True}, {**settings, **training}
+    )
+
+
+@pytest.fixture
+def documents(tmp_path):
+    path = tmp_path / "documents.txt"
+    path.write_text("\n\n\n".join("\n".join(document) for document in STORIES) + "\n")
+    return path
+
+
+def test_half_of_the_second_sentences_follow_and_the_others_are_of_another_document(documents):
+    stories = [[f"{place} {number}" for number in range(9)] for place in range(200)]
+    documents.write_text("\n\n".join("\n".join(story) for story in stories))
+    rows = pretraining.read({"train": str(documents)}, "train")
+    assert rows["first"] == [sentence for story in stories for sentence in story[:-1]]
+    follow = 0
+    for first, second, label in zip(rows["first"], rows["second"], rows["next_sentence_label"], strict=True):
+        (place, number), (other, other_number) = (map(int, sentence.split()) for sentence in (first, second))
+        assert (other, other_number) == (place, number + 1) if label == pretraining.FOLLOWS else other != place
+        follow += label == pretraining.FOLLOWS
+    assert follow / len(rows) == pytest.approx(0.5, abs=0.04)
+    assert {second.split()[1] for second in rows["second"]} == set("012345678")  # a random one may be any of its document
+    assert pretraining.read({"train": str(documents)}, "train").to_dict() == rows.to_dict()
+    assert pretraining.read({"train": str(documents)}, "validation") is None
+
+
+def test_a_pair_is_two_types_of_tokens_and_its_words_are_masked_apart(documents):
+    tokenizer, model, rows = prepare(pretrainer(documents))
+    rows, text = rows["train"], pretraining.read({"train": str(documents)}, "train")
+    for index, row in enumerate(rows):
+        pair = [tokenizer(text[index][side])["input_ids"][1:] for side in ("first", "second")]
+        if sum(map(len, pair)) + 1 <= 18:
+            assert row["input_ids"] == [tokenizer.bos_token_id, *pair[0], *pair[1]]
+            assert row["token_type_ids"] == [0] * (1 + len(pair[0])) + [1] * len(pair[1])
+            assert list(dict.fromkeys(row["labels"])) == [-1, *range(8)]  # of four words each
+    lengths = [len(ids) for ids in rows["input_ids"]]
+    assert max(lengths) == 18 and min(lengths) < 18, sorted(lengths)
+    batch = pretraining.collator(tokenizer, model)([rows[index] for index in range(len(rows))])
+    assert batch["next_sentence_label"].tolist() == rows["next_sentence_label"]
+    chosen = batch["labels"] != -100
+    assert 0.1 < chosen.sum() / sum(word >= 0 for row in rows["labels"] for word in row) < 0.2
+    assert (batch["input_ids"][chosen] == tokenizer.mask_token_id).float().mean() > 0.6
+
+
+@pytest.mark.slow
+def test_an_encoder_learns_words_and_next_sentences_together(documents, tmp_path):
+    metrics = train(pretrainer(documents), tmp_path / "model")
+    assert metrics["validation_next_sentence_accuracy"] > 0.8
+    assert metrics["validation_nll"] < 1.8  # 2.5 by the frequency of each token alone
+
+
+def test_a_new_encoder_knows_neither_words_nor_next_sentences(documents, tmp_path):
+    metrics = train(pretrainer(documents, max_steps=2), tmp_path / "model")
+    assert metrics["validation_next_sentence_accuracy"] == pytest.approx(0.5, abs=0.15)
+    assert metrics["validation_nll"] == pytest.approx(math.log(40), abs=0.8)
+    assert metrics["validation_loss"] == pytest.approx(metrics["validation_nll"] + math.log(2), abs=0.3)
+
+
+def test_the_metrics_of_words_and_sentences():
+    logits = torch.zeros(2, 3, 4), torch.tensor([[2.0, 1.0], [0.0, 1.0]])
+    labels = torch.tensor([[1, -100, 2], [-100, -100, -100]]), torch.tensor([0, 0])
+    kept = [values.numpy() for values in pretraining.reduce(logits, labels)]
+    scores = pretraining.metrics(None, None, {}, None)((kept, [values.numpy() for values in labels]))
+    assert scores == {"nll": pytest.approx(math.log(4)), "next_sentence_accuracy": 0.5}
+
+
+@pytest.mark.parametrize("text, seen", [("a\nb\n", "1 documents of up to 2"), ("a\n\nb\n\nc\n", "3 documents of up to 1")])
+def test_a_text_without_pairs_is_refused(documents, text, seen):
+    documents.write_text(text)
+    with pytest.raises(ValueError, match=f"the train text has {seen} sentences, expected at least 2 of 2"):
+        pretraining.read({"train": str(documents)}, "train")
+
+
+def test_label_smoothing_is_refused_where_the_loss_has_none(documents):
+    with pytest.raises(ValueError, match="label_smoothing_factor is 0.1, expected 0: the loss of pretraining has none"):
+        pretrainer(documents, label_smoothing_factor=0.1)
 
 
 # ------------------------------------------------------------------------------------------------- sequence-classification
@@ -236,5 +334,5 @@ def test_a_file_of_another_encoding_is_read_where_the_recipe_says_so(tmp_path):
 
 
 def test_the_metrics_of_predictions():
-    accuracy = sequence_classification.metrics(None, None, {})((np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0])))
+    accuracy = sequence_classification.metrics(None, None, {}, None)((np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0])))
     assert accuracy == {"accuracy": 0.75}

@@ -1,4 +1,4 @@
-"""Directories that appear whole or not at all."""
+"""Directories and files that appear whole or not at all."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 def refuse_existing(path: str | os.PathLike, force: bool) -> None:
     """What `new_directory` checks, for callers with long work to do before they get there."""
     if Path(path).exists() and not force:
-        raise FileExistsError(f"{path} exists already; expected a new directory, or --force to replace it")
+        raise FileExistsError(f"{path} exists already; expected a new path, or --force to replace it")
 
 
 @contextlib.contextmanager
@@ -35,6 +35,18 @@ def new_directory(path: str | os.PathLike, force: bool = False) -> Iterator[Path
         partial.rename(path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def new_file(path: str | os.PathLike, force: bool = False) -> Iterator[Path]:
+    """As `new_directory`, for one file: yields a path to write it to."""
+    path = Path(path)
+    refuse_existing(path, force)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as directory:
+        partial = Path(directory) / path.name
+        yield partial
+        partial.replace(path)
 
 
 def current_umask() -> int:

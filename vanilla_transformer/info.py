@@ -7,7 +7,7 @@ from collections import Counter
 
 import torch
 from torch import nn
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 import vanilla_transformer
 
@@ -26,14 +26,10 @@ def info(source: str | os.PathLike) -> dict:
         OSError: if there is no config.
         ValueError: if it is not one of ours.
     """
-    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-    if not isinstance(config, vanilla_transformer.VanillaTransformerConfig):
-        raise ValueError(f"{source} is a {config.model_type} checkpoint, expected one of ours: convert it first")
-    name = (config.architectures or [None])[0]
-    if name not in vanilla_transformer.__all__:
-        raise ValueError(f"{source} has the architecture {name}, expected one of ours")
+    config, model_class = config_and_class(source)
+    name = model_class.__name__
     with torch.device("meta"):
-        model = getattr(vanilla_transformer, name)(config)
+        model = model_class(config)
     parameters = parameters_by_block(model)
     total = sum(parameters.values())
     heads = config.num_attention_heads * (config.head_dim + config.value_head_dim)
@@ -48,6 +44,17 @@ def info(source: str | os.PathLike) -> dict:
         "cache_values": heads * decoder_layers,
         "flops": flops(model) | {"attention to one token, per layer": 2 * heads},
     }
+
+
+def config_and_class(source: str | os.PathLike) -> tuple[PreTrainedConfig, type[PreTrainedModel]]:
+    """Of a checkpoint directory or Hub id; raises as `info`."""
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    if not isinstance(config, vanilla_transformer.VanillaTransformerConfig):
+        raise ValueError(f"{source} is a {config.model_type} checkpoint, expected one of ours: convert it first")
+    name = (config.architectures or [None])[0]
+    if name not in vanilla_transformer.__all__:
+        raise ValueError(f"{source} has the architecture {name}, expected one of ours")
+    return config, getattr(vanilla_transformer, name)
 
 
 def shape_fields(config):

@@ -612,7 +612,9 @@ class VanillaEncoderForPreTraining(VanillaPreTrainedModel):
         if labels is not None:
             losses.append(fixed_cross_entropy(prediction.flatten(0, 1).float(), labels.flatten(), **kwargs))
         if next_sentence_label is not None:
-            losses.append(fixed_cross_entropy(relationship.float(), next_sentence_label.flatten()))
+            loss = fixed_cross_entropy(relationship.float(), next_sentence_label.flatten())
+            count = kwargs.get("num_items_in_batch")  # the labels of all batches of an update; this one has a share of them
+            losses.append(loss if count is None or labels is None else loss * labels.ne(-100).sum() / count)
         return VanillaEncoderForPreTrainingOutput(
             sum(losses) if losses else None, prediction, relationship, outputs.hidden_states, outputs.attentions
         )

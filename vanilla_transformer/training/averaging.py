@@ -5,11 +5,10 @@ import shutil
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, PreTrainedModel
-
-import vanilla_transformer
+from transformers import PreTrainedModel
 
 from ..files import new_directory, refuse_existing
+from ..info import config_and_class
 
 
 def average(checkpoints: list[str | os.PathLike], out: str | os.PathLike, force: bool = False) -> None:
@@ -49,5 +48,5 @@ def averaged(checkpoints: list[str | os.PathLike]) -> PreTrainedModel:
 
 
 def load(checkpoint):
-    config = AutoConfig.from_pretrained(checkpoint)
-    return getattr(vanilla_transformer, config.architectures[0]).from_pretrained(checkpoint, dtype=torch.float32)
+    _, model_class = config_and_class(checkpoint)
+    return model_class.from_pretrained(checkpoint, dtype=torch.float32)

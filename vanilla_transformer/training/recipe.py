@@ -16,6 +16,7 @@ FOLDER = Path(__file__).parent / "recipes"
 TOKENIZER = ("kind", "vocab_size", "lowercase", "path")
 OWN = ("tokens_per_update", "tokens_per_batch", "average_last", "early_stopping_patience")  # beside the fields of `Trainer`'s
 SET_BY_RUN = {"output_dir", "predict_with_generate", "remove_unused_columns"}
+UNSMOOTHED = ("question-answering", "pretraining")  # their losses are not of `labels` alone
 SAVE_DTYPES = ("float32", "float16")
 
 
@@ -53,6 +54,8 @@ class Recipe:
         for table, names in known_names(TASKS[self.task]).items():
             for name in getattr(self, table):
                 check_name(f"key of [{table}]", name, names)
+        if self.task in UNSMOOTHED and (smoothing := self.training.get("label_smoothing_factor")):
+            raise ValueError(f"label_smoothing_factor is {smoothing}, expected 0: the loss of {self.task} has none")
         if self.training.get("load_best_model_at_end") and self.training.get("average_last"):
             raise ValueError(f"average_last={self.training['average_last']} does not go with load_best_model_at_end=true")
 

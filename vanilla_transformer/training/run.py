@@ -16,7 +16,9 @@ from ..files import new_directory, refuse_existing
 from .averaging import averaged
 from .batches import TokenBatches, collate_batches
 from .callbacks import Watch, callbacks, smoothed_loss
+from .card import CARD, model_card
 from .checkpoints import UNFINISHED, unfinished_checkpoint, whole_checkpoints
+from .curves import CURVES, draw_curves
 from .recipe import OWN, Recipe
 from .tasks import TASKS
 from .tokenizer import train_tokenizer
@@ -58,6 +60,7 @@ def train(recipe: Recipe, output: Path, force: bool = False) -> dict[str, float]
     for split in SPLITS[1:]:
         if split in rows:
             set_generation(model, recipe)
+            trainer.compute_metrics = metrics_of(recipe, tokenizer, model, rows[split])
             metrics |= trainer.evaluate(rows[split], metric_key_prefix=split, **recipe.generation)
     history = trainer.state.log_history  # of all calls that went on with this run
     report = {
@@ -98,11 +101,11 @@ def make_trainer(recipe, arguments, tokenizer, model, rows) -> Seq2SeqTrainer:
         data_collator=collate_batches(task.collator(tokenizer, model)),
         processing_class=tokenizer,
         compute_loss_func=smoothed_loss(watch, arguments.label_smoothing_factor),
+        compute_metrics=metrics_of(recipe, tokenizer, model, rows["validation"]) if "validation" in rows else None,
         preprocess_logits_for_metrics=task.reduce,
         callbacks=[watch, *callbacks(recipe)],
     )
     check_processes(trainer)
-    trainer.compute_metrics = of_each_row_once(task.metrics(tokenizer, model.config, recipe.evaluation), trainer)
     return trainer
 
 
@@ -114,15 +117,16 @@ def check_processes(trainer) -> None:
         raise ValueError("each process of a run holds the whole model, expected neither FSDP nor DeepSpeed")
 
 
-def of_each_row_once(metrics, trainer):
-    """`metrics` without the rows that `Seq2SeqTrainer` gets twice: where the last batches of several processes are not full,
-    rows from the beginning fill them."""
+def metrics_of(recipe, tokenizer, model, rows):
+    """The task's metrics of `rows`, each once: where the last batches of several processes are not full, `Seq2SeqTrainer` fills
+    them with rows from the beginning."""
+    metrics = TASKS[recipe.task].metrics(tokenizer, model.config, recipe.evaluation, rows)
+    return lambda prediction: metrics(first_of(tuple(prediction), len(rows)))
 
-    def of_rows(prediction):
-        count = len(trainer.callback_handler.eval_dataloader.dataset)
-        return metrics([values[:count] for values in prediction])
 
-    return of_rows
+def first_of(values, count):
+    """Of arrays, or tuples of them."""
+    return tuple(first_of(value, count) for value in values) if isinstance(values, tuple) else values[:count]
 
 
 def set_generation(model, recipe) -> None:
@@ -137,6 +141,8 @@ def write_result(recipe, model, tokenizer, report, output, force) -> None:
     with new_directory(output, force) as directory:
         save_checkpoint(model, tokenizer, directory, recipe.save_dtype)
         (directory / REPORT).write_text(json.dumps(report, indent=1) + "\n")
+        has_curves = draw_curves(report["history"], directory / CURVES)
+        model_card(report, model, output.name, has_curves).save(directory / CARD)
 
 
 def save_checkpoint(model, tokenizer, directory: Path, dtype: str) -> None:

@@ -3,6 +3,7 @@
 | name | what it is |
 |---|---|
 | `CONFIG`, `MODEL` | the classes of the model |
+| `PIPELINE` | the Hub's name for what the model does |
 | `DATA`, `EVALUATION` | the keys of a recipe's tables of these names |
 | `read(data, split)` | a `datasets.Dataset` of text for `"train"`, `"validation"` or `"test"`, `None` if the recipe has none |
 | `texts(dataset)` | all its text, for a new tokenizer |
@@ -12,14 +13,25 @@
 | `examples(rows, data, split)` | what the model sees of one split: the rows of numbers, or pieces of them |
 | `collator(tokenizer, model)` | a list of examples -> a padded batch |
 | `reduce(logits, labels)` | what is kept of the logits for the metrics; `None` where these take generated tokens |
-| `metrics(tokenizer, config, evaluation)` | what `Trainer` calls with that and the labels of a split |
+| `metrics(tokenizer, config, evaluation, rows)` | what `Trainer` calls with that and the labels of `rows`, a split's examples |
 """
 
-from . import causal_lm, masked_lm, sequence_classification, translation
+from . import (
+    causal_lm,
+    masked_lm,
+    pretraining,
+    question_answering,
+    sequence_classification,
+    token_classification,
+    translation,
+)
 
 TASKS = {
     "translation": translation,
     "causal-lm": causal_lm,
     "masked-lm": masked_lm,
+    "pretraining": pretraining,
     "sequence-classification": sequence_classification,
+    "token-classification": token_classification,
+    "question-answering": question_answering,
 }

@@ -10,6 +10,7 @@ from ...modeling_vanilla_transformer import VanillaDecoderForCausalLM
 from ..data import paths_of, read_text
 
 CONFIG, MODEL = VanillaDecoderConfig, VanillaDecoderForCausalLM
+PIPELINE = "text-generation"
 # A split is a file or several. Without one, the validation text is the last `validation_fraction` of the training text. An
 # example has `block_size` tokens. With `documents = "line"` each line is a text of its own, which no other one is read with.
 DATA = ("directory", "train", "validation", "test", "validation_fraction", "block_size", "documents")
@@ -111,7 +112,7 @@ def reduce(logits, labels):
     return F.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none")
 
 
-def metrics(tokenizer, config, evaluation):
+def metrics(tokenizer, config, evaluation, rows):
     def mean(prediction):
         """Of all predicted tokens, in nats, and its exponential."""
         losses, labels = prediction

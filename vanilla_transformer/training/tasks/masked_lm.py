@@ -11,6 +11,7 @@ from ..data import SOURCES, read_columns
 from . import sequence_classification
 
 CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForMaskedLM
+PIPELINE = "fill-mask"
 # Each split is a file. If these are `labelled`, they are those of a sequence classification, whose labels are left out.
 DATA = (*SOURCES, *sequence_classification.DATA[1:], "labelled")
 EVALUATION = ()
@@ -35,10 +36,18 @@ def config_fields(text):
 
 
 def encode(columns, tokenizer, data):
-    """`labels` are the number of the word each token is of, -1 for special tokens."""
     encoded = tokenizer(columns["text"], return_token_type_ids=False)
-    words = ([-1 if word is None else word for word in encoded.word_ids(row)] for row in range(len(columns["text"])))
-    return {"input_ids": encoded["input_ids"], "labels": list(words)}
+    return {"input_ids": encoded["input_ids"], "labels": word_numbers(encoded)}
+
+
+def word_numbers(encoded) -> list[list[int]]:
+    """The number of the word each token is of, -1 for special tokens; the words of a second sequence are counted on."""
+    found = []
+    for row in range(len(encoded["input_ids"])):
+        words, sides = encoded.word_ids(row), encoded.sequence_ids(row)
+        behind = 1 + max((word for word, side in zip(words, sides) if side == 0 and word is not None), default=-1)
+        found.append([-1 if word is None else word + behind * side for word, side in zip(words, sides)])
+    return found
 
 
 def examples(rows, data, split):
@@ -57,11 +66,11 @@ def collator(tokenizer, model):
 
 
 def masked(ids: torch.Tensor, words: torch.Tensor, tokenizer) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whole words (B, S) of `ids` (B, S), each with probability `MASKED`: 80% of their tokens become the mask token, 10% a
-    random one. Returns the new ids, and as labels those of the chosen words, -100 elsewhere."""
+    """Whole words (B, S) of `ids` (B, S), each with probability `MASKED`, at least one of a batch: 80% of their tokens become
+    the mask token, 10% a random one. Returns the new ids, and as labels those of the chosen words, -100 elsewhere."""
     rows = torch.arange(len(ids))[:, None]
-    chosen = torch.rand(len(ids), int(words.max()) + 1)[rows, words.clamp(min=0)] < MASKED
-    chosen &= words >= 0
+    draw = torch.rand(len(ids), int(words.max()) + 1)[rows, words.clamp(min=0)].masked_fill(words < 0, torch.inf)
+    chosen = draw <= draw.min().clamp(min=MASKED, max=1)  # at least one word: the loss of none is not a number
     fate = torch.rand(ids.shape)
     new = torch.where(chosen & (fate >= REPLACED + KEPT), tokenizer.mask_token_id, ids)
     new = torch.where(chosen & (fate < REPLACED), torch.randint(len(tokenizer), ids.shape), new)
@@ -73,7 +82,7 @@ def reduce(logits, labels):
     return F.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none")
 
 
-def metrics(tokenizer, config, evaluation):
+def metrics(tokenizer, config, evaluation, rows):
     def mean(prediction):
         losses, labels = prediction
         return {"nll": losses[labels != -100].mean(dtype=np.float64)}

@@ -11,6 +11,7 @@ from ...modeling_vanilla_transformer import VanillaEncoderForSequenceClassificat
 from ..data import paths_of, read_lines
 
 CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForSequenceClassification
+PIPELINE = "text-classification"
 # With `folds`, the training lines without their duplicates are cut into that many parts at random, always the same ones, and
 # part `fold` (from 0 on) is the validation split.
 DATA = ("directory", "train", "validation", "test", "encoding", "folds", "fold")
@@ -77,7 +78,7 @@ def reduce(logits, labels):
     return logits.argmax(dim=-1)
 
 
-def metrics(tokenizer, config, evaluation):
+def metrics(tokenizer, config, evaluation, rows):
     def accuracy(prediction):
         found, labels = prediction
         return {"accuracy": np.mean(found == labels)}

@@ -10,6 +10,7 @@ from ...modeling_vanilla_transformer import VanillaSeq2SeqForConditionalGenerati
 from ..data import SOURCES, read_columns
 
 CONFIG, MODEL = VanillaSeq2SeqConfig, VanillaSeq2SeqForConditionalGeneration
+PIPELINE = "translation"
 DATA = (*SOURCES, "train", "validation", "test")  # each split a file of the source and one of the target, line by line
 EVALUATION = ("bleu_tokenize",)  # of sacreBLEU, "13a" by default
 FOR_ENCODER = False
@@ -41,7 +42,7 @@ def collator(tokenizer, model):
     return DataCollatorForSeq2Seq(tokenizer, model)
 
 
-def metrics(tokenizer, config, evaluation):
+def metrics(tokenizer, config, evaluation, rows):
     return lambda prediction: scores_of_ids(*prediction, tokenizer, evaluation.get("bleu_tokenize", "13a"))
 
 

@@ -1,0 +1,120 @@
+"""Where each head looks: attention weights as arrays and as pictures."""
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch.nn import functional as F
+from transformers import AutoTokenizer, PreTrainedModel
+
+from .files import new_file, refuse_existing
+from .info import config_and_class
+
+KINDS = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}  # of seq2seq
+DPI = 100
+SMALL, TOKEN, LARGEST = 1.5, 0.25, 50.0  # inches: a map of a grid, a token of a map by itself, a picture at most
+
+
+@dataclass
+class AttentionMaps:
+    """`weights` (layers, heads, T, S): how much the position that reads `queries[t]` looks at the one that reads `keys[s]`."""
+
+    kind: str
+    weights: np.ndarray
+    queries: list[str]
+    keys: list[str]
+
+
+def save_attention_maps(
+    checkpoint: str | os.PathLike, out: str | os.PathLike, *texts: str, layer=None, head=None, kind=None, force=False
+) -> None:
+    """Writes the picture `draw` makes of a checkpoint's `attention_maps` of `texts` to the file `out`.
+
+    Raises:
+        FileExistsError: if `out` exists and `force` is not given.
+        ValueError: as `attention_maps` and `draw`, and if the checkpoint is not one of ours.
+    """
+    refuse_existing(out, force)
+    _, model_class = config_and_class(checkpoint)
+    model = model_class.from_pretrained(checkpoint, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    figure = draw(attention_maps(model, tokenizer, *texts, kind=kind), layer, head)
+    with new_file(out, force) as file:
+        figure.savefig(file, dpi=DPI)
+
+
+def attention_maps(
+    model: PreTrainedModel, tokenizer, source: str, target: str | None = None, kind: str | None = None
+) -> AttentionMaps:
+    """Of a text's self-attention, or for seq2seq of `kind` "encoder", "decoder" or "cross" (the default), where a `target`
+    that is not given is the model's own translation, by its generation settings without sampling. `model` is left in
+    evaluation mode, with the eager attention implementation.
+
+    Raises:
+        ValueError: for a text without tokens, a kind that the model does not have, and a target it does not read.
+    """
+    name, is_pair = type(model).__name__, model.config.is_encoder_decoder
+    kinds = tuple(KINDS) if is_pair else ("decoder",) if "Decoder" in name else ("encoder",)
+    kind = kinds[-1] if kind is None else kind
+    if kind not in kinds:
+        raise ValueError(f"{name} has no {kind!r} attention, expected one of {', '.join(kinds)}")
+    if target is not None and not is_pair:
+        raise ValueError(f"{name} reads one text, got the target {target!r} too")
+    for text in [source] if target is None else [source, target]:
+        if not tokenizer(text, add_special_tokens=False)["input_ids"]:
+            raise ValueError(f"the text {text!r} has no tokens, expected at least one")
+    model.eval().set_attn_implementation("eager")  # the others give no weights
+    # A decoder goes on from a text: the token that ends one is not in it.
+    ids = tokenizer(source, return_tensors="pt", add_special_tokens=kinds != ("decoder",))["input_ids"]
+    inputs, read = {"input_ids": ids}, {kinds[0]: ids}
+    with torch.no_grad():
+        if is_pair:
+            inputs["decoder_input_ids"] = read["decoder"] = decoder_input_ids(model, tokenizer, ids, target)
+        outputs = model.base_model(**inputs, output_attentions=True)
+    queries, keys = (read["decoder"], ids) if kind == "cross" else (read[kind], read[kind])
+    weights = torch.cat(outputs[KINDS[kind] if is_pair else "attentions"]).double().numpy()
+    return AttentionMaps(kind, weights, *(tokenizer.convert_ids_to_tokens(row[0]) for row in (queries, keys)))
+
+
+def decoder_input_ids(model, tokenizer, ids, target):
+    """The start token and the target's, but for its last one, which is only predicted."""
+    if target is not None:
+        labels = tokenizer(text_target=target, return_tensors="pt")["input_ids"]
+        return F.pad(labels[:, :-1], (1, 0), value=model.config.decoder_start_token_id)
+    if not model.can_generate():
+        raise ValueError(f"{type(model).__name__} cannot generate, expected a target")
+    return model.generate(ids, do_sample=False, num_return_sequences=1)[:, :-1]
+
+
+def draw(maps: AttentionMaps, layer: int | None = None, head: int | None = None) -> Figure:
+    """A grid of all layers and heads, or of those of the one `layer` or `head`; one map alone has its tokens beside it.
+
+    Raises:
+        ValueError: for a layer or a head that does not exist.
+    """
+    layers, heads = (chosen(*found) for found in zip(("layer", "head"), (layer, head), maps.weights.shape))
+    is_alone = len(layers) == len(heads) == 1
+    sides = (len(maps.keys), len(maps.queries)) if is_alone else (len(heads), len(layers))
+    size = [min(1.5 + side * (TOKEN if is_alone else SMALL), LARGEST) for side in sides]
+    figure = Figure(figsize=size, layout="constrained")  # no pyplot: nothing outlives the call
+    grid = figure.subplots(len(layers), len(heads), squeeze=False)
+    for row, layer in zip(grid, layers):
+        for axes, head in zip(row, heads):
+            image = axes.imshow(maps.weights[layer, head], cmap="Blues", vmin=0, vmax=maps.weights.max(), aspect="auto")
+            axes.set_title(f"layer {layer}, head {head}", fontsize=8)
+            axes.set(xticks=[], yticks=[])
+    if is_alone:  # a "$" of a token is no formula
+        axes.set_xticks(range(len(maps.keys)), maps.keys, rotation=90, parse_math=False)
+        axes.set_yticks(range(len(maps.queries)), maps.queries, parse_math=False)
+    figure.colorbar(image, ax=grid, label=f"{maps.kind} attention")
+    figure.supxlabel("key")
+    figure.supylabel("query")
+    return figure
+
+
+def chosen(name, index, count):
+    if index is not None and not 0 <= index < count:
+        raise ValueError(f"{name} is {index}, expected one of 0 to {count - 1}")
+    return range(count) if index is None else [index]

@@ -1,0 +1,100 @@
+"""The model card of a finished run: README.md beside its weights, as the Hub shows it."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from transformers import PreTrainedModel
+
+from ..info import shape_fields
+from .curves import CURVES, TIMES
+from .tasks import TASKS
+
+CARD = "README.md"
+
+
+def model_card(report: dict, model: PreTrainedModel, name: str, has_curves: bool) -> ModelCard:
+    """Of what `run.train` reports, which is all it says."""
+    config, recipe, found = model.config, report["recipe"], scores(report["metrics"])
+    data = ModelCardData(
+        library_name="transformers",
+        pipeline_tag=TASKS[recipe["task"]].PIPELINE,
+        tags=["vanilla-transformer", config.model_type],
+        model_name=name,
+        eval_results=[eval_result(recipe, *score) for score in found] or None,
+    )
+    auto_class = next(auto for auto, code in config.default_auto_map.items() if code.endswith("." + type(model).__name__))
+    shape = ", ".join(f"{field}={getattr(config, field)}" for field in shape_fields(config))
+    parts = [
+        f"# {name}",
+        f"`{type(model).__name__}` with {report['parameters']:,} parameters: {shape}. "
+        f"{start(recipe)} by the recipe below; `{auto_class}.from_pretrained(..., trust_remote_code=True)` loads it.",
+        "## Scores",
+        scores_table(found, report["metrics"]),
+        "## Training",
+        f"![Loss, learning rate and metrics over updates]({CURVES})" if has_curves else "",
+        f"Seed {recipe['training'].get('seed', 42)}; {report['seconds']:,.0f} seconds of updates, {report['hardware']}; "
+        f"{', '.join(f'{package} {version}' for package, version in report['versions'].items())}.",
+        f"```\n{command}\n```" if (command := command_line()) else "",
+        f"```toml\n{toml(recipe)}\n```",
+    ]
+    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(filter(None, parts)) + "\n")
+
+
+def start(recipe):
+    path = recipe["model"].get("path")
+    return f"Trained from `{path}`" if path else "Trained from scratch"
+
+
+def scores(metrics: dict) -> list[tuple[str, str, float]]:
+    """(split, metric, value), those that are numbers; how long it took is no score."""
+    named = ((*name.split("_", 1), value) for name, value in metrics.items() if "_" in name)  # "epoch" is of no split
+    return [found for found in named if isinstance(found[2], int | float) and found[1] not in TIMES]
+
+
+def eval_result(recipe, split, metric, value):
+    data = recipe["data"]
+    files = data.get(split, data.get("train"))  # a split may be a part of the training text
+    names = [Path(file).name for file in ([files] if isinstance(files, str) else files or [])]
+    return EvalResult(
+        task_type=TASKS[recipe["task"]].PIPELINE,
+        dataset_type=data.get("dataset", "text"),
+        dataset_name=data.get("dataset", ", ".join(names)),
+        dataset_split=split,
+        metric_type=metric,
+        metric_value=value,
+    )
+
+
+def scores_table(found, metrics):
+    if not found:
+        return "It was not measured: the recipe has neither validation nor test text."
+    rows = [f"| {split} | {metric} | {value:.4g} |" for split, metric, value in found]
+    signatures = dict.fromkeys(value for name, value in metrics.items() if name.endswith("_signature"))
+    notes = [f"\n\nSignature: `{signature}`." for signature in signatures]
+    return "\n".join(["| text | metric | value |", "|---|---|---:|", *rows]) + "".join(notes)
+
+
+def command_line() -> str | None:
+    """What this process was called with, if it is the command."""
+    program = Path(sys.argv[0]).name
+    return shlex.join([program, *sys.argv[1:]]) if program == "vanilla-transformer" else None
+
+
+def toml(recipe: dict) -> str:
+    """The recipe as its file would be. What is `None` is left out: TOML has no word for it."""
+    tables = {key: value for key, value in recipe.items() if isinstance(value, dict)}
+    blocks = ["\n".join(f"{key} = {toml_value(value)}" for key, value in recipe.items() if key not in tables)]
+    for name, table in tables.items():
+        if rows := [f"{key} = {toml_value(value)}" for key, value in table.items() if value is not None]:
+            blocks.append("\n".join([f"[{name}]", *rows]))
+    return "\n\n".join(blocks)
+
+
+def toml_value(value) -> str:
+    """Strings, numbers, booleans and lists of them are written as in JSON."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + " }"
+    return json.dumps(value, ensure_ascii=False)

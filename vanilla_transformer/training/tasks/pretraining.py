@@ -1,0 +1,97 @@
+"""Words that were masked, and whether the second of two sentences follows the first (Devlin et al. 2019, section 3.1). A file
+has one sentence a line, and an empty line between documents."""
+
+import random
+from collections.abc import Iterator
+from itertools import chain
+
+import numpy as np
+from datasets import Dataset
+
+from ...configuration_vanilla_transformer import VanillaEncoderConfig
+from ...modeling_vanilla_transformer import VanillaEncoderForPreTraining
+from ..data import paths_of, read_text
+from . import masked_lm
+
+CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForPreTraining
+PIPELINE = "fill-mask"
+DATA = ("directory", "train", "validation", "test", "encoding", "max_length")  # tokens of a pair; the longer sentence is cut
+EVALUATION = ()
+FOR_ENCODER = True
+FOLLOWS, DOES_NOT = 0, 1
+
+
+def read(data, split):
+    """Raises ValueError for less than two documents, or none with two sentences."""
+    if split not in data:
+        return None
+    found = [document for path in paths_of(data, split) for document in documents(path, data.get("encoding", "UTF-8"))]
+    if len(found) < 2 or max(map(len, found)) < 2:
+        longest = max(map(len, found), default=0)
+        seen = f"the {split} text has {len(found)} documents of up to {longest} sentences"
+        raise ValueError(f"{seen}, expected at least 2 of 2, with an empty line between documents")
+    return Dataset.from_list(list(pairs(found)))
+
+
+def documents(path, encoding) -> list[list[str]]:
+    found = [[]]
+    for line in read_text(path, encoding).split("\n"):
+        if line.strip():
+            found[-1].append(line.strip())
+        else:
+            found.append([])
+    return list(filter(None, found))
+
+
+def pairs(documents: list[list[str]]) -> Iterator[dict]:
+    """Each sentence with the one behind it or, half of the time, with any one of another document; always the same ones."""
+    rng = random.Random(0)
+    for place, document in enumerate(documents):
+        for first, second in zip(document, document[1:]):
+            label = rng.choice((FOLLOWS, DOES_NOT))
+            if label == DOES_NOT:
+                other = (place + rng.randrange(1, len(documents))) % len(documents)
+                second = rng.choice(documents[other])
+            yield {"first": first, "second": second, "next_sentence_label": label}
+
+
+def texts(dataset):
+    return dict.fromkeys(chain(dataset["first"], dataset["second"]))
+
+
+def config_fields(text):
+    return {"type_vocab_size": 2}
+
+
+def encode(columns, tokenizer, data):
+    cut = {"truncation": "longest_first", "max_length": data["max_length"]} if "max_length" in data else {}
+    encoded = tokenizer(columns["first"], columns["second"], return_token_type_ids=True, **cut)
+    return {
+        "input_ids": encoded["input_ids"],
+        "token_type_ids": encoded["token_type_ids"],
+        "labels": masked_lm.word_numbers(encoded),
+        "next_sentence_label": columns["next_sentence_label"],
+    }
+
+
+def examples(rows, data, split):
+    return rows
+
+
+def collator(tokenizer, model):
+    return masked_lm.collator(tokenizer, model)
+
+
+def reduce(logits, labels):
+    prediction, relationship = logits
+    return masked_lm.reduce(prediction, labels[0]), relationship.argmax(dim=-1)
+
+
+def metrics(tokenizer, config, evaluation, rows):
+    of_words = masked_lm.metrics(tokenizer, config, evaluation, rows)
+
+    def mean(prediction):
+        (losses, found), (labels, expected) = prediction
+        return {**of_words((losses, labels)), "next_sentence_accuracy": np.mean(found == expected)}
+
+    return mean

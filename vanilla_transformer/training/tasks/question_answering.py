@@ -1,0 +1,163 @@
+"""The span of a context that answers a question (Devlin et al. 2019, section 4.2). Files are JSON in the form of SQuAD 1.1
+(Rajpurkar et al. 2016). A context too long for `max_length` is read in windows, each behind the question, that share `stride`
+tokens; where a window does not have the answer, the first token stands for that."""
+
+import json
+import re
+import string
+from collections import Counter, defaultdict
+from itertools import chain
+
+import numpy as np
+from datasets import Dataset
+from transformers import DataCollatorWithPadding
+
+from ...configuration_vanilla_transformer import VanillaEncoderConfig
+from ...modeling_vanilla_transformer import VanillaEncoderForQuestionAnswering
+from ..data import SOURCES, paths_of, read_columns, read_text
+
+CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForQuestionAnswering
+PIPELINE = "question-answering"
+DATA = (*SOURCES, "train", "validation", "test", "max_length", "stride")
+EVALUATION = ("max_answer_length",)  # tokens of an answer that is looked for, 30 by default
+FOR_ENCODER = True
+NAMES = ("id", "question", "context", "answers")  # of a data set; answers are {"text": [...], "answer_start": [...]}
+SCORED = ("id", "context", "answers", "offsets")  # columns of examples that only the metrics look at
+
+
+def read(data, split):
+    if "dataset" in data:
+        rows = read_columns(data, split, NAMES)
+    elif split in data:
+        rows = Dataset.from_list([row for path in paths_of(data, split) for row in questions(path)])
+    else:
+        return None
+    for row in rows or ():
+        check(row)
+    return rows
+
+
+def questions(path) -> list[dict]:
+    """Raises ValueError for a file of another form, or without questions."""
+    try:
+        paragraphs = [paragraph for article in json.loads(read_text(path))["data"] for paragraph in article["paragraphs"]]
+        found = [
+            {
+                "id": one["id"],
+                "question": one["question"],
+                "context": paragraph["context"],
+                "answers": {name: [answer[name] for answer in one["answers"]] for name in ("text", "answer_start")},
+            }
+            for paragraph in paragraphs
+            for one in paragraph["qas"]
+        ]
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not JSON in the form of SQuAD: {error!r}") from None
+    if not found:
+        raise ValueError(f"{path} has no questions, expected at least one")
+    return found
+
+
+def check(row):
+    """Raises ValueError for a question without an answer, and for an answer that is not where it is said to be."""
+    answers, context = row["answers"], row["context"]
+    if not answers["text"]:
+        raise ValueError(f"question {row['id']} has no answer, expected at least one")
+    for text, start in zip(answers["text"], answers["answer_start"], strict=True):
+        if (found := context[start : start + len(text)]) != text or not text:
+            raise ValueError(f"question {row['id']}: its context has {found!r} at {start}, expected the answer {text!r}")
+
+
+def texts(dataset):
+    return chain(dict.fromkeys(dataset["context"]), dataset["question"])
+
+
+def config_fields(text):
+    return {}
+
+
+def encode(columns, tokenizer, data):
+    """A row for each window. `offsets` are where in the context a token is, `None` for tokens that are not of it."""
+    max_length, stride = data.get("max_length", 384), data.get("stride", 128)
+    room = max_length - stride - tokenizer.num_special_tokens_to_add(pair=True)
+    for id, ids in zip(columns["id"], tokenizer(columns["question"], add_special_tokens=False)["input_ids"], strict=True):
+        if len(ids) >= room:
+            found = f"question {id} has {len(ids)} tokens, expected fewer than {room}"
+            raise ValueError(f"{found}, what max_length={max_length} leaves beside stride={stride}")
+    options = dict(max_length=max_length, stride=stride, truncation="only_second", return_overflowing_tokens=True)
+    options |= dict(return_token_type_ids=True, return_offsets_mapping=True, return_attention_mask=False)
+    encoded = tokenizer(columns["question"], columns["context"], **options)
+    found = {name: encoded[name] for name in ("input_ids", "token_type_ids")}
+    found |= {name: [] for name in ("start_positions", "end_positions", *SCORED)}
+    for window, row in enumerate(encoded["overflow_to_sample_mapping"]):
+        sides, answers = encoded.sequence_ids(window), columns["answers"][row]
+        offsets = [list(place) if side == 1 else None for place, side in zip(encoded["offset_mapping"][window], sides)]
+        first, last = positions(offsets, answers["answer_start"][0], len(answers["text"][0]))
+        values = (first, last, columns["id"][row], columns["context"][row], answers["text"], offsets)
+        for name, value in zip(("start_positions", "end_positions", *SCORED), values, strict=True):
+            found[name].append(value)
+    return found
+
+
+def positions(offsets, start, length) -> tuple[int, int]:
+    """The first and the last token of the `length` characters from `start` on, (0, 0) if not all of them are in the window."""
+    tokens = [token for token, place in enumerate(offsets) if place is not None]
+    if not tokens or offsets[tokens[0]][0] > start or offsets[tokens[-1]][1] < start + length:
+        return 0, 0
+    inside = [token for token in tokens if offsets[token][1] > start and offsets[token][0] < start + length]
+    return inside[0], inside[-1]
+
+
+def examples(rows, data, split):
+    return rows.remove_columns([*SCORED]) if split == "train" else rows
+
+
+def collator(tokenizer, model):
+    pad, unseen = DataCollatorWithPadding(tokenizer), {*SCORED, *([] if model.config.type_vocab_size else ["token_type_ids"])}
+    return lambda rows: pad([{name: value for name, value in row.items() if name not in unseen} for row in rows])
+
+
+def reduce(logits, labels):
+    return logits
+
+
+def metrics(tokenizer, config, evaluation, rows):
+    def scores(prediction):
+        """SQuAD's, in percent: of each question the best of its answers, and of those the mean."""
+        (starts, ends), (first, _) = prediction
+        if not np.array_equal(first, rows["start_positions"]):
+            raise ValueError("predictions are not in the order of the examples, expected an evaluation without sorting")
+        best, answers = defaultdict(lambda: (-np.inf, "")), {}
+        for row, start, end in zip(rows, starts, ends, strict=True):
+            answers[row["id"]] = row["answers"]
+            best[row["id"]] = max(best[row["id"]], best_span(row, start, end, evaluation.get("max_answer_length", 30)))
+        pairs = [(best[id][1], gold) for id, gold in answers.items()]
+        return {
+            "exact_match": 100 * np.mean([max(normalised(text) == normalised(one) for one in gold) for text, gold in pairs]),
+            "f1": 100 * np.mean([max(f1(text, one) for one in gold) for text, gold in pairs]),
+        }
+
+    return scores
+
+
+def best_span(row, start, end, longest: int) -> tuple[float, str]:
+    """The largest sum of a start and an end score, of at most `longest` tokens of the context, and the text there."""
+    tokens = [token for token, place in enumerate(row["offsets"]) if place is not None]
+    sums = np.asarray(start)[tokens][:, None] + np.asarray(end)[tokens]
+    allowed = np.tril(np.triu(np.ones(sums.shape, bool)), longest - 1)
+    first, last = np.unravel_index(np.where(allowed, sums, -np.inf).argmax(), sums.shape)
+    span = slice(row["offsets"][tokens[first]][0], row["offsets"][tokens[last]][1])
+    return float(sums[first, last]), row["context"][span]
+
+
+def normalised(text: str) -> str:
+    """As SQuAD's evaluation has it: lower case, without punctuation and articles, single spaces."""
+    text = "".join(character for character in text.lower() if character not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def f1(text: str, gold: str) -> float:
+    """Of the words that both have."""
+    words, gold_words = normalised(text).split(), normalised(gold).split()
+    common = sum((Counter(words) & Counter(gold_words)).values())
+    return 2 * common / (len(words) + len(gold_words)) if common else 0.0

@@ -1,0 +1,138 @@
+"""Which of some tags each word has: named entities, parts of speech. A file is in CoNLL form: on each line a word and, behind
+spaces or tabs, its tag, the last column where there are several; an empty line between sentences."""
+
+import re
+
+import numpy as np
+from datasets import ClassLabel, Dataset, Features, List, Value
+from transformers import DataCollatorForTokenClassification
+
+from ...configuration_vanilla_transformer import VanillaEncoderConfig
+from ...modeling_vanilla_transformer import VanillaEncoderForTokenClassification
+from ..data import SOURCES, data_set, paths_of, read_text
+
+CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForTokenClassification
+PIPELINE = "token-classification"
+DATA = (*SOURCES, "train", "validation", "test", "encoding")  # `columns` of a data set are those of words and tags
+EVALUATION = ()
+FOR_ENCODER = True
+COLUMNS = ("tokens", "ner_tags")  # what data sets of the Hub call them
+FEATURES = Features(words=List(Value("string")), tags=List(Value("string")))
+DOCUMENT = "-DOCSTART-"  # a sentence of its own in CoNLL's files, where another text begins
+
+
+def read(data, split):
+    if "dataset" in data:
+        return of_data_set(data, split)
+    if split not in data:
+        return None
+    found = [sentence for path in paths_of(data, split) for sentence in sentences(path, data.get("encoding", "UTF-8"))]
+    return Dataset.from_list(found, features=FEATURES)
+
+
+def of_data_set(data, split):
+    splits, columns = data_set(data), data.get("columns", COLUMNS)
+    if split not in splits:
+        return None
+    for column in columns:
+        if column not in splits[split].column_names:
+            raise ValueError(f"the data set has no column {column!r}, expected one of {sorted(splits[split].column_names)}")
+    rows = splits[split].select_columns(list(columns)).rename_columns(dict(zip(columns, FEATURES, strict=True)))
+    tag = rows.features["tags"].feature
+    return rows.map(lambda row: {"tags": tag.int2str(row["tags"])}, features=FEATURES) if isinstance(tag, ClassLabel) else rows
+
+
+def sentences(path, encoding):
+    """Those of a file, each as its words and its tags.
+
+    Raises:
+        ValueError: for a line without a tag, and for a file without words.
+    """
+    found = [[]]
+    for number, line in enumerate(read_text(path, encoding).split("\n"), 1):
+        columns = re.split(r"[ \t]+", line.strip())
+        if columns == [""]:
+            found.append([])
+        elif len(columns) == 1:
+            raise ValueError(f"{path}: line {number} is {line!r}, expected a word, a space or a tab, and a tag")
+        elif columns[0] != DOCUMENT:
+            found[-1].append((columns[0], columns[-1]))
+    if not any(found):
+        raise ValueError(f"{path} has no words, expected at least one sentence")
+    return [dict(zip(FEATURES, map(list, zip(*sentence)), strict=True)) for sentence in found if sentence]
+
+
+def texts(dataset):
+    return map(" ".join, dataset["words"])
+
+
+def config_fields(text):
+    """The names of the tags, in the order of the alphabet."""
+    found = {split: {tag for tags in rows["tags"] for tag in tags} for split, rows in text.items()}
+    names = sorted(found["train"])
+    for split, tags in found.items():
+        if unknown := sorted(tags - found["train"]):
+            raise ValueError(f"the {split} text has tags {unknown}, expected some of {names}, those of the training text")
+    return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
+
+
+def encode(columns, tokenizer, data):
+    """`labels` are the tag of a word at the first of its pieces, `None` at the others and at special tokens."""
+    encoded = tokenizer(columns["words"], is_split_into_words=True, return_token_type_ids=False)
+    labels = []
+    for row, tags in enumerate(columns["tags"]):
+        words = encoded.word_ids(row)
+        is_first = [word is not None and word != before for word, before in zip(words, [None, *words])]
+        labels.append([tags[word] if first else None for word, first in zip(words, is_first)])
+    return {"input_ids": encoded["input_ids"], "labels": labels}
+
+
+def examples(rows, data, split):
+    return rows
+
+
+def collator(tokenizer, model):
+    pad, ids = DataCollatorForTokenClassification(tokenizer), model.config.label2id | {None: -100}
+    return lambda rows: pad([{**row, "labels": [ids[tag] for tag in row["labels"]]} for row in rows])
+
+
+def reduce(logits, labels):
+    return logits.argmax(dim=-1)
+
+
+def metrics(tokenizer, config, evaluation, rows):
+    def scores(prediction):
+        """Of words, and, where all tags are of the form B-type, I-type or O, of entities."""
+        predictions, labels = prediction
+        seen = labels != -100
+        found, gold = (
+            [[config.id2label[tag] for tag in tags[words]] for tags, words in zip(ids, seen)] for ids in (predictions, labels)
+        )
+        is_bio = all(re.fullmatch("O|[BI]-.+", tag) for tag in config.label2id)
+        return {"accuracy": np.mean(predictions[seen] == labels[seen]), **(scores_of_entities(found, gold) if is_bio else {})}
+
+    return scores
+
+
+def scores_of_entities(found: list[list[str]], gold: list[list[str]]) -> dict[str, float]:
+    """Of entities whose type, first and last word are all right (Tjong Kim Sang and De Meulder 2003)."""
+    found, gold = (
+        {(row, *entity) for row, tags in enumerate(sentences) for entity in entities(tags)} for sentences in (found, gold)
+    )
+    right = len(found & gold)
+    precision, recall = right / max(len(found), 1), right / max(len(gold), 1)
+    return {"precision": precision, "recall": recall, "f1": 2 * right / max(len(found) + len(gold), 1)}
+
+
+def entities(tags: list[str]) -> set[tuple[str, int, int]]:
+    """(type, first word, word behind the last). As conlleval has it, an entity begins at B, and at an I behind O or behind
+    another type; it goes on over each I of its type."""
+    found, name, first = set(), None, 0
+    for place, tag in enumerate([*tags, "O"]):
+        prefix, _, kind = tag.partition("-")
+        if name is not None and (prefix, kind) != ("I", name):
+            found.add((name, first, place))
+            name = None
+        if name is None and prefix != "O":
+            name, first = kind, place
+    return found
