@@ -26,8 +26,9 @@ from transformers import (
 )
 
 from vanilla_transformer.training.dry_run import QUIET
+from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import read_recipe
-from vanilla_transformer.training.run import make_trainer, prepare, training_arguments
+from vanilla_transformer.training.trainer import make_trainer, training_arguments
 
 PACKAGES = ("vanilla-transformer", "torch", "transformers", "accelerate", "datasets")
 BATCH_SIZES = (8, 64, 512)  # sentences: the Trainer's default, a common one, and about what the recipe's updates hold

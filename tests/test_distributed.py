@@ -26,7 +26,8 @@ from vanilla_transformer.layers_vanilla_transformer import VanillaLayer
 from vanilla_transformer.training.batches import TokenBatches
 from vanilla_transformer.training.recipe import FOLDER as RECIPES
 from vanilla_transformer.training.recipe import Recipe
-from vanilla_transformer.training.run import check_processes, train
+from vanilla_transformer.training.run import train
+from vanilla_transformer.training.trainer import check_processes
 
 FOLDER, LAUNCH = Path(__file__).parent, RECIPES.with_name("launch")
 SMALL = dict(hidden_size=32, intermediate_size=64, num_attention_heads=4, encoder_layers=1, decoder_layers=1)

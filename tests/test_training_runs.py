@@ -23,11 +23,13 @@ from transformers.trainer_pt_utils import LabelSmoother
 
 from vanilla_transformer import VanillaSeq2SeqConfig, VanillaSeq2SeqForConditionalGeneration
 from vanilla_transformer.training import run as runs
+from vanilla_transformer.training import trainer
 from vanilla_transformer.training.averaging import average, averaged
 from vanilla_transformer.training.callbacks import Watch, smoothed_loss
 from vanilla_transformer.training.card import model_card, toml
 from vanilla_transformer.training.curves import draw_curves, panels
 from vanilla_transformer.training.dry_run import dry_run
+from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import FOLDER, Recipe, read_recipe
 from vanilla_transformer.training.run import train
 
@@ -293,9 +295,9 @@ class StopAt(TrainerCallback):
 
 def stopped(recipe, output, step, monkeypatch):
     """The state directory of a run that ended at `step`, and what its checkpoints are called."""
-    callbacks = runs.callbacks
+    callbacks = trainer.callbacks
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "callbacks", lambda recipe: [*callbacks(recipe), StopAt(step)])
+        patch.setattr(trainer, "callbacks", lambda recipe: [*callbacks(recipe), StopAt(step)])
         with pytest.raises(Stop):
             train(recipe, output)
     assert not output.exists()
@@ -309,8 +311,8 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(corpus, tmp_path, mo
     train(recipe, tmp_path / "undisturbed")
     stopped(recipe, tmp_path / "model", step, monkeypatch)
     seen = StopAt()
-    callbacks = runs.callbacks
-    monkeypatch.setattr(runs, "callbacks", lambda recipe: [*callbacks(recipe), seen])
+    callbacks = trainer.callbacks
+    monkeypatch.setattr(trainer, "callbacks", lambda recipe: [*callbacks(recipe), seen])
     train(recipe, tmp_path / "model")
     assert seen.steps == list(range(step + 1, 3 * STEPS + 1))
     assert are_equal(weights(tmp_path / "model"), weights(tmp_path / "undisturbed"))
@@ -362,8 +364,8 @@ class Poison(TrainerCallback):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_names_the_batch_and_leaves_the_checkpoints(corpus, tmp_path, monkeypatch):
-    callbacks = runs.callbacks
-    monkeypatch.setattr(runs, "callbacks", lambda recipe: [*callbacks(recipe), Poison()])
+    callbacks = trainer.callbacks
+    monkeypatch.setattr(trainer, "callbacks", lambda recipe: [*callbacks(recipe), Poison()])
     with pytest.raises(FloatingPointError, match=r"the loss is nan for the batch of [0-9]+ rows \['.* (sees|wants|finds) "):
         train(recipe_of(corpus), tmp_path / "model")
     [checkpoint] = (tmp_path / "model-run").glob("checkpoint-*")
@@ -372,18 +374,18 @@ def test_a_loss_that_is_not_finite_stops_the_run_names_the_batch_and_leaves_the_
 
 def test_lines_longer_than_the_position_table_are_counted_and_left_out(corpus, tmp_path, capsys):
     table = {"position_embedding_type": "learned", "max_position_embeddings": 16}
-    _, _, rows = runs.prepare(recipe_of(corpus, table))
+    _, _, rows = prepare(recipe_of(corpus, table))
     kept = rows["train"]
     assert 0 < len(kept) < 300
     assert f"{300 - len(kept)} of 300 train rows have more than 16 tokens, up to " in capsys.readouterr().out
     assert max(max(map(len, kept["input_ids"])), max(map(len, kept["labels"]))) == 16
     with pytest.raises(ValueError, match="300 of 300 train rows have more than 3 tokens"):
-        runs.prepare(recipe_of(corpus, table | {"max_position_embeddings": 3}))
+        prepare(recipe_of(corpus, table | {"max_position_embeddings": 3}))
 
 
 def test_a_tokenizer_that_does_not_fit_is_refused_with_both_sizes(corpus):
     with pytest.raises(ValueError, match="the tokenizer has 60 entries, expected vocab_size=61"):
-        runs.prepare(recipe_of(corpus, {"vocab_size": 61}))
+        prepare(recipe_of(corpus, {"vocab_size": 61}))
 
 
 def test_an_existing_output_is_refused_before_anything_is_read(tmp_path):
@@ -396,7 +398,7 @@ def test_an_existing_output_is_refused_before_anything_is_read(tmp_path):
 
 def test_a_recipe_without_training_text_is_refused(corpus):
     with pytest.raises(ValueError, match="no training text"):
-        runs.prepare(Recipe("translation"))
+        prepare(Recipe("translation"))
 
 
 def test_no_room_on_the_disk_leaves_no_half_checkpoint_behind(corpus, tmp_path, monkeypatch):

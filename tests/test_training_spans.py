@@ -7,8 +7,9 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
 
+from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import Recipe
-from vanilla_transformer.training.run import prepare, train
+from vanilla_transformer.training.run import train
 from vanilla_transformer.training.tasks import question_answering, token_classification
 from vanilla_transformer.training.tokenizer import train_tokenizer
 

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from vanilla_transformer import VanillaDecoderConfig, VanillaDecoderForCausalLM
+from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import Recipe
-from vanilla_transformer.training.run import prepare, train
+from vanilla_transformer.training.run import train
 from vanilla_transformer.training.tasks import causal_lm, masked_lm, pretraining, sequence_classification
 from vanilla_transformer.training.tokenizer import train_tokenizer
 

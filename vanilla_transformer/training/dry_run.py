@@ -10,8 +10,9 @@ import torch
 from transformers import set_seed
 
 from ..info import shape_fields
+from .prepare import prepare
 from .recipe import Recipe
-from .run import make_trainer, prepare, training_arguments
+from .trainer import make_trainer, training_arguments
 
 TRIED = 3  # updates, the first of which is not counted
 QUIET = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False, "logging_steps": 1, "max_steps": TRIED}

@@ -1,0 +1,91 @@
+"""From a recipe to what is trained: the tokenizer, the model, and the examples of each split."""
+
+from pathlib import Path
+
+from accelerate import PartialState
+from datasets import Dataset
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
+
+from .recipe import Recipe
+from .tasks import TASKS
+from .tokenizer import train_tokenizer
+
+SPLITS = ("train", "validation", "test")
+
+
+def prepare(recipe: Recipe, checkpoint: Path | None = None) -> tuple:
+    """The tokenizer, that of `checkpoint` if there is one, a new model, and the examples of each split."""
+    task = TASKS[recipe.task]
+    text = {split: found for split in SPLITS if (found := task.read(recipe.data, split)) is not None}
+    if "train" not in text:
+        raise ValueError(f"the recipe has no training text: its [data] is {recipe.data}, expected `train`")
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint) if checkpoint else make_tokenizer(recipe, task, text["train"])
+    model = make_model(recipe, task, tokenizer, text)
+    rows = {split: examples(task, split, found, tokenizer, model.config, recipe) for split, found in text.items()}
+    return tokenizer, model, rows
+
+
+def make_tokenizer(recipe, task, text):
+    settings = dict(recipe.tokenizer)
+    path = settings.pop("path", recipe.model.get("path"))
+    return (
+        AutoTokenizer.from_pretrained(path)
+        if path
+        else train_tokenizer(task.texts(text), for_encoder=task.FOR_ENCODER, **settings)
+    )
+
+
+def make_model(recipe, task, tokenizer, text) -> PreTrainedModel:
+    """A new model as the recipe says, or one that starts from the checkpoint `path`, with the vocabulary of `tokenizer`."""
+    settings = {**task.config_fields(text), **recipe.model}
+    path, preset = settings.pop("path", None), settings.pop("preset", None)
+    if path:
+        model = task.MODEL.from_pretrained(path, **settings)
+    else:
+        settings = {"vocab_size": len(tokenizer), **settings}
+        model = task.MODEL(task.CONFIG.preset(preset, **settings) if preset else task.CONFIG(**settings))
+    if model.config.vocab_size != len(tokenizer):
+        raise ValueError(f"the tokenizer has {len(tokenizer)} entries, expected vocab_size={model.config.vocab_size}")
+    set_generation(model, recipe)
+    return model
+
+
+def set_generation(model, recipe) -> None:
+    """As the result is to have it: training switches the cache off, and `generate` fills every field with a default."""
+    model.config.use_cache = True
+    if model.can_generate():
+        model.generation_config = generation_config(recipe, model.config)
+
+
+def generation_config(recipe, config) -> GenerationConfig:
+    names = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+    tokens = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    return GenerationConfig(**tokens, **recipe.generation)
+
+
+def examples(task, split, text, tokenizer, config, recipe):
+    """What the model sees of one split's text, without what is longer than a table of learned positions, which is counted.
+
+    Raises:
+        ValueError: if none is left.
+    """
+    settings = {"tokenizer": tokenizer, "data": recipe.data}
+    rows = text.map(task.encode, batched=True, remove_columns=text.column_names, fn_kwargs=settings)
+    rows = task.examples(rows, recipe.data, split)
+    if config.position_embedding_type != "learned" or not isinstance(rows, Dataset):
+        return rows
+    limit, longest = config.max_position_embeddings, [max(sides) for sides in lengths(rows)]
+    kept = [index for index, length in enumerate(longest) if length <= limit]
+    if len(kept) < len(rows):
+        found = f"{len(rows) - len(kept)} of {len(rows)} {split} rows have more than {limit} tokens, up to {max(longest)}"
+        if not kept:
+            raise ValueError(f"{found}, expected at most max_position_embeddings")
+        if PartialState().is_main_process:
+            print(f"{found}: they are left out, as max_position_embeddings says")
+    return rows.select(kept)
+
+
+def lengths(rows) -> list[tuple[int, ...]]:
+    """Tokens of each side of each row."""
+    sides = [rows[name] for name in ("labels", "input_ids") if name in rows.column_names]
+    return [tuple(map(len, row)) for row in zip(*sides, strict=True)]

@@ -1,0 +1,90 @@
+"""`Seq2SeqTrainer` as a recipe wants it."""
+
+import os
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+from .batches import TokenBatches, collate_batches
+from .callbacks import Watch, callbacks, smoothed_loss
+from .prepare import lengths
+from .recipe import OWN, Recipe
+from .tasks import TASKS
+
+
+def training_arguments(recipe: Recipe, state: Path) -> Seq2SeqTrainingArguments:
+    settings = {name: value for name, value in recipe.training.items() if name not in OWN}
+    if total := recipe.training.get("tokens_per_update"):
+        each = recipe.training.get("tokens_per_batch", total) * int(os.environ.get("WORLD_SIZE", 1))
+        if total % each:
+            raise ValueError(
+                f"tokens_per_update is {total}, expected a multiple of {each}, the tokens of a batch on all processes"
+            )
+        settings |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": total // each}
+    defaults = {
+        "save_total_limit": max(2, recipe.training.get("average_last", 1)),
+        "per_device_eval_batch_size": 128,
+        "optim": "adamw_torch_fused",
+        "logging_steps": 100,
+        "logging_nan_inf_filter": False,
+        "dataloader_pin_memory": torch.cuda.is_available(),
+        "use_cpu": not torch.accelerator.is_available(),  # or several processes would not know of each other
+        "ddp_find_unused_parameters": False,
+        "data_seed": settings.get("seed", 42),
+        "remove_unused_columns": False,  # what losses take is no argument of a model
+        "predict_with_generate": TASKS[recipe.task].reduce is None,
+        "generation_num_beams": 1,  # while training
+        "report_to": "none",
+    }
+    return Seq2SeqTrainingArguments(output_dir=str(state), **{**defaults, **settings})
+
+
+def make_trainer(recipe, arguments, tokenizer, model, rows) -> Seq2SeqTrainer:
+    task, watch = TASKS[recipe.task], Watch(model, tokenizer)
+    model.register_forward_hook(watch.see, with_kwargs=True)
+    trainer = Seq2SeqTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=batches(rows["train"], recipe),
+        eval_dataset=rows.get("validation"),
+        data_collator=collate_batches(task.collator(tokenizer, model)),
+        processing_class=tokenizer,
+        compute_loss_func=smoothed_loss(watch, arguments.label_smoothing_factor),
+        compute_metrics=metrics_of(recipe, tokenizer, model, rows["validation"]) if "validation" in rows else None,
+        preprocess_logits_for_metrics=task.reduce,
+        callbacks=[watch, *callbacks(recipe)],
+    )
+    check_processes(trainer)
+    return trainer
+
+
+def check_processes(trainer) -> None:
+    """Raises ValueError for what would train, but on other batches than the recipe says, or not end with a result."""
+    if (count := trainer.args.n_gpu) > 1:
+        raise ValueError(f"one process sees {count} GPUs: start one for each (torchrun), or set CUDA_VISIBLE_DEVICES to one")
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        raise ValueError("each process of a run holds the whole model, expected neither FSDP nor DeepSpeed")
+
+
+def metrics_of(recipe, tokenizer, model, rows):
+    """The task's metrics of `rows`, each once: where the last batches of several processes are not full, `Seq2SeqTrainer` fills
+    them with rows from the beginning."""
+    metrics = TASKS[recipe.task].metrics(tokenizer, model.config, recipe.evaluation, rows)
+    return lambda prediction: metrics(first_of(tuple(prediction), len(rows)))
+
+
+def first_of(values, count):
+    """Of arrays, or tuples of them."""
+    return tuple(first_of(value, count) for value in values) if isinstance(values, tuple) else values[:count]
+
+
+def batches(rows, recipe):
+    """What `Trainer` takes as its training rows: batches by token count, if the recipe has such."""
+    limit = recipe.training.get("tokens_per_batch", recipe.training.get("tokens_per_update"))
+    if limit is None:
+        return rows
+    if not isinstance(rows, Dataset):
+        raise ValueError("all examples are of block_size tokens: expected per_device_train_batch_size, not tokens_per_batch")
+    return TokenBatches(rows, lengths(rows), limit, recipe.training.get("tokens_per_update", limit) // limit)
