@@ -158,6 +158,7 @@ def test_a_quick_run_of_the_other_shapes(tmp_path):
     assert "**GPT-2, greedy, new tokens/s**" in output and "**BERT, sequences/s**" in output
 
 
+@pytest.mark.slow
 def test_a_quick_run_of_training_speed(tmp_path, monkeypatch):
     for name, lines in (("train", 200), ("val", 20)):
         write_corpus(tmp_path, name, lines, seed=0)

@@ -43,7 +43,7 @@ def test_each_layer_has_one_operator_for_each_attention_and_one_product_for_quer
     assert optimized["drop_reshapes"] == per_layer * layers
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
 @generators
 def test_every_matrix_product_is_quantized(exported, name, dtype):
     _, directory = exported(name, dtype)

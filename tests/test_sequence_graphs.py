@@ -79,7 +79,7 @@ def test_one_graph_takes_whole_sequences_as_optimum_has_it(exported, name):
     assert {node.domain for node in graph.node} == {""}
 
 
-@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize("target", ["portable", pytest.param("cpu", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", READERS)
 def test_40_cases_agree_with_torch(exported, name, target):
     model, directory = exported(name, target)

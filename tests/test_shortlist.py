@@ -27,7 +27,7 @@ def build(name):
     return perturbed(architecture, {**SIZES, **fields})
 
 
-@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize("target", [pytest.param("portable", marks=pytest.mark.slow), "cpu"])
 @pytest.mark.parametrize("name", MODELS)
 def test_it_generates_as_the_whole_model_with_all_others_suppressed(name, target, tmp_path):
     model = build(name)

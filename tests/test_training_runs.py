@@ -129,6 +129,7 @@ def test_half_stores_float16_that_loads_as_float32(short, corpus, tmp_path):
     assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "half").dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_early_stopping_ends_a_run_that_gets_no_better_with_its_best_weights(corpus, tmp_path):
     settings = dict(learning_rate=0.0, num_train_epochs=9, eval_strategy="epoch", early_stopping_patience=2)
     settings |= dict(load_best_model_at_end=True, metric_for_best_model="bleu")
@@ -318,7 +319,10 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(corpus, tmp_path, mo
     assert are_equal(weights(tmp_path / "model"), weights(tmp_path / "undisturbed"))
 
 
-@pytest.mark.parametrize("damaged", ["model.safetensors", "optimizer.pt", "files.json"])
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("optimizer.pt", "files.json")]
+
+
+@pytest.mark.parametrize("damaged", ["model.safetensors", *OTHERS])
 def test_a_checkpoint_that_was_cut_short_is_passed_over(short, corpus, tmp_path, monkeypatch, damaged):
     state = stopped(recipe_of(corpus), tmp_path / "model", 2 * STEPS, monkeypatch)
     file = state / f"checkpoint-{2 * STEPS}" / damaged
