@@ -38,8 +38,8 @@ class Watch(TrainerCallback):
 
     def see(self, model, args, inputs, outputs):
         """A forward hook."""
+        self.input_ids = inputs.get("input_ids")  # `generate` gives the decoder alone its own
         if model.training:
-            self.input_ids = inputs["input_ids"]
             for side in self.counts:
                 if side in inputs:
                     self.counts[side] = self.counts[side] + (inputs[side] != self.pad).sum()
