@@ -96,7 +96,9 @@ def test_40_cases_agree_with_torch(exported, name, target):
         pytest.param("int4", "MatMulNBits", "quantize_blocks", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize(
+    "name", ["decoder", *(pytest.param(name, marks=pytest.mark.slow) for name in READERS if name != "decoder")]
+)
 def test_the_cpu_target_quantizes_them(exported, name, dtype, operator, step):
     model, directory = exported(name, "cpu", dtype)
     count = sum(node.op_type == operator for node in onnx.load(directory / "onnx/model.onnx").graph.node)

@@ -73,6 +73,7 @@ def test_a_model_that_does_not_generate_is_refused(tmp_path):
         export(tmp_path / "checkpoint", tmp_path / "out", shortlist=TOKENS)
 
 
+@pytest.mark.slow
 def test_the_command_reads_the_tokens_of_a_text(tmp_path, capsys):
     build("seq2seq").save_pretrained(tmp_path / "checkpoint")
     words = {"<s>": 0, "</s>": 1, "<pad>": 2, **{f"w{i}": i for i in range(3, 48)}}
