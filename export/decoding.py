@@ -171,7 +171,8 @@ class BeamCaches:
 
 class SlotCaches:
     """A batch being decoded by a graph of the cuda target, in `buffers` of its own. Nothing moves: `visible` (B, beams, slots)
-    says which slots of its input's cache each beam reads."""
+    says which slots of its input's cache each beam reads. Where the batch is smaller than the buffers, its first row is in the
+    others too, which end when it does, and nobody sees."""
 
     def __init__(self, buffers, source_mask, window, beams):
         self.buffers, self.window = buffers, window
@@ -180,11 +181,13 @@ class SlotCaches:
 
     def start(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """The prompts (B, T), padded on either side, and their mask -> the logits (B, V) behind them."""
-        return self.read(ids, mask).logits.numpy()[:, 0].copy()
+        return self.read(ids, mask).logits.numpy()[: len(ids), 0].copy()
 
     def read(self, ids, mask, beams=1):
         """The graph that has read the prompts, with the logits behind each for each of the `beams`."""
-        (rows, length), slots = ids.shape, self.buffers.sizes["slots"]
+        self.count, rows, slots = len(ids), self.buffers.sizes["batch_size"], self.buffers.sizes["slots"]
+        ids, mask = filled(ids, rows), filled(mask, rows)
+        length = ids.shape[1]
         self.positions, self.visible = np.zeros((rows, slots), np.int64), np.zeros((rows, 1, slots), bool)
         self.positions[:, :length] = np.maximum(mask.cumsum(axis=1) - 1, 0)
         self.visible[:, 0, :length] = mask
@@ -200,16 +203,17 @@ class SlotCaches:
         """As `RaggedCaches.next`; the logits are the caller's."""
         rows, beams, slots = self.visible.shape
         if taken_from is not None:
-            self.visible = np.take_along_axis(self.visible, (taken_from % beams).reshape(rows, beams, 1), axis=1)
+            taken_from = filled((taken_from % beams).reshape(-1, beams, 1), rows)
+            self.visible = np.take_along_axis(self.visible, taken_from, axis=1)
         new = np.arange(beams)
         self.visible[:, new, self.used + new] = True
         positions = np.repeat(self.lengths[:, None], beams, axis=1)
         self.positions[:, self.used + new] = positions
         graph = self.buffers.step_graph(beams)
-        self.put(graph, tokens.reshape(rows, beams), positions, self.used, self.visible, np.tile(new, (rows, 1)))
+        self.put(graph, filled(tokens.reshape(-1, beams), rows), positions, self.used, self.visible, np.tile(new, (rows, 1)))
         graph.run()
         self.used, self.lengths = self.used + beams, self.lengths + 1
-        return graph.logits.numpy().reshape(rows * beams, -1).copy()
+        return graph.logits.numpy()[: self.count].reshape(self.count * beams, -1).copy()
 
     def repeat(self, count):
         """Every row `count` times in a row, all with one cache."""
@@ -219,8 +223,8 @@ class SlotCaches:
         """The likeliest tokens (B, up to new_tokens) behind prompts as of `start`, with no copy to or from the device between
         two steps. `have_ended`, a function of the tokens so far, is asked after `LOOK` steps and their multiples."""
         self.read(ids, mask)
-        step, length = self.buffers.step_graph(1), ids.shape[1]
-        step.put(count=np.ones(len(ids), np.int64), logits_of=np.zeros((len(ids), 1), np.int64), **self.source)
+        step, length, rows = self.buffers.step_graph(1), ids.shape[1], self.buffers.sizes["batch_size"]
+        step.put(count=np.ones(rows, np.int64), logits_of=np.zeros((rows, 1), np.int64), **self.source)
         for made in range(1, new_tokens):
             step.run()
             if made % LOOK == 0 and have_ended(self.made(length, made + 1)):
@@ -230,7 +234,7 @@ class SlotCaches:
     def beam_search(self, ids: np.ndarray, mask: np.ndarray, options, searches) -> np.ndarray:
         """As `search.beam_search`, with nothing copied between two steps but, after `LOOK` of them, whether any input can still
         improve. `searches` makes the session of the beams' graph."""
-        (rows, length), beams = ids.shape, options.num_beams
+        rows, length, beams = self.buffers.sizes["batch_size"], ids.shape[1], options.num_beams
         step, search = self.buffers.step_graph(beams), self.buffers.beam_search(options, searches)
         self.read(ids, mask, beams)
         step.put(count=np.full(rows, beams), logits_of=np.tile(np.arange(beams), (rows, 1)), **self.source)
@@ -245,7 +249,8 @@ class SlotCaches:
     def best(self, search, prompt, options):
         """The new tokens of the best finished hypotheses (B * N, up to the longest)."""
         count = options.num_return_sequences
-        state = {name: search.state[f"finished_{name}"].numpy()[:, :count] for name in ("visible", "tokens", "lengths")}
+        names = ("visible", "tokens", "lengths")
+        state = {name: search.state[f"finished_{name}"].numpy()[: self.count, :count] for name in names}
         tokens, lengths = self.buffers.states["tokens"].numpy()[:, 0, prompt:, 0], state["lengths"].reshape(-1)
         found = np.full((len(lengths), lengths.max()), options.pad_token_id)
         for row, (history, last) in enumerate(zip(state["visible"].reshape(len(lengths), -1), state["tokens"].reshape(-1))):
@@ -254,7 +259,7 @@ class SlotCaches:
         return found
 
     def made(self, prompt, count):
-        return self.buffers.states["tokens"].numpy()[:, 0, prompt : prompt + count, 0].copy()
+        return self.buffers.states["tokens"].numpy()[: self.count, 0, prompt : prompt + count, 0].copy()
 
     def put(self, graph, ids, positions, first_slot, visible, logits_of):
         if self.window is not None:
@@ -262,6 +267,11 @@ class SlotCaches:
         rows, count = ids.shape
         given = dict(input_ids=ids, position_ids=positions, visible=visible, logits_of=logits_of, **self.source)
         graph.put(**given, count=np.full(rows, count), first_slot=np.full(rows, first_slot))
+
+
+def filled(array: np.ndarray, rows: int) -> np.ndarray:
+    """`array` with its first row behind its last, as often as it takes to have `rows`."""
+    return np.concatenate([array, np.repeat(array[:1], rows - len(array), axis=0)])
 
 
 class Buffers:

@@ -22,7 +22,7 @@ except ImportError:
         "onnxruntime is not installed: pip install 'vanilla-transformer[cpu]', or [gpu] for onnxruntime-gpu"
     ) from None
 
-from .decoding import BeamCaches, GrowingCaches, Pool, RaggedCaches, SlotCaches, cross_states
+from .decoding import BeamCaches, GrowingCaches, Pool, RaggedCaches, SlotCaches, cross_states, filled
 from .doctor import CUDA, TENSORRT, require, require_running
 
 # Fields of generation_config.json that change no token: bookkeeping, where caches lie and how the model runs, what else
@@ -46,8 +46,9 @@ SPIN_MICROSECONDS = "300"
 # Of one run of an encoder: what it may hold of padding, what it must hold of tokens to be worth a run, and what it may hold of
 # them for each thread, where more would only take memory.
 MAX_PADDING, MIN_TOKENS, MAX_TOKENS = 0.15, 128, 256
-# Sizes of the cuda target's caches are multiples of these, so that batches of other lengths find the same graphs.
-SLOTS, SOURCE = 64, 32
+# Sizes of the cuda target's caches are multiples of these, so that other batches find the same captured graphs: 1, 2, 4 rows
+# and multiples of 8 as well.
+SLOTS, SOURCE, ROWS = 64, 32, 8
 DEVICES = {"portable": ("cpu", "cuda", "tensorrt"), "cpu": ("cpu",), "cuda": ("cpu", "cuda")}
 
 
@@ -273,7 +274,7 @@ class Runtime:
             return GrowingCaches(session, spec, feeds, len(ids)), *prompts
         if self.target == "cuda":
             slots = ids.shape[1] + new_tokens * rows_per_input
-            sizes = {"batch_size": len(ids), "slots": round_up(slots, SLOTS)}
+            sizes = {"batch_size": bucket_of(len(ids)), "slots": round_up(slots, SLOTS)}
             return self._slots(source, sizes, rows_per_input), ids, mask
         capacity = ids.shape[1] + new_tokens
         if source is None:
@@ -287,7 +288,7 @@ class Runtime:
             buffers = self.pool.take(sizes)
         else:
             added = -source[0].shape[1] % SOURCE
-            ids, mask = (np.pad(array, ((0, 0), (0, added))) for array in source)
+            ids, mask = (filled(np.pad(array, ((0, 0), (0, added))), sizes["batch_size"]) for array in source)
             buffers = self.pool.take({**sizes, "source_length": ids.shape[1]})
             binding = self.sessions["encoder"].io_binding()
             for name, array in zip(("input_ids", "attention_mask"), (ids, mask), strict=True):
@@ -427,6 +428,11 @@ class Runtime:
         files = json.dumps(self.artifact.manifest["files"], sort_keys=True)
         path = Path(self.engine_cache) / hashlib.sha256(files.encode()).hexdigest()[:16]
         return {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(path)}
+
+
+def bucket_of(rows: int) -> int:
+    """The next power of two, or from `ROWS` on the next multiple of that."""
+    return round_up(rows, ROWS) if rows > ROWS else 1 << (rows - 1).bit_length()
 
 
 def round_up(number, multiple):

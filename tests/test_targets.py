@@ -6,10 +6,11 @@ import torch
 from checkpoints import EOS, PAD
 from targets import MODELS, generators, prompts
 
-from vanilla_transformer_export.runtime import Runtime
+from vanilla_transformer_export.runtime import Runtime, bucket_of
 from vanilla_transformer_export.verify import verify
 
 targets = pytest.mark.parametrize("target", ["cpu", "cuda"])
+PENALIZED = {"num_beams": 3, "no_repeat_ngram_size": 2}  # tokens are chosen on the host then
 
 
 @targets
@@ -28,16 +29,34 @@ def test_generated_tokens_are_those_of_transformers(exported_for, name, beams, t
     model, directory = exported_for(name, target)
     runtime = Runtime(directory, device="cpu")
     for seed in range(3):
-        ids, mask = prompts(name, seed)
-        settings = dict(max_new_tokens=14, num_beams=beams)
-        with torch.no_grad():
-            given = dict(attention_mask=torch.from_numpy(mask), do_sample=False)
-            expected = model.generate(torch.from_numpy(ids), **given, **settings).numpy()
-        found = runtime.generate(ids, mask, **settings)
-        start = 1 if name == "seq2seq" else 7
-        for got, wanted in zip(found[:, start:].tolist(), expected[:, start:].tolist(), strict=True):
-            end = wanted.index(EOS) + 1 if EOS in wanted else len(wanted)
-            assert got[:end] == wanted[:end]
+        check_tokens(runtime, model, *prompts(name, seed), dict(max_new_tokens=14, num_beams=beams))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2, "num_return_sequences": 2}, PENALIZED])
+@generators
+def test_a_batch_may_have_fewer_rows_than_the_caches(exported_for, name, options):
+    model, directory = exported_for(name, "cuda")
+    runtime = Runtime(directory, device="cpu")
+    ids, mask = (np.concatenate(parts) for parts in zip(*(prompts(name, seed) for seed in range(3)), strict=True))
+    for rows, sizes in ((3, [4]), (5, [4, 8]), (7, [4, 8])):
+        check_tokens(runtime, model, ids[:rows], mask[:rows], {"max_new_tokens": 8, **options})
+        assert sorted(buffers.sizes["batch_size"] for buffers in runtime.pool.free) == sizes
+
+
+def test_caches_have_room_for_few_different_numbers_of_rows():
+    assert [bucket_of(rows) for rows in (1, 2, 3, 4, 5, 8, 9, 16, 17, 128, 129)] == [1, 2, 4, 4, 8, 8, 16, 16, 24, 128, 136]
+
+
+def check_tokens(runtime, model, ids, mask, settings):
+    with torch.no_grad():
+        given = dict(attention_mask=torch.from_numpy(mask), do_sample=False)
+        expected = model.generate(torch.from_numpy(ids), **given, **settings).numpy()
+    found = runtime.generate(ids, mask, **settings)
+    assert len(found) == len(expected)
+    start = 1 if model.config.is_encoder_decoder else ids.shape[1]
+    for got, wanted in zip(found[:, start:].tolist(), expected[:, start:].tolist(), strict=True):
+        end = wanted.index(EOS) + 1 if EOS in wanted else len(wanted)
+        assert got[:end] == wanted[:end]
 
 
 @targets
