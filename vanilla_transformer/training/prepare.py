@@ -28,11 +28,9 @@ def prepare(recipe: Recipe, checkpoint: Path | None = None) -> tuple:
 def make_tokenizer(recipe, task, text):
     settings = dict(recipe.tokenizer)
     path = settings.pop("path", recipe.model.get("path"))
-    return (
-        AutoTokenizer.from_pretrained(path)
-        if path
-        else train_tokenizer(task.texts(text), for_encoder=task.FOR_ENCODER, **settings)
-    )
+    if path:
+        return AutoTokenizer.from_pretrained(path)
+    return train_tokenizer(task.texts(text), for_encoder=task.FOR_ENCODER, **settings)
 
 
 def make_model(recipe, task, tokenizer, text) -> PreTrainedModel:

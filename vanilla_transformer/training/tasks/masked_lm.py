@@ -2,13 +2,12 @@
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 from transformers import DataCollatorForTokenClassification
 
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForMaskedLM
 from ..data import SOURCES, read_columns
-from . import sequence_classification
+from . import causal_lm, sequence_classification
 
 CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForMaskedLM
 PIPELINE = "fill-mask"
@@ -18,6 +17,8 @@ EVALUATION = ()
 FOR_ENCODER = True
 MASKED = 0.15  # of all words
 REPLACED, KEPT = 0.1, 0.1  # of the tokens of these, by a random one and by itself
+
+reduce = causal_lm.reduce
 
 
 def read(data, split):
@@ -75,11 +76,6 @@ def masked(ids: torch.Tensor, words: torch.Tensor, tokenizer) -> tuple[torch.Ten
     new = torch.where(chosen & (fate >= REPLACED + KEPT), tokenizer.mask_token_id, ids)
     new = torch.where(chosen & (fate < REPLACED), torch.randint(len(tokenizer), ids.shape), new)
     return new, torch.where(chosen, ids, -100)
-
-
-def reduce(logits, labels):
-    """-log p of each token, 0 where nothing is predicted."""
-    return F.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none")
 
 
 def metrics(tokenizer, config, evaluation, rows):

@@ -48,11 +48,19 @@ def texts(dataset):
 
 
 def config_fields(text):
-    """The names of the labels, in the order of the alphabet."""
-    names = sorted(set(text["train"]["label"]))
-    for split, found in text.items():
-        if unknown := sorted(set(found["label"]) - set(names)):
-            raise ValueError(f"the {split} text has labels {unknown}, expected some of {names}, those of the training text")
+    return label_fields({split: set(rows["label"]) for split, rows in text.items()}, "labels")
+
+
+def label_fields(found: dict[str, set[str]], what: str) -> dict:
+    """The names of the training text's labels, in the order of the alphabet.
+
+    Raises:
+        ValueError: for one that only another split has.
+    """
+    names = sorted(found["train"])
+    for split, labels in found.items():
+        if unknown := sorted(labels - found["train"]):
+            raise ValueError(f"the {split} text has {what} {unknown}, expected some of {names}, those of the training text")
     return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
 
 

@@ -10,6 +10,7 @@ from transformers import DataCollatorForTokenClassification
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForTokenClassification
 from ..data import SOURCES, data_set, paths_of, read_text
+from .sequence_classification import label_fields
 
 CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForTokenClassification
 PIPELINE = "token-classification"
@@ -67,13 +68,7 @@ def texts(dataset):
 
 
 def config_fields(text):
-    """The names of the tags, in the order of the alphabet."""
-    found = {split: {tag for tags in rows["tags"] for tag in tags} for split, rows in text.items()}
-    names = sorted(found["train"])
-    for split, tags in found.items():
-        if unknown := sorted(tags - found["train"]):
-            raise ValueError(f"the {split} text has tags {unknown}, expected some of {names}, those of the training text")
-    return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
+    return label_fields({split: {tag for tags in rows["tags"] for tag in tags} for split, rows in text.items()}, "tags")
 
 
 def encode(columns, tokenizer, data):
