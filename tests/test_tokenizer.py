@@ -1,9 +1,13 @@
 """The byte-level and the character tokenizer, and what all three kinds have in common."""
 
+from collections import Counter
+from random import Random
+
 import pytest
 import tokenizers
 from transformers import AutoTokenizer
 
+from vanilla_transformer.training.draws import BpeDropout
 from vanilla_transformer.training.tokenizer import train_tokenizer
 
 LINES = ["Two young men are outside.", "Zwei junge Männer sind im Freien.\n", '  he said:\t"no"\r\n', "x = f(y) # 1"] * 3
@@ -158,3 +162,42 @@ def test_another_number_of_characters_is_refused_with_both(difference, remedy):
 def test_thousands_of_characters_are_all_kept():
     text = "".join(chr(0x4E00 + index) for index in range(20000)) + "".join(chr(0xAC00 + index) for index in range(11000))
     assert len(train_tokenizer([text], kind="character")) == 31004
+
+
+# ------------------------------------------------------------------------------------------------------------- bpe-dropout
+
+
+@pytest.fixture(scope="module")
+def of_pairs():
+    return train_tokenizer(LINES, SIZES["bpe"])
+
+
+def test_without_dropout_the_pieces_are_those_of_the_tokenizer(of_pairs):
+    for lines in (LINES, ANYTHING):
+        assert BpeDropout(of_pairs, 0.0)(lines, Random(0))["input_ids"] == of_pairs(lines)["input_ids"]
+    encoder = train_tokenizer(LINES, SIZES["bpe"] + 1, for_encoder=True)
+    assert BpeDropout(encoder, 0.0)(LINES, Random(0))["input_ids"] == encoder(LINES)["input_ids"]
+
+
+def test_pieces_are_as_likely_as_in_the_tokenizers_library(of_pairs):
+    count, random, word = 4000, Random(0), "outside"
+    theirs = tokenizers.Tokenizer.from_str(of_pairs.backend_tokenizer.to_str())
+    theirs.model.dropout = 0.3
+    expected = Counter(tuple(theirs.encode(word).ids) for _ in range(count))
+    pieces = BpeDropout(of_pairs, 0.3)
+    found = Counter(tuple(pieces([word], random)["input_ids"][0]) for _ in range(count))
+    assert len(expected) > 5
+    for ids in expected | found:
+        assert found[ids] == pytest.approx(expected[ids], abs=5 * (1 + max(found[ids], expected[ids])) ** 0.5)
+        assert of_pairs.decode(ids, skip_special_tokens=True) == word
+
+
+@pytest.mark.parametrize("kind", ["byte-bpe", "character"])
+def test_other_kinds_have_no_dropout(kind):
+    with pytest.raises(ValueError, match='tokenizer.dropout=0.1 needs a tokenizer of kind "bpe", got one of'):
+        BpeDropout(train_tokenizer(LINES, SIZES[kind], kind=kind), 0.1)
+
+
+def test_a_dropout_that_is_no_probability_is_refused(of_pairs):
+    with pytest.raises(ValueError, match="tokenizer.dropout is 1.5, expected at least 0 and less than 1"):
+        BpeDropout(of_pairs, 1.5)

@@ -2,6 +2,7 @@
 
 import gzip
 import random
+from itertools import chain
 
 import pytest
 import sacrebleu
@@ -11,6 +12,7 @@ from transformers import AutoTokenizer
 
 from vanilla_transformer.training.batches import TokenBatches, collate_batches
 from vanilla_transformer.training.data import read_lines, read_parallel
+from vanilla_transformer.training.draws import Drawn
 from vanilla_transformer.training.tasks import translation
 from vanilla_transformer.training.tokenizer import train_tokenizer
 
@@ -241,6 +243,18 @@ def test_a_row_longer_than_a_batch_is_refused():
     rows = Dataset.from_list([{"labels": [1] * 9, "input_ids": [1] * 5}])
     with pytest.raises(ValueError, match="the longest row has 9 tokens, expected at most 8"):
         TokenBatches(rows, [(9, 5)], 8)
+
+
+def test_batches_of_drawn_rows_are_drawn_anew_in_each_epoch():
+    rows = Drawn(list(range(10, 20)), lambda row, random: (row, random.random()), seed=0)
+    batches = TokenBatches(rows, [(1,)] * 10, limit=4)
+    first = [batches[index] for index in range(3)]
+    assert [[row for row, _ in batch] for batch in first] == [[10, 11, 12, 13], [14, 15, 16, 17], [18, 19]]
+    assert len(set(chain(*first))) == 10
+    batches.set_epoch(1)
+    assert not {*chain(*first)} & {*batches[0]}
+    batches.set_epoch(0)
+    assert batches[1] == first[1]
 
 
 def test_a_collator_gets_the_rows_of_batches_or_single_ones():

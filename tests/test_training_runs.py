@@ -34,6 +34,7 @@ from vanilla_transformer.training.recipe import FOLDER, Recipe, read_recipe
 from vanilla_transformer.training.run import train
 
 SMALL = dict(hidden_size=32, intermediate_size=64, num_attention_heads=4, encoder_layers=1, decoder_layers=1)
+ENCODER = dict(hidden_size=32, intermediate_size=64, num_attention_heads=4, num_hidden_layers=1)
 STEPS = 12  # updates of an epoch of the corpus
 
 
@@ -267,6 +268,11 @@ def test_every_recipe_is_read_and_says_in_its_first_line_what_it_is(path):
     assert path.read_text().startswith("# ")
 
 
+def test_tasks_without_drawn_pieces_refuse_dropout():
+    with pytest.raises(ValueError, match="tokenizer.dropout is 0.1, expected 0: the pieces of masked-lm are not drawn"):
+        Recipe("masked-lm", tokenizer={"dropout": 0.1})
+
+
 def test_changes_go_over_a_recipe():
     recipe = read_recipe("translation", {"training.seed": 5, "data.directory": "x", "save_dtype": "float16"})
     assert (recipe.training["seed"], recipe.data["directory"], recipe.save_dtype) == (5, "x", "float16")
@@ -316,6 +322,19 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(corpus, tmp_path, mo
     monkeypatch.setattr(trainer, "callbacks", lambda recipe: [*callbacks(recipe), seen])
     train(recipe, tmp_path / "model")
     assert seen.steps == list(range(step + 1, 3 * STEPS + 1))
+    assert are_equal(weights(tmp_path / "model"), weights(tmp_path / "undisturbed"))
+
+
+@pytest.mark.parametrize("task", ["translation", "masked-lm"])
+def test_what_is_drawn_is_drawn_alike_by_a_run_that_goes_on(corpus, tmp_path, monkeypatch, task):
+    """In the second epoch: BPE-dropout, and masks."""
+    recipe = recipe_of(corpus, num_train_epochs=2, save_strategy="steps", save_steps=STEPS + 3)
+    recipe.tokenizer["dropout"] = 0.1
+    if task == "masked-lm":
+        recipe = Recipe(task, {"train": str(corpus[0][0])}, {"kind": "bpe", "vocab_size": 48}, ENCODER, recipe.training)
+    train(recipe, tmp_path / "undisturbed")
+    stopped(recipe, tmp_path / "model", STEPS + 3, monkeypatch)
+    train(recipe, tmp_path / "model")
     assert are_equal(weights(tmp_path / "model"), weights(tmp_path / "undisturbed"))
 
 

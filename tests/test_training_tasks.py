@@ -3,6 +3,7 @@
 import gzip
 import math
 import random
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -11,13 +12,15 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from vanilla_transformer import VanillaDecoderConfig, VanillaDecoderForCausalLM
-from vanilla_transformer.training.prepare import prepare
+from vanilla_transformer.training.draws import Drawn
+from vanilla_transformer.training.prepare import draw_of, prepare
 from vanilla_transformer.training.recipe import Recipe
 from vanilla_transformer.training.run import train
 from vanilla_transformer.training.tasks import causal_lm, masked_lm, pretraining, sequence_classification
 from vanilla_transformer.training.tokenizer import train_tokenizer
 
-CHOICE = random.Random(0).choice
+RANDOM = random.Random(0)
+CHOICE = RANDOM.choice
 VERSE = "".join(
     f"the {CHOICE(['cat', 'dog'])} {CHOICE(['saw', 'ate', 'hid'])} the {CHOICE(['bone', 'mouse', 'hat'])}.\n" for _ in range(60)
 )
@@ -129,9 +132,9 @@ def test_a_text_shorter_than_a_block_is_refused(tmp_path):
 def test_whole_words_are_masked_at_the_rates_of_bert():
     lines = VERSE.splitlines()
     tokenizer = train_tokenizer(lines, 36, for_encoder=True)  # some words are several pieces
-    rows = masked_lm.encode({"text": lines * 20}, tokenizer, {})
+    rows = masked_lm.encode({"text": lines * 40}, tokenizer, {})
     batch = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
-    found = masked_lm.collator(tokenizer, None)(batch)
+    found = masked_lm.collator(tokenizer, None)([masked_lm.draw(row, RANDOM, tokenizer) for row in batch])
     ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row["input_ids"]) for row in batch], batch_first=True)
     words = torch.nn.utils.rnn.pad_sequence([torch.tensor(row["labels"]) for row in batch], True, -1)
     chosen = found["labels"] != -100
@@ -143,16 +146,32 @@ def test_whole_words_are_masked_at_the_rates_of_bert():
             assert len(row_chosen[row_words == word].unique()) == 1
     assert max((words[0] == word).sum() for word in range(5)) > 1
     count = chosen.sum().item()
-    assert count / (words >= 0).sum().item() == pytest.approx(0.15, abs=0.02)
+    expected = 0.15 + 0.85**6 / 6  # one of the six words where else there would be none
+    assert count / (words >= 0).sum().item() == pytest.approx(expected, abs=0.02)
     assert (found["input_ids"][chosen] == tokenizer.mask_token_id).sum().item() / count == pytest.approx(0.8, abs=0.04)
     assert (found["input_ids"][chosen] == ids[chosen]).sum().item() / count == pytest.approx(0.1, abs=0.04)
 
 
-def test_a_batch_of_few_words_has_one_that_is_masked():
+def test_a_row_of_few_words_has_one_that_is_masked():
     tokenizer = train_tokenizer(["the cat"], kind="character", for_encoder=True)
-    ids, words = torch.tensor([[1, 7, 8, 2], [1, 9, 2, 0]]), torch.tensor([[-1, 0, 1, -1], [-1, 0, -1, -1]])
-    counts = [(masked_lm.masked(ids, words, tokenizer)[1] != -100).sum().item() for _ in range(200)]
+    row = {"input_ids": [1, 7, 8, 9, 2], "labels": [-1, 0, 1, 2, -1]}
+    counts = [sum(label != -100 for label in masked_lm.draw(row, RANDOM, tokenizer)["labels"]) for _ in range(200)]
     assert min(counts) == 1 and max(counts) > 1
+
+
+def test_masks_of_training_text_are_others_in_each_epoch_those_of_validation_text_are_not(tmp_path):
+    (tmp_path / "text.txt").write_text(VERSE)
+    files = {"train": str(tmp_path / "text.txt"), "validation": str(tmp_path / "text.txt")}
+    recipe = Recipe("masked-lm", files, {"kind": "bpe", "vocab_size": 45}, ENCODER, {"seed": 3})
+    tokenizer, _, rows = prepare(recipe)
+    drawn = Drawn(rows["train"], draw_of(recipe, tokenizer), seed=3)
+    first = list(drawn)
+    assert list(drawn) == first
+    drawn.set_epoch(1)
+    assert list(drawn) != first
+    assert list(Drawn(rows["train"], draw_of(recipe, tokenizer), seed=4)) != first
+    assert tokenizer.mask_token_id in chain(*rows["validation"]["input_ids"])
+    assert list(prepare(recipe)[2]["validation"]) == list(rows["validation"])
 
 
 def test_a_masked_language_model_learns(tmp_path):
@@ -214,10 +233,10 @@ def test_a_pair_is_two_types_of_tokens_and_its_words_are_masked_apart(documents)
             assert list(dict.fromkeys(row["labels"])) == [-1, *range(8)]  # of four words each
     lengths = [len(ids) for ids in rows["input_ids"]]
     assert max(lengths) == 18 and min(lengths) < 18, sorted(lengths)
-    batch = pretraining.collator(tokenizer, model)([rows[index] for index in range(len(rows))])
+    batch = pretraining.collator(tokenizer, model)([pretraining.draw(row, RANDOM, tokenizer) for row in rows])
     assert batch["next_sentence_label"].tolist() == rows["next_sentence_label"]
     chosen = batch["labels"] != -100
-    assert 0.1 < chosen.sum() / sum(word >= 0 for row in rows["labels"] for word in row) < 0.2
+    assert 0.1 < chosen.sum() / sum(word >= 0 for row in rows["labels"] for word in row) < 0.25
     assert (batch["input_ids"][chosen] == tokenizer.mask_token_id).float().mean() > 0.6
 
 

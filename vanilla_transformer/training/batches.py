@@ -2,6 +2,8 @@
 
 from datasets import Dataset
 
+from .draws import Drawn
+
 
 class TokenBatches:
     """Batches as the items of a data set: item i is a list of rows of like length, so that little of a batch is padding and
@@ -10,7 +12,7 @@ class TokenBatches:
     Args:
         rows: what the batches are made of.
         lengths: the numbers of tokens of each row, one for each of its sides; sorted by the first.
-        limit: tokens of the longest side of a batch, padding included.
+        limit: tokens of the longest side of a batch, padding included, by these `lengths`.
         each: the number of batches is a multiple of this, those of an update over all processes, so that none of these has
             fewer: as many of the largest as it takes are cut in two.
 
@@ -18,7 +20,7 @@ class TokenBatches:
         ValueError: for a row that is longer than `limit`.
     """
 
-    def __init__(self, rows: Dataset, lengths: list[tuple[int, ...]], limit: int, each: int = 1):
+    def __init__(self, rows: Dataset | Drawn, lengths: list[tuple[int, ...]], limit: int, each: int = 1):
         longest = max(map(max, lengths))
         if longest > limit:
             raise ValueError(f"the longest row has {longest} tokens, expected at most {limit}, those of a batch")
@@ -39,8 +41,11 @@ class TokenBatches:
         return len(self.batches)
 
     def __getitem__(self, index: int) -> list[dict]:
-        columns = self.rows[self.batches[index]]
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        return [self.rows[place] for place in self.batches[index]]
+
+    def set_epoch(self, epoch: int) -> None:
+        if isinstance(self.rows, Drawn):
+            self.rows.set_epoch(epoch)
 
 
 def collate_batches(collator):

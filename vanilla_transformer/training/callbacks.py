@@ -17,7 +17,15 @@ SHOWN = 60  # characters of each row of a batch that is named in an error
 
 def callbacks(recipe) -> list[TrainerCallback]:
     patience = recipe.training.get("early_stopping_patience")
-    return [WholeCheckpoints(), *([EarlyStoppingCallback(patience)] if patience else [])]
+    return [WholeCheckpoints(), Epochs(), *([EarlyStoppingCallback(patience)] if patience else [])]
+
+
+class Epochs(TrainerCallback):
+    """Tells the rows which epoch it is, which a `DataLoader` of several processes does not."""
+
+    def on_epoch_begin(self, args, state, control, train_dataloader, **kwargs):
+        if hasattr(train_dataloader.dataset, "set_epoch"):
+            train_dataloader.dataset.set_epoch(int(state.epoch))
 
 
 class Watch(TrainerCallback):

@@ -1,11 +1,15 @@
 """From a recipe to what is trained: the tokenizer, the model, and the examples of each split."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from random import Random
 
 from accelerate import PartialState
 from datasets import Dataset
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 
+from .draws import BpeDropout
 from .recipe import Recipe
 from .tasks import TASKS
 from .tokenizer import train_tokenizer
@@ -27,7 +31,7 @@ def prepare(recipe: Recipe, checkpoint: Path | None = None) -> tuple:
 
 def make_tokenizer(recipe, task, text):
     settings = dict(recipe.tokenizer)
-    path = settings.pop("path", recipe.model.get("path"))
+    path, _ = settings.pop("path", recipe.model.get("path")), settings.pop("dropout", None)
     if path:
         return AutoTokenizer.from_pretrained(path)
     return train_tokenizer(task.texts(text), for_encoder=task.FOR_ENCODER, **settings)
@@ -68,8 +72,12 @@ def examples(task, split, text, tokenizer, config, recipe):
         ValueError: if none is left.
     """
     settings = {"tokenizer": tokenizer, "data": recipe.data}
-    rows = text.map(task.encode, batched=True, remove_columns=text.column_names, fn_kwargs=settings)
+    is_drawn = split == "train" and recipe.tokenizer.get("dropout")  # from the text, again and again
+    unused = [] if is_drawn else text.column_names
+    rows = text.map(task.encode, batched=True, remove_columns=unused, fn_kwargs=settings)
     rows = task.examples(rows, recipe.data, split)
+    if task.draw and split != "train":
+        rows = rows.map(lambda row, place: task.draw(row, Random(place), tokenizer), with_indices=True)  # once and for all
     if config.position_embedding_type != "learned" or not isinstance(rows, Dataset):
         return rows
     limit, longest = config.max_position_embeddings, [max(sides) for sides in lengths(rows)]
@@ -87,3 +95,18 @@ def lengths(rows) -> list[tuple[int, ...]]:
     """Tokens of each side of each row."""
     sides = [rows[name] for name in ("labels", "input_ids") if name in rows.column_names]
     return [tuple(map(len, row)) for row in zip(*sides, strict=True)]
+
+
+def draw_of(recipe, tokenizer) -> Callable[[dict, Random], dict] | None:
+    """(training row, random) -> what the model sees of it, where that is drawn."""
+    task = TASKS[recipe.task]
+    if not (dropout := recipe.tokenizer.get("dropout")):
+        return task.draw and partial(task.draw, tokenizer=tokenizer)
+    pieces = BpeDropout(tokenizer, dropout)
+
+    def draw(row, random):
+        columns = {name: [value] for name, value in row.items()}
+        encoded = task.encode(columns, partial(pieces, random=random), recipe.data)
+        return {name: value for name, [value] in encoded.items()}
+
+    return draw

@@ -13,9 +13,10 @@ from transformers import GenerationConfig, Seq2SeqTrainingArguments
 from .tasks import TASKS
 
 FOLDER = Path(__file__).parent / "recipes"
-TOKENIZER = ("kind", "vocab_size", "lowercase", "path")
+TOKENIZER = ("kind", "vocab_size", "lowercase", "path", "dropout")
 OWN = ("tokens_per_update", "tokens_per_batch", "average_last", "early_stopping_patience")  # beside the fields of `Trainer`'s
 SET_BY_RUN = {"output_dir", "predict_with_generate", "remove_unused_columns"}
+RESEGMENTED = ("translation", "sequence-classification")  # whose text may have other pieces in each epoch
 UNSMOOTHED = ("question-answering", "pretraining")  # their losses are not of `labels` alone
 SAVE_DTYPES = ("float32", "float16")
 
@@ -27,7 +28,8 @@ class Recipe:
     Attributes:
         task: a name of `tasks.TASKS`.
         data: the files, or the data set, of each split; which names there are depends on the task.
-        tokenizer: `kind`, `vocab_size` and `lowercase` of a new one (see `train_tokenizer`), or `path`, of one to take.
+        tokenizer: `kind`, `vocab_size` and `lowercase` of a new one (see `train_tokenizer`), or `path`, of one to take; and
+            `dropout`, of the merges of training text (see `BpeDropout`; 0).
         model: fields of the task's config; `preset` for seq2seq; or `path`, a checkpoint to go on from.
         training: fields of `Seq2SeqTrainingArguments`, and
             `tokens_per_update`: tokens of the longer side, padding included, that an update sees over all processes;
@@ -54,6 +56,8 @@ class Recipe:
         for table, names in known_names(TASKS[self.task]).items():
             for name in getattr(self, table):
                 check_name(f"key of [{table}]", name, names)
+        if self.task not in RESEGMENTED and (dropout := self.tokenizer.get("dropout")):
+            raise ValueError(f"tokenizer.dropout is {dropout}, expected 0: the pieces of {self.task} are not drawn")
         if self.task in UNSMOOTHED and (smoothing := self.training.get("label_smoothing_factor")):
             raise ValueError(f"label_smoothing_factor is {smoothing}, expected 0: the loss of {self.task} has none")
         if self.training.get("load_best_model_at_end") and self.training.get("average_last"):

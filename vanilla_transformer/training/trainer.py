@@ -9,7 +9,8 @@ from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from .batches import TokenBatches, collate_batches
 from .callbacks import Watch, callbacks, smoothed_loss
-from .prepare import lengths
+from .draws import Drawn
+from .prepare import draw_of, lengths
 from .recipe import OWN, Recipe
 from .tasks import TASKS
 
@@ -47,7 +48,7 @@ def make_trainer(recipe, arguments, tokenizer, model, rows) -> Seq2SeqTrainer:
     trainer = Seq2SeqTrainer(
         model=model,
         args=arguments,
-        train_dataset=batches(rows["train"], recipe),
+        train_dataset=batches(rows["train"], recipe, draw_of(recipe, tokenizer)),
         eval_dataset=rows.get("validation"),
         data_collator=collate_batches(task.collator(tokenizer, model)),
         processing_class=tokenizer,
@@ -80,11 +81,13 @@ def first_of(values, count):
     return tuple(first_of(value, count) for value in values) if isinstance(values, tuple) else values[:count]
 
 
-def batches(rows, recipe):
-    """What `Trainer` takes as its training rows: batches by token count, if the recipe has such."""
+def batches(rows, recipe, draw):
+    """What `Trainer` takes as its training rows, drawn if there is something to draw: batches by token count, if the recipe has
+    such."""
+    seen = Drawn(rows, draw, recipe.training.get("seed", 42)) if draw else rows
     limit = recipe.training.get("tokens_per_batch", recipe.training.get("tokens_per_update"))
     if limit is None:
-        return rows
+        return seen
     if not isinstance(rows, Dataset):
         raise ValueError("all examples are of block_size tokens: expected per_device_train_batch_size, not tokens_per_batch")
-    return TokenBatches(rows, lengths(rows), limit, recipe.training.get("tokens_per_update", limit) // limit)
+    return TokenBatches(seen, lengths(rows), limit, recipe.training.get("tokens_per_update", limit) // limit)

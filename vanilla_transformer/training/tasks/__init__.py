@@ -11,6 +11,7 @@
 | `config_fields(text)` | fields of the config that the text (a data set for each split) determines |
 | `encode(columns, tokenizer, data)` | columns of text -> columns of numbers |
 | `examples(rows, data, split)` | what the model sees of one split: the rows of numbers, or pieces of them |
+| `draw(row, random, tokenizer)` | an example, with what is drawn for it at random; `None` where that is nothing |
 | `collator(tokenizer, model)` | a list of examples -> a padded batch |
 | `reduce(logits, labels)` | what is kept of the logits for the metrics; `None` where these take generated tokens |
 | `metrics(tokenizer, config, evaluation, rows)` | what `Trainer` calls with that and the labels of `rows`, a split's examples |

@@ -17,6 +17,8 @@ DATA = ("directory", "train", "validation", "test", "validation_fraction", "bloc
 EVALUATION = ()
 FOR_ENCODER = False
 
+draw = None
+
 
 def read(data, split):
     if split in data:

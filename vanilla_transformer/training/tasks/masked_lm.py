@@ -1,7 +1,6 @@
 """Words that were masked, from those around them (Devlin et al. 2019), one text a line."""
 
 import numpy as np
-import torch
 from transformers import DataCollatorForTokenClassification
 
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
@@ -55,27 +54,25 @@ def examples(rows, data, split):
     return rows
 
 
+def draw(row, random, tokenizer):
+    """Whole words, each with probability `MASKED`, at least one: 80% of their tokens become the mask token, 10% a random one.
+    Labels are the tokens of these words, -100 elsewhere."""
+    draws = {word: random.random() for word in dict.fromkeys(row["labels"]) if word >= 0}
+    chosen = {word for word, value in draws.items() if value <= max(MASKED, min(draws.values()))}
+    pairs = list(zip(row["input_ids"], row["labels"], strict=True))
+    ids = [replaced(token, tokenizer, random) if word in chosen else token for token, word in pairs]
+    return {**row, "input_ids": ids, "labels": [token if word in chosen else -100 for token, word in pairs]}
+
+
+def replaced(token, tokenizer, random):
+    fate = random.random()
+    if fate < KEPT:
+        return token
+    return random.randrange(len(tokenizer)) if fate < KEPT + REPLACED else tokenizer.mask_token_id
+
+
 def collator(tokenizer, model):
-    pad = DataCollatorForTokenClassification(tokenizer, label_pad_token_id=-1)
-
-    def mask(rows):
-        batch = pad(rows)
-        batch["input_ids"], batch["labels"] = masked(batch["input_ids"], batch["labels"], tokenizer)
-        return batch
-
-    return mask
-
-
-def masked(ids: torch.Tensor, words: torch.Tensor, tokenizer) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whole words (B, S) of `ids` (B, S), each with probability `MASKED`, at least one of a batch: 80% of their tokens become
-    the mask token, 10% a random one. Returns the new ids, and as labels those of the chosen words, -100 elsewhere."""
-    rows = torch.arange(len(ids))[:, None]
-    draw = torch.rand(len(ids), int(words.max()) + 1)[rows, words.clamp(min=0)].masked_fill(words < 0, torch.inf)
-    chosen = draw <= draw.min().clamp(min=MASKED, max=1)  # at least one word: the loss of none is not a number
-    fate = torch.rand(ids.shape)
-    new = torch.where(chosen & (fate >= REPLACED + KEPT), tokenizer.mask_token_id, ids)
-    new = torch.where(chosen & (fate < REPLACED), torch.randint(len(tokenizer), ids.shape), new)
-    return new, torch.where(chosen, ids, -100)
+    return DataCollatorForTokenClassification(tokenizer)
 
 
 def metrics(tokenizer, config, evaluation, rows):

@@ -24,6 +24,8 @@ FOR_ENCODER = True
 NAMES = ("id", "question", "context", "answers")  # of a data set; answers are {"text": [...], "answer_start": [...]}
 SCORED = ("id", "context", "answers", "offsets")  # columns of examples that only the metrics look at
 
+draw = None
+
 
 def read(data, split):
     if "dataset" in data:

@@ -18,6 +18,8 @@ DATA = ("directory", "train", "validation", "test", "encoding", "folds", "fold")
 EVALUATION = ()
 FOR_ENCODER = True
 
+draw = None
+
 
 def read(data, split):
     if "folds" in data and split != "test":

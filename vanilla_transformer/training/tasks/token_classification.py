@@ -21,6 +21,8 @@ COLUMNS = ("tokens", "ner_tags")  # what data sets of the Hub call them
 FEATURES = Features(words=List(Value("string")), tags=List(Value("string")))
 DOCUMENT = "-DOCSTART-"  # a sentence of its own in CoNLL's files, where another text begins
 
+draw = None
+
 
 def read(data, split):
     if "dataset" in data:

@@ -15,6 +15,7 @@ DATA = (*SOURCES, "train", "validation", "test")  # each split a file of the sou
 EVALUATION = ("bleu_tokenize",)  # of sacreBLEU, "13a" by default
 FOR_ENCODER = False
 
+draw = None
 reduce = None  # the metrics take generated tokens
 
 
