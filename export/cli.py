@@ -73,10 +73,10 @@ def verify(args):
 
     report = verify(args.out, load_checkpoint(args.checkpoint), args.cases, args.seed)
     print(report)
-    if files := metric_files(args):
+    if settings := metric_settings(args):
         from .evaluate import compare
 
-        print(json.dumps(compare(args.out, args.checkpoint, batch_size=args.batch_size, **files)))
+        print(json.dumps(compare(args.out, args.checkpoint, batch_size=args.batch_size, **settings)))
     if report.failures:
         sys.exit("\n".join(report.failures))
 
@@ -99,12 +99,12 @@ def generate(args):
 def evaluate(args):
     from .evaluate import evaluate
 
-    options = {"batch_size": args.batch_size, **metric_files(args), **generation_options(args)}
+    options = {"batch_size": args.batch_size, **metric_settings(args), **generation_options(args)}
     print(json.dumps(evaluate(args.directory, **options)))
 
 
-def metric_files(args):
-    names = ("source", "target", "text", "labels")
+def metric_settings(args):
+    names = ("source", "target", "text", "labels", "bleu_tokenize")
     return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
@@ -115,9 +115,10 @@ def doctor(args):
     print(json.dumps(found) if args.json else report(found))
 
 
-def add_metric_files(verb):
+def add_metric_settings(verb):
     verb.add_argument("--source", type=Path, help="for BLEU: one sentence a line, .gz or plain")
     verb.add_argument("--target", type=Path, help="its translations, line by line")
+    verb.add_argument("--bleu-tokenize", help="of sacreBLEU: 13a (if not given), or none for text that is in tokens already")
     verb.add_argument("--text", type=Path, help="for (pseudo-)perplexity: any text; for accuracy: one text a line")
     verb.add_argument("--labels", type=Path, help="for accuracy: the name or id of each text's label, line by line")
     verb.add_argument("--batch-size", type=positive, default=32, help="sentences run together")
@@ -220,7 +221,7 @@ def build_parser():
     verb.add_argument("checkpoint", help="checkpoint directory or Hub id")
     verb.add_argument("--cases", type=positive, default=60, help="random batches to compare")
     verb.add_argument("--seed", type=int, default=0, help="of the batches")
-    add_metric_files(verb)
+    add_metric_settings(verb)
 
     verb = verbs.add_parser("generate", help="translate or continue text with an export", formatter_class=formatter)
     verb.set_defaults(run=generate, extras="cpu")
@@ -237,7 +238,7 @@ def build_parser():
     verb = verbs.add_parser("evaluate", help="BLEU, perplexity or accuracy on text", formatter_class=formatter)
     verb.set_defaults(run=evaluate, extras="train,cpu")
     verb.add_argument("directory", help="checkpoint directory (torch) or export directory (onnxruntime)")
-    add_metric_files(verb)
+    add_metric_settings(verb)
     add_generation_options(verb)
 
     verb = verbs.add_parser("doctor", help="what is installed here, and what will run where", formatter_class=formatter)

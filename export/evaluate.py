@@ -35,8 +35,9 @@ def evaluate(
 ) -> dict:
     """The metric of the table above, under its name, for the checkpoint or export `directory`.
 
-    `labels` are names of the config's `label2id` or ids. BLEU is sacreBLEU's (13a, cased), generated with the settings of the
-    checkpoint and `options` (as `Runtime.generate`) over them.
+    `labels` are names of the config's `label2id` or ids. BLEU is sacreBLEU's, cased, generated with the settings of the
+    checkpoint and `options` (as `Runtime.generate`) over them; the option `bleu_tokenize` is sacreBLEU's `tokenize`, "13a" by
+    default, "none" for text that is in tokens already.
 
     Returns the metric, `engine`, how much was read (`sentences` or `tokens`), and for BLEU its `signature`.
 
@@ -54,7 +55,7 @@ def evaluate(
         wanted, found = (" and ".join(f"--{name}" for name in names) or "none" for names in (takes, files))
         raise ValueError(f"a {engine.architecture} is evaluated on {wanted}, got {found}")
     if options and metric is not bleu:
-        raise ValueError(f"generation options {sorted(options)} have no effect on the {metric.__name__} of a model")
+        raise ValueError(f"options {sorted(options)} have no effect on the {metric.__name__} of a model")
     return {**metric(engine, *(files[name] for name in takes), batch_size, **options), "engine": engine.name}
 
 
@@ -69,11 +70,11 @@ def compare(export: str | os.PathLike, checkpoint: str | os.PathLike, **settings
 # ------------------------------------------------------------------------------------------------------------ the metrics
 
 
-def bleu(engine, source, target, batch_size, **options):
+def bleu(engine, source, target, batch_size, bleu_tokenize="13a", **options):
     import sacrebleu
 
     sources, targets = zip(*read_parallel(source, target))
-    metric, outputs = sacrebleu.metrics.BLEU(), [""] * len(sources)
+    metric, outputs = sacrebleu.metrics.BLEU(tokenize=bleu_tokenize), [""] * len(sources)
     for chosen in batches(sources, batch_size):
         for index, output in zip(chosen, engine.generate([sources[index] for index in chosen], **options), strict=True):
             outputs[index] = output

@@ -6,6 +6,7 @@ import json
 import math
 
 import pytest
+import sacrebleu
 import torch
 import transformers
 from checkpoints import perturbed, toy_corpus
@@ -159,6 +160,22 @@ def test_verify_compares_the_translations_of_both(exported, tmp_path, capsys):
     main(["verify", str(directory), str(checkpoint), *arguments])
     found = json.loads(capsys.readouterr().out.splitlines()[1])
     assert (found["metric"], found["difference"]) == ("bleu", 0)
+
+
+def test_bleu_of_text_that_is_in_tokens_takes_them_as_they_are(exported, tmp_path, capsys):
+    checkpoint, _ = exported("seq2seq")
+    sources = [source for source, _ in toy_corpus(6, seed=1)]
+    model, made = load(checkpoint)
+    outputs = [made.decode(model.generate(**made(source, return_tensors="pt"))[0], True) for source in sources]
+    references = [f"{output}, {output}" for output in outputs]  # a token of its own for 13a, the end of a word for none
+    for name, lines in (("en", sources), ("de", references)):
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    for tokenize in ("none", "13a"):
+        files = ["--source", str(tmp_path / "en"), "--target", str(tmp_path / "de")]
+        main(["evaluate", str(checkpoint), *files, "--bleu-tokenize", tokenize])
+        found = json.loads(capsys.readouterr().out)
+        assert found["bleu"] == round(sacrebleu.corpus_bleu(outputs, [references], tokenize=tokenize).score, 2)
+        assert f"tok:{tokenize}" in found["signature"]
 
 
 # ------------------------------------------------------------------------------------------------------------ wrong input

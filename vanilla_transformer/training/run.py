@@ -51,6 +51,8 @@ def train(recipe: Recipe, output: Path, force: bool = False) -> dict[str, float]
     if count := recipe.training.get("average_last"):
         with arguments.main_process_first(local=False):  # who has noted that the last checkpoint is whole
             model.load_state_dict(averaged(whole_checkpoints(state)[-count:]).state_dict())
+    if recipe.save_dtype == "float16":  # what is measured is what is saved
+        model.half().float()
     metrics = evaluate(recipe, trainer, tokenizer, rows)
     if arguments.should_save:
         write_result(recipe, model, tokenizer, report_of(recipe, trainer, metrics), output, force)
