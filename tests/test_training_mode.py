@@ -196,3 +196,26 @@ def test_gradient_checkpointing_keeps_the_gradients_of_the_source(reentrant):
     model(ids, encoder_hidden_states=source, labels=ids).loss.backward()
     assert source.grad.abs().max() > 1e-5
     assert_same(source.grad, expected, 1e-6)
+
+
+# -------------------------------------------------------------------------------------------------------------- torch.compile
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_class", LANGUAGE_MODELS, ids=lambda x: x.__name__)
+def test_a_compiled_model_is_traced_for_one_shape_and_for_all_shapes_whole_each_time(model_class):
+    """Batches by token count have many shapes, of which only the second may compile again."""
+    model, graphs = build(model_class).train(), []
+
+    def keep(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend=keep, fullgraph=True)
+    for rows, length in ((4, 5), (6, 3), (2, 8), (7, 7), (3, 6)):
+        ids = torch.randint(4, model.config.vocab_size, (rows, length))
+        mask = torch.ones_like(ids)
+        mask[0, -2:] = 0
+        compiled(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss.backward()
+    assert len(graphs) == 2

@@ -18,6 +18,7 @@ from checkpoints import toy_corpus, write_corpus
 from huggingface_hub import ModelCard
 from PIL import Image
 from safetensors.torch import load_file
+from torch._dynamo.utils import counters
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback
 from transformers.trainer_pt_utils import LabelSmoother
 
@@ -277,6 +278,18 @@ def test_changes_go_over_a_recipe():
     recipe = read_recipe("translation", {"training.seed": 5, "data.directory": "x", "save_dtype": "float16"})
     assert (recipe.training["seed"], recipe.data["directory"], recipe.save_dtype) == (5, "x", "float16")
     assert recipe.training["tokens_per_update"] == read_recipe("translation").training["tokens_per_update"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_compiled_run_compiles_twice_for_all_its_shapes(corpus, tmp_path, smoothing):
+    """Once for the first, once for all others; nothing of the run itself is in the graph."""
+    torch.compiler.reset()
+    counters.clear()
+    settings = dict(torch_compile=True, torch_compile_backend="aot_eager", num_train_epochs=1, save_strategy="no")
+    train(recipe_of(corpus, label_smoothing_factor=smoothing, **settings), tmp_path / "model")
+    assert counters["stats"]["unique_graphs"] == 2
+    assert not counters["graph_break"]
 
 
 # ----------------------------------------------------------------------------------------------------------- stop and go on

@@ -44,6 +44,7 @@ class Watch(TrainerCallback):
     def start(self):
         self.counts, self.since = dict.fromkeys(SIDES.values(), 0), time.monotonic()
 
+    @torch.compiler.disable
     def see(self, model, args, inputs, outputs):
         """A forward hook."""
         self.input_ids = inputs.get("input_ids")  # `generate` gives the decoder alone its own
