@@ -26,10 +26,10 @@ from vanilla_transformer import VanillaSeq2SeqConfig, VanillaSeq2SeqForCondition
 from vanilla_transformer.training import run as runs
 from vanilla_transformer.training import trainer
 from vanilla_transformer.training.averaging import average, averaged
-from vanilla_transformer.training.callbacks import Watch, smoothed_loss
 from vanilla_transformer.training.card import model_card, toml
 from vanilla_transformer.training.curves import draw_curves, panels
 from vanilla_transformer.training.dry_run import dry_run
+from vanilla_transformer.training.loss import smoothed_loss
 from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import FOLDER, Recipe, read_recipe
 from vanilla_transformer.training.run import train
@@ -211,13 +211,22 @@ def test_the_curves_are_those_of_the_log(tmp_path):
 
 @pytest.mark.parametrize("smoothing", [0.1, 0.3])
 @pytest.mark.parametrize("items", [None, 40])
-def test_the_smoothed_loss_is_that_of_transformers(smoothing, items):
-    config = VanillaSeq2SeqConfig(vocab_size=11, **SMALL)
-    watch = Watch(VanillaSeq2SeqForConditionalGeneration(config), None)
-    logits, labels = torch.randn(3, 5, 11), torch.randint(11, (3, 5))
+def test_the_smoothed_loss_and_its_gradient_are_those_of_transformers(smoothing, items):
+    """Of more rows than are looked at together; theirs in float64. In evaluation the logits stay what they are."""
+    logits, labels = torch.randn(30, 9, 11, dtype=torch.float64, requires_grad=True), torch.randint(11, (30, 9))
     labels[0, 3:] = -100
     expected = LabelSmoother(smoothing)({"logits": logits}, labels, num_items_in_batch=items)
-    assert smoothed_loss(watch, smoothing)({"logits": logits}, labels, items) == pytest.approx(expected.item(), rel=1e-5)
+    expected.backward()
+    found, seen = logits.detach().float().requires_grad_(), []
+    loss = smoothed_loss(seen.append, smoothing)
+    with torch.no_grad():
+        assert loss({"logits": found}, labels, items).item() == pytest.approx(expected.item(), rel=1e-5)
+    assert torch.equal(found, logits.float())
+    value = loss({"logits": found}, labels, items)
+    value.backward()
+    assert value.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert [total.item() for total in seen] == pytest.approx(2 * [value.item() * (items or 264)], rel=1e-5)
+    torch.testing.assert_close(found.grad, logits.grad.float(), rtol=1e-4, atol=1e-7)
 
 
 def test_there_is_no_smoothed_loss_without_smoothing():

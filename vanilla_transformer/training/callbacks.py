@@ -1,10 +1,9 @@
-"""What `Trainer` calls while it runs: the loss, checks of it, and how fast it goes."""
+"""What `Trainer` calls while it runs: checks of the loss, how fast it goes, which epoch it is."""
 
 import time
 
 import torch
 from accelerate.utils import reduce
-from torch.nn import functional as F
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from ..info import flops
@@ -89,18 +88,3 @@ def over_processes(counts: dict[str, torch.Tensor], device: torch.device) -> dic
 
 def device_name():
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
-
-
-def smoothed_loss(watch: Watch, smoothing: float):
-    """Cross-entropy with label smoothing (section 5.4) of all tokens of an update, as `Trainer` takes it; `None` without
-    smoothing, for which the model's own loss is taken."""
-    if not smoothing:
-        return None
-
-    def loss(outputs, labels, num_items_in_batch=None):
-        logits = outputs["logits"].float()
-        total = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), label_smoothing=smoothing, reduction="sum")
-        watch.check(total)
-        return total / (labels.ne(-100).sum() if num_items_in_batch is None else num_items_in_batch)
-
-    return loss

@@ -8,8 +8,9 @@ from datasets import Dataset
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from .batches import TokenBatches, collate_batches
-from .callbacks import Watch, callbacks, smoothed_loss
+from .callbacks import Watch, callbacks
 from .draws import Drawn
+from .loss import smoothed_loss
 from .prepare import draw_of, lengths
 from .recipe import OWN, Recipe
 from .tasks import TASKS
@@ -52,7 +53,7 @@ def make_trainer(recipe, arguments, tokenizer, model, rows) -> Seq2SeqTrainer:
         eval_dataset=rows.get("validation"),
         data_collator=collate_batches(task.collator(tokenizer, model)),
         processing_class=tokenizer,
-        compute_loss_func=smoothed_loss(watch, arguments.label_smoothing_factor),
+        compute_loss_func=smoothed_loss(watch.check, arguments.label_smoothing_factor),
         compute_metrics=metrics_of(recipe, tokenizer, model, rows["validation"]) if "validation" in rows else None,
         preprocess_logits_for_metrics=task.reduce,
         callbacks=[watch, *callbacks(recipe)],
