@@ -2,15 +2,16 @@
 
 import gzip
 import random
-from itertools import chain
+from itertools import chain, islice
 
 import pytest
 import sacrebleu
 import tokenizers
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, IterableDataset
 from transformers import AutoTokenizer
 
-from vanilla_transformer.training.batches import TokenBatches, collate_batches
+from vanilla_transformer.training import batches as batches_module
+from vanilla_transformer.training.batches import TokenBatches, TokenStream, collate_batches
 from vanilla_transformer.training.data import read_lines, read_parallel
 from vanilla_transformer.training.draws import Drawn
 from vanilla_transformer.training.tasks import translation
@@ -189,8 +190,16 @@ def test_a_data_set_on_disk_is_read_by_its_own_names(tmp_path):
     data = {"dataset": str(tmp_path / "set"), "columns": ["translation.de", "translation.en"]}
     assert translation.read(data, "train").to_dict() == {"source": ["eins", "zwei"], "target": ["one", "two"]}
     assert translation.read(data, "test") is None
+    stream = translation.read(data | {"streaming": True}, "train")
+    assert isinstance(stream, IterableDataset)
+    assert list(stream) == [{"source": "eins", "target": "one"}, {"source": "zwei", "target": "two"}]
     with pytest.raises(ValueError, match=r"no column 'text', expected one of \['id', 'translation'\]"):
         translation.read(data | {"columns": ["text", "translation.en"]}, "train")
+
+
+def test_files_are_not_streamed():
+    with pytest.raises(ValueError, match="data.streaming goes with a data set, expected data.dataset"):
+        translation.read({"train": ["a.en", "a.de"], "streaming": True}, "train")
 
 
 def test_a_split_needs_a_file_for_each_column(tmp_path):
@@ -255,6 +264,24 @@ def test_batches_of_drawn_rows_are_drawn_anew_in_each_epoch():
     assert not {*chain(*first)} & {*batches[0]}
     batches.set_epoch(0)
     assert batches[1] == first[1]
+
+
+def test_a_stream_has_every_row_once_in_batches_by_length_another_order_each_epoch(monkeypatch):
+    monkeypatch.setattr(batches_module, "BUFFER", 40)
+    rng = random.Random(0)
+    rows = Dataset.from_list([{"labels": [i], "input_ids": [i] * rng.randint(1, 9)} for i in range(100)])
+    stream = TokenStream(rows.to_iterable_dataset(), limit=12, seed=0)
+    order = [row["labels"][0] for batch in islice(stream, 150) for row in batch]
+    assert [sorted(order[start : start + 100]) for start in (0, 100)] == 2 * [list(range(100))]
+    assert order[:100] != order[100:200]
+    first = list(islice(stream, 40))
+    sizes = [[len(row["input_ids"]) for row in batch] for batch in first]
+    assert max(len(batch) * max(batch) for batch in sizes) <= 12
+    assert sum(map(sum, sizes)) / sum(len(batch) * max(batch) for batch in sizes) > 0.75
+    assert list(islice(stream, 40)) == first
+    drawn = TokenStream(rows.to_iterable_dataset(), 12, 0, lambda row, random: {**row, "draw": random.random()})
+    draws = [row["draw"] for batch in islice(drawn, 100) for row in batch]
+    assert len({*draws}) == len(draws) > 200 and draws == [row["draw"] for batch in islice(drawn, 100) for row in batch]
 
 
 def test_a_collator_gets_the_rows_of_batches_or_single_ones():

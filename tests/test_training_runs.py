@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 import tomllib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from checkpoints import toy_corpus, write_corpus
+from datasets import Dataset, DatasetDict
 from huggingface_hub import ModelCard
 from PIL import Image
 from safetensors.torch import load_file
@@ -358,6 +359,37 @@ def test_what_is_drawn_is_drawn_alike_by_a_run_that_goes_on(corpus, tmp_path, mo
     stopped(recipe, tmp_path / "model", STEPS + 3, monkeypatch)
     train(recipe, tmp_path / "model")
     assert are_equal(weights(tmp_path / "model"), weights(tmp_path / "undisturbed"))
+
+
+@pytest.fixture
+def streamed(corpus, tmp_path):
+    """A recipe for the corpus as a data set that is streamed, of two epochs."""
+    splits = {}
+    for split, files in zip(("train", "validation"), corpus):
+        lines = [path.read_text().splitlines() for path in files]
+        splits[split] = Dataset.from_dict(dict(zip(("en", "de"), lines)))
+    DatasetDict(splits).save_to_disk(tmp_path / "set")
+    recipe = recipe_of(corpus, num_train_epochs=1, max_steps=2 * STEPS, save_strategy="steps", save_steps=STEPS + 3)
+    recipe.data = {"dataset": str(tmp_path / "set"), "columns": ["en", "de"], "streaming": True}
+    return recipe
+
+
+def test_a_streamed_run_goes_on_to_the_same_weights(streamed, tmp_path, monkeypatch):
+    streamed.tokenizer["dropout"] = 0.1
+    metrics = train(streamed, tmp_path / "undisturbed")
+    assert metrics["validation_loss"] < math.log(60)  # that of knowing nothing
+    stopped(streamed, tmp_path / "model", STEPS + 3, monkeypatch)
+    train(streamed, tmp_path / "model")
+    assert are_equal(weights(tmp_path / "model"), weights(tmp_path / "undisturbed"))
+
+
+def test_a_stream_needs_batches_by_token_count_and_positions_without_an_end(streamed, tmp_path):
+    assert "a stream of examples" in dry_run(streamed)
+    with pytest.raises(ValueError, match="position_embedding_type is 'learned', expected one without a longest sequence"):
+        prepare(replace(streamed, model={**SMALL, "position_embedding_type": "learned"}))
+    del streamed.training["tokens_per_update"], streamed.training["tokens_per_batch"]
+    with pytest.raises(ValueError, match="batches of a stream are by token count: expected training.tokens_per_update"):
+        train(streamed, tmp_path / "model")
 
 
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("optimizer.pt", "files.json")]

@@ -1,8 +1,15 @@
 """Rows of like length in batches of so many tokens."""
 
-from datasets import Dataset
+from itertools import count
+from random import Random
+
+import torch
+from datasets import Dataset, IterableDataset
 
 from .draws import Drawn
+
+SIDES = ("labels", "input_ids")  # of a row
+BUFFER = 10_000  # rows of a stream that are shuffled, and sorted by length, together
 
 
 class TokenBatches:
@@ -21,16 +28,7 @@ class TokenBatches:
     """
 
     def __init__(self, rows: Dataset | Drawn, lengths: list[tuple[int, ...]], limit: int, each: int = 1):
-        longest = max(map(max, lengths))
-        if longest > limit:
-            raise ValueError(f"the longest row has {longest} tokens, expected at most {limit}, those of a batch")
-        self.rows, self.batches, width = rows, [[]], 0
-        for index in sorted(range(len(rows)), key=lengths.__getitem__):
-            width = max(width, *lengths[index])
-            if (len(self.batches[-1]) + 1) * width > limit:
-                self.batches.append([])
-                width = max(lengths[index])
-            self.batches[-1].append(index)
+        self.rows, self.batches = rows, cut(lengths, limit)
         for _ in range(min(-len(self.batches) % each, len(rows) - len(self.batches))):
             largest = max(self.batches, key=len)
             half = len(largest) // 2
@@ -46,6 +44,43 @@ class TokenBatches:
     def set_epoch(self, epoch: int) -> None:
         if isinstance(self.rows, Drawn):
             self.rows.set_epoch(epoch)
+
+
+class TokenStream(torch.utils.data.IterableDataset):
+    """The same of rows that are read as they are needed, again and again without an end: `BUFFER` rows are shuffled and cut
+    into batches, then the next ones. `draw` and `seed` as in `Drawn`, if something is drawn."""
+
+    def __init__(self, rows: IterableDataset, limit: int, seed: int, draw=None):
+        super().__init__()
+        self.rows, self.limit, self.seed, self.draw = rows, limit, seed, draw
+
+    def __iter__(self):
+        for epoch in count():
+            stream = self.rows.shuffle(seed=self.seed + epoch, buffer_size=BUFFER)
+            for part, columns in enumerate(stream.iter(BUFFER)):
+                yield from self.batches(columns, f"{self.seed} {epoch} {part}")
+
+    def batches(self, columns, seed):
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        batches = cut([tuple(len(row[name]) for name in SIDES if name in row) for row in rows], self.limit)
+        Random(seed).shuffle(batches)
+        drawn = Drawn(rows, self.draw, seed) if self.draw else rows
+        return ([drawn[place] for place in batch] for batch in batches)
+
+
+def cut(lengths: list[tuple[int, ...]], limit: int) -> list[list[int]]:
+    """The places of rows in batches, as `TokenBatches` has them."""
+    longest = max(map(max, lengths))
+    if longest > limit:
+        raise ValueError(f"the longest row has {longest} tokens, expected at most {limit}, those of a batch")
+    batches, width = [[]], 0
+    for place in sorted(range(len(lengths)), key=lengths.__getitem__):
+        width = max(width, *lengths[place])
+        if (len(batches[-1]) + 1) * width > limit:
+            batches.append([])
+            width = max(lengths[place])
+        batches[-1].append(place)
+    return batches
 
 
 def collate_batches(collator):

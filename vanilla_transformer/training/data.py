@@ -53,15 +53,19 @@ def read_columns(data: dict, split: str, names: tuple[str, ...]):
     """The `split` ("train", "validation" or "test") of a recipe's `data` as a `datasets.Dataset` with text columns `names`;
     `None` if it has none. `data[split]` is a file for each column, relative to `data["directory"]`. Instead of files there
     may be `data["dataset"]`, a name on the Hub (with `data["config"]`) or a directory that `save_to_disk` wrote, and
-    `data["columns"]`, what the columns are called there; "a.b" is field b of column a.
+    `data["columns"]`, what the columns are called there; "a.b" is field b of column a. With `data["streaming"]` its training
+    split is a `datasets.IterableDataset`, read as it is needed.
 
     Raises:
-        FileNotFoundError, ValueError: as `read_parallel`.
+        FileNotFoundError, ValueError: as `read_parallel`; ValueError for files that are to be streamed.
     """
     from datasets import Dataset  # what only reads lines has no need of it
 
     if "dataset" in data:
-        return columns_of(data_set(data), split, data.get("columns", names), names)
+        streams = data.get("streaming", False) and split == "train"
+        return columns_of(data_set(data, streams), split, data.get("columns", names), names)
+    if data.get("streaming"):
+        raise ValueError("data.streaming goes with a data set, expected data.dataset")
     if split not in data:
         return None
     paths = paths_of(data, split)
@@ -70,21 +74,29 @@ def read_columns(data: dict, split: str, names: tuple[str, ...]):
     return Dataset.from_dict(dict(zip(names, read_files(paths), strict=True)))
 
 
-def data_set(data):
+def data_set(data, streams=False):
+    """Its splits, as `datasets.IterableDataset` if it `streams`."""
     from datasets import load_dataset, load_from_disk
 
     path = Path(data["dataset"])
-    return load_from_disk(path) if (path / "dataset_dict.json").is_file() else load_dataset(str(path), data.get("config"))
+    if not (path / "dataset_dict.json").is_file():
+        return load_dataset(str(path), data.get("config"), streaming=streams)
+    splits = load_from_disk(path)
+    return {split: rows.to_iterable_dataset() for split, rows in splits.items()} if streams else splits
 
 
 def columns_of(splits, split, columns, names):
+    from datasets import Features, IterableDataset, Value
+
     if split not in splits:
         return None
 
     def take(rows):
         return {name: values(rows, column) for name, column in zip(names, columns, strict=True)}
 
-    return splits[split].map(take, batched=True, remove_columns=splits[split].column_names)
+    rows = splits[split]
+    known = {"features": Features(dict.fromkeys(names, Value("string")))} if isinstance(rows, IterableDataset) else {}
+    return rows.map(take, batched=True, remove_columns=rows.column_names, **known)
 
 
 def values(rows, column):

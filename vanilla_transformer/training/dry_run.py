@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from datasets import IterableDataset
 from transformers import set_seed
 
 from ..info import shape_fields
@@ -36,7 +37,8 @@ def dry_run(recipe: Recipe) -> str:
     if updates <= 0:
         updates = math.ceil(math.ceil(len(trainer.get_train_dataloader()) / each) * whole.num_train_epochs)
     shape = ", ".join(f"{name}={getattr(model.config, name)}" for name in shape_fields(model.config))
-    lines = [f"{name:<12} {len(examples):>12,} examples" for name, examples in rows.items()]
+    counts = {name: "a stream of" if isinstance(found, IterableDataset) else f"{len(found):,}" for name, found in rows.items()}
+    lines = [f"{name:<12} {count:>12} examples" for name, count in counts.items()]
     lines += [f"shape        {shape}"]
     lines += [f"parameters   {model.num_parameters():>12,}"]
     lines += [f"an update    {tokens:>12,.0f} tokens, those of source and target together, in {each} batches on each process"]

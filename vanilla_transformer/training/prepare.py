@@ -6,9 +6,10 @@ from pathlib import Path
 from random import Random
 
 from accelerate import PartialState
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 
+from .batches import SIDES
 from .draws import BpeDropout
 from .recipe import Recipe
 from .tasks import TASKS
@@ -69,7 +70,7 @@ def examples(task, split, text, tokenizer, config, recipe):
     """What the model sees of one split's text, without what is longer than a table of learned positions, which is counted.
 
     Raises:
-        ValueError: if none is left.
+        ValueError: if none is left, and for learned positions and a stream, whose rows cannot be counted beforehand.
     """
     settings = {"tokenizer": tokenizer, "data": recipe.data}
     is_drawn = split == "train" and recipe.tokenizer.get("dropout")  # from the text, again and again
@@ -78,7 +79,11 @@ def examples(task, split, text, tokenizer, config, recipe):
     rows = task.examples(rows, recipe.data, split)
     if task.draw and split != "train":
         rows = rows.map(lambda row, place: task.draw(row, Random(place), tokenizer), with_indices=True)  # once and for all
-    if config.position_embedding_type != "learned" or not isinstance(rows, Dataset):
+    if config.position_embedding_type != "learned":
+        return rows
+    if isinstance(rows, IterableDataset):
+        raise ValueError("position_embedding_type is 'learned', expected one without a longest sequence for data.streaming")
+    if not isinstance(rows, Dataset):
         return rows
     limit, longest = config.max_position_embeddings, [max(sides) for sides in lengths(rows)]
     kept = [index for index, length in enumerate(longest) if length <= limit]
@@ -93,7 +98,7 @@ def examples(task, split, text, tokenizer, config, recipe):
 
 def lengths(rows) -> list[tuple[int, ...]]:
     """Tokens of each side of each row."""
-    sides = [rows[name] for name in ("labels", "input_ids") if name in rows.column_names]
+    sides = [rows[name] for name in SIDES if name in rows.column_names]
     return [tuple(map(len, row)) for row in zip(*sides, strict=True)]
 
 

@@ -4,10 +4,10 @@ import os
 from pathlib import Path
 
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
-from .batches import TokenBatches, collate_batches
+from .batches import TokenBatches, TokenStream, collate_batches
 from .callbacks import Watch, callbacks
 from .draws import Drawn
 from .loss import smoothed_loss
@@ -85,8 +85,13 @@ def first_of(values, count):
 def batches(rows, recipe, draw):
     """What `Trainer` takes as its training rows, drawn if there is something to draw: batches by token count, if the recipe has
     such."""
-    seen = Drawn(rows, draw, recipe.training.get("seed", 42)) if draw else rows
+    seed = recipe.training.get("seed", 42)
     limit = recipe.training.get("tokens_per_batch", recipe.training.get("tokens_per_update"))
+    if isinstance(rows, IterableDataset):
+        if limit is None:
+            raise ValueError("batches of a stream are by token count: expected training.tokens_per_update")
+        return TokenStream(rows, limit, seed, draw)
+    seen = Drawn(rows, draw, seed) if draw else rows
     if limit is None:
         return seen
     if not isinstance(rows, Dataset):

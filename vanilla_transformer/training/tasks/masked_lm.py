@@ -11,7 +11,7 @@ from . import causal_lm, sequence_classification
 CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForMaskedLM
 PIPELINE = "fill-mask"
 # Each split is a file. If these are `labelled`, they are those of a sequence classification, whose labels are left out.
-DATA = (*SOURCES, *sequence_classification.DATA[1:], "labelled")
+DATA = (*SOURCES, "streaming", *sequence_classification.DATA[1:], "labelled")
 EVALUATION = ()
 FOR_ENCODER = True
 MASKED = 0.15  # of all words

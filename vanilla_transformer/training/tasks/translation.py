@@ -11,7 +11,8 @@ from ..data import SOURCES, read_columns
 
 CONFIG, MODEL = VanillaSeq2SeqConfig, VanillaSeq2SeqForConditionalGeneration
 PIPELINE = "translation"
-DATA = (*SOURCES, "train", "validation", "test")  # each split a file of the source and one of the target, line by line
+# Each split is a file of the source and one of the target, line by line.
+DATA = (*SOURCES, "streaming", "train", "validation", "test")
 EVALUATION = ("bleu_tokenize",)  # of sacreBLEU, "13a" by default
 FOR_ENCODER = False
 
