@@ -281,7 +281,7 @@ def test_a_stream_has_every_row_once_in_batches_by_length_another_order_each_epo
     assert list(islice(stream, 40)) == first
     drawn = TokenStream(rows.to_iterable_dataset(), 12, 0, lambda row, random: {**row, "draw": random.random()})
     draws = [row["draw"] for batch in islice(drawn, 100) for row in batch]
-    assert len({*draws}) == len(draws) > 200 and draws == [row["draw"] for batch in islice(drawn, 100) for row in batch]
+    assert len({*draws}) == len(draws) > 150 and draws == [row["draw"] for batch in islice(drawn, 100) for row in batch]
 
 
 def test_a_collator_gets_the_rows_of_batches_or_single_ones():
