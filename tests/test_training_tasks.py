@@ -174,10 +174,37 @@ def test_masks_of_training_text_are_others_in_each_epoch_those_of_validation_tex
     assert list(prepare(recipe)[2]["validation"]) == list(rows["validation"])
 
 
-def test_a_masked_language_model_learns(tmp_path):
+@torch.no_grad()
+def test_packed_texts_are_read_as_each_alone(tmp_path):
+    (tmp_path / "text.txt").write_text("the cat\nthe dog saw the cat\na mouse\nthe bone ate the dog\n" * 5)
+    recipe = Recipe("masked-lm", {"train": str(tmp_path / "text.txt")}, {"kind": "bpe", "vocab_size": 32}, ENCODER)
+    tokenizer, model, alone = prepare(recipe)
+    recipe.data["block_size"] = 24
+    [blocks] = prepare(recipe)[2].values()
+    assert max(map(len, blocks["input_ids"])) <= 24 < len(blocks[0]["input_ids"]) + len(blocks[1]["input_ids"])
+    assert [*chain(*blocks["input_ids"])] == [*chain(*alone["train"]["input_ids"])]
+    for row in blocks:  # no word is of two texts
+        words = {pair for pair in zip(row["documents"], row["labels"]) if pair[1] >= 0}
+        assert len({word for _, word in words}) == len(words) > 2
+    batch = masked_lm.collator(tokenizer, model)(list(blocks))
+    found = model.eval()(**{**batch, "labels": None}).logits
+    states = [found[place, : len(row["input_ids"])] for place, row in enumerate(blocks)]
+    expected = [model(torch.tensor([ids])).logits[0] for ids in alone["train"]["input_ids"]]
+    torch.testing.assert_close(torch.cat(states), torch.cat(expected), rtol=1e-4, atol=1e-5)
+    model.config.sliding_window = 4
+    with pytest.raises(ValueError, match="sliding_window is 4, expected none with block_size"):
+        masked_lm.collator(tokenizer, model)(list(blocks))
+    recipe.data["block_size"] = 5
+    with pytest.raises(ValueError, match=r"a text has \d+ tokens, expected at most block_size=5"):
+        prepare(recipe)
+
+
+@pytest.mark.parametrize("block_size", [None, 64])
+def test_a_masked_language_model_learns(tmp_path, block_size):
     (tmp_path / "train.txt").write_text(VERSE * 3)
     training = dict(tokens_per_update=256, num_train_epochs=40, learning_rate=3e-3, save_strategy="no", seed=0)
     files = {"train": str(tmp_path / "train.txt"), "validation": str(tmp_path / "train.txt")}
+    files |= {"block_size": block_size} if block_size else {}
     recipe = Recipe("masked-lm", files, {"kind": "bpe", "vocab_size": 45}, ENCODER, training)
     metrics = train(recipe, tmp_path / "model")
     assert metrics["validation_nll"] < 1.5 < math.log(45)

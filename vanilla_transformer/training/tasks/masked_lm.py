@@ -1,6 +1,8 @@
 """Words that were masked, from those around them (Devlin et al. 2019), one text a line."""
 
 import numpy as np
+import torch
+from datasets import Dataset
 from transformers import DataCollatorForTokenClassification
 
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
@@ -10,8 +12,9 @@ from . import causal_lm, sequence_classification
 
 CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForMaskedLM
 PIPELINE = "fill-mask"
-# Each split is a file. If these are `labelled`, they are those of a sequence classification, whose labels are left out.
-DATA = (*SOURCES, "streaming", *sequence_classification.DATA[1:], "labelled")
+# Each split is a file. If these are `labelled`, they are those of a sequence classification, whose labels are left out. With
+# `block_size` a training example is as many texts as so many tokens hold, which do not see each other.
+DATA = (*SOURCES, "streaming", *sequence_classification.DATA[1:], "labelled", "block_size")
 EVALUATION = ()
 FOR_ENCODER = True
 MASKED = 0.15  # of all words
@@ -51,7 +54,32 @@ def word_numbers(encoded) -> list[list[int]]:
 
 
 def examples(rows, data, split):
-    return rows
+    if split != "train" or "block_size" not in data:
+        return rows
+    return Dataset.from_list(packed(rows, data["block_size"]))
+
+
+def packed(rows, size: int) -> list[dict]:
+    """Rows one behind the other, as long as `size` tokens hold them, with the number of its row for each token; the words of a
+    row are counted on from those of the row before.
+
+    Raises:
+        ValueError: for a row that is longer.
+    """
+    blocks, room = [], 0
+    for ids, words in zip(rows["input_ids"], rows["labels"], strict=True):
+        if len(ids) > size:
+            raise ValueError(f"a text has {len(ids)} tokens, expected at most block_size={size}")
+        if len(ids) > room:
+            blocks.append({"input_ids": [], "labels": [], "documents": []})
+            room = size
+        block, room = blocks[-1], room - len(ids)
+        behind = 1 + max(block["labels"], default=-1)
+        number = 1 + max(block["documents"], default=-1)
+        block["input_ids"] += ids
+        block["labels"] += [word if word < 0 else word + behind for word in words]
+        block["documents"] += [number] * len(ids)
+    return blocks
 
 
 def draw(row, random, tokenizer):
@@ -72,7 +100,27 @@ def replaced(token, tokenizer, random):
 
 
 def collator(tokenizer, model):
-    return DataCollatorForTokenClassification(tokenizer)
+    pad = DataCollatorForTokenClassification(tokenizer)
+
+    def collate(rows):
+        documents = [torch.tensor(row["documents"]) for row in rows if "documents" in row]
+        batch = pad([{name: value for name, value in row.items() if name != "documents"} for row in rows])
+        if not documents:
+            return batch
+        if (window := model.config.sliding_window) is not None:
+            raise ValueError(f"sliding_window is {window}, expected none with block_size: packed texts have no window")
+        return {**batch, **apart(documents)}
+
+    return collate
+
+
+def apart(documents: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """By the numbers of the rows that the tokens of each example are of: a mask (B, 1, S, S) by which they see their own row,
+    and positions (B, S) from its start on. Padding sees padding."""
+    numbers = torch.nn.utils.rnn.pad_sequence(documents, batch_first=True, padding_value=-1)
+    same = numbers[:, :, None] == numbers[:, None]
+    starts = same.int().argmax(-1)
+    return {"attention_mask": same[:, None], "position_ids": torch.arange(numbers.shape[1]) - starts}
 
 
 def metrics(tokenizer, config, evaluation, rows):
