@@ -58,7 +58,7 @@ class EncoderGraph(OperatorGraph):
 
     def forward(self, input_ids, attention_mask, token_type_ids=None):
         self.mask = attention_mask.flatten(0, -2).to(torch.int32)  # of several choices, each is a row
-        return self.model(input_ids, token_type_ids=token_type_ids).to_tuple()
+        return self.model(input_ids, attention_mask, token_type_ids).to_tuple()
 
 
 class CrossStatesGraph(OperatorGraph):

@@ -57,7 +57,9 @@ COMMON_DEFAULTS = dict(
     tie_word_embeddings=True, pad_token_id=0, bos_token_id=1, eos_token_id=2, sep_token_id=None,
 )  # fmt: skip
 DEFAULTS = {
-    VanillaEncoderConfig: dict(type_vocab_size=0, pooler_act=None, lm_transform_act=None, token_transform_act=None),
+    VanillaEncoderConfig: dict(
+        type_vocab_size=0, pooler_act=None, lm_transform_act=None, token_transform_act=None, classifier_pooling="cls"
+    ),
     VanillaDecoderConfig: dict(use_cache=True, add_cross_attention=False),
     VanillaSeq2SeqConfig: dict(use_cache=True, decoder_start_token_id=1, share_encoder_decoder_embeddings=True),
 }
@@ -142,7 +144,9 @@ def test_head_widths_default_to_an_equal_share(given, d_k, d_v):
 
 
 OTHER = {
-    VanillaEncoderConfig: dict(type_vocab_size=2, pooler_act="tanh", lm_transform_act="gelu", token_transform_act="gelu"),
+    VanillaEncoderConfig: dict(
+        type_vocab_size=2, pooler_act="tanh", lm_transform_act="gelu", token_transform_act="gelu", classifier_pooling="mean"
+    ),
     VanillaDecoderConfig: dict(use_cache=False, add_cross_attention=True),
     VanillaSeq2SeqConfig: dict(use_cache=False, decoder_start_token_id=7, share_encoder_decoder_embeddings=False),
 }
@@ -277,6 +281,7 @@ def test_fewer_than_no_token_types_are_an_error():
         *[(c, {n: "far"}) for c in CONFIGS for n in ("rope_theta", "relative_attention_max_distance")],
         (VanillaEncoderConfig, dict(type_vocab_size="two")),
         (VanillaEncoderConfig, dict(pooler_act=True)),
+        (VanillaEncoderConfig, dict(classifier_pooling="max")),
         (VanillaDecoderConfig, dict(add_cross_attention="no")),
         (VanillaSeq2SeqConfig, dict(share_encoder_decoder_embeddings=None)),
     ],

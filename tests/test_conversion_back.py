@@ -125,7 +125,7 @@ WRONG = {
     "bert": dict(
         position_embedding_type="sinusoidal", scale_embedding=True, embedding_norm=False, norm_first=True, final_norm=True,
         linear_bias=False, sliding_window=4, activation_dropout=0.2, embedding_dropout=0.3, head_dim=2, value_head_dim=3,
-        pooler_act="relu", lm_transform_act=None, lm_head_bias=False,
+        pooler_act="relu", lm_transform_act=None, lm_head_bias=False, classifier_pooling="mean",
     ),
     "gpt2": dict(
         position_embedding_type="rotary", scale_embedding=True, embedding_norm=True, norm_first=False, final_norm=False,

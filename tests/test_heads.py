@@ -71,6 +71,18 @@ def test_a_sentence_head_is_a_linear_map_of_the_first_state_or_of_the_pooler(mod
 
 
 @poolers
+def test_a_classifier_may_read_the_mean_of_the_real_tokens(act):
+    model, weights = double(VanillaEncoderForSequenceClassification, pooler_act=act, num_labels=3, classifier_pooling="mean")
+    assert not [name for name in weights if "pooler" in name]
+    for mask in (MASK, None):
+        given = dict(input_ids=tokens(), attention_mask=mask)
+        states = numpy(model.model(**given).last_hidden_state)
+        seen = np.ones((3, LENGTH)) if mask is None else mask.numpy()
+        means = np.stack([row[real == 1].mean(0) for row, real in zip(states, seen, strict=True)])
+        close(model(**given).logits, linear(weights, "classifier", means))
+
+
+@poolers
 def test_multiple_choice_gives_each_choice_a_score_of_its_own(act):
     model, weights = double(VanillaEncoderForMultipleChoice, pooler_act=act, type_vocab_size=2)
     ids, types, mask = (torch.randint(low, high, (3, 4, LENGTH)) for low, high in ((3, V), (0, 2), (0, 2)))

@@ -23,6 +23,7 @@ MODELS = {
         "VanillaDecoderForSequenceClassification",
         dict(num_hidden_layers=2, position_embedding_type="rotary", sliding_window=4, num_labels=3),
     ),
+    "means": ("VanillaEncoderForSequenceClassification", dict(num_hidden_layers=1, classifier_pooling="mean", num_labels=3)),
     "pair": ("VanillaSeq2SeqModel", dict(encoder_layers=1, decoder_layers=2)),
     "encoder": ("VanillaEncoderForMaskedLM", dict(num_hidden_layers=1)),
     "tokens": ("VanillaEncoderForTokenClassification", dict(num_hidden_layers=1, num_labels=5)),
@@ -30,7 +31,7 @@ MODELS = {
     "causal": ("VanillaDecoderForCausalLM", dict(num_hidden_layers=1)),
     "seq2seq": ("VanillaSeq2SeqForConditionalGeneration", dict(encoder_layers=1, decoder_layers=1)),
 }
-READERS = ["choices", "decoder", "decoder-labels", "pair"]
+READERS = ["choices", "decoder", "decoder-labels", "means", "pair"]
 
 
 def build(name):
@@ -64,6 +65,7 @@ CONTRACT = {
     "choices": (dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), [B, C, S]), {"logits": [B, C]}),
     "decoder": (dict.fromkeys(("input_ids", "attention_mask"), [B, S]), {"last_hidden_state": [B, S, WIDTH]}),
     "decoder-labels": (dict.fromkeys(("input_ids", "attention_mask"), [B, S]), {"logits": [B, 3]}),
+    "means": (dict.fromkeys(("input_ids", "attention_mask"), [B, S]), {"logits": [B, 3]}),
     "pair": (
         {name: [B, S] for name in ("input_ids", "attention_mask")}
         | {name: [B, T] for name in ("decoder_input_ids", "decoder_attention_mask")},
@@ -112,7 +114,7 @@ def test_the_cuda_target_gives_their_values_with_fewer_operators(exported, name)
     model, directory = exported(name, "cuda")
     assert verify(directory, model, cases=9, device="cpu").failures == []
     counts = Runtime(directory, device="cpu").artifact.manifest["optimized"]["encoder"]
-    layers = {"choices": 1, "decoder": 2, "decoder-labels": 2, "pair": 3}[name]
+    layers = {"choices": 1, "decoder": 2, "decoder-labels": 2, "means": 1, "pair": 3}[name]
     norms = {"pair": 2 * 1 + 3 * 2}.get(name, 2 * layers)
     # Of the pair also the keys and values of each layer's cross-attention, together.
     assert (counts["pack_products"], counts["fuse_residuals"]) == (layers + (name == "pair"), norms)

@@ -576,6 +576,14 @@ def sentence_state(outputs):
     return outputs.last_hidden_state[:, 0] if outputs.pooler_output is None else outputs.pooler_output
 
 
+def mean_state(hidden_states, attention_mask):
+    """The mean over the real tokens, 0 without any: states (B, S, D) and mask (B, S), or `None` if all are real -> (B, D)."""
+    if attention_mask is None:
+        return hidden_states.mean(1)
+    weights = attention_mask[:, :, None].to(hidden_states.dtype)
+    return (hidden_states * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+
 class VanillaEncoderForPreTraining(VanillaPreTrainedModel):
     """Devlin et al. 2019 (BERT), section 3.1: masked tokens, and whether the second sentence follows the first."""
 
@@ -659,7 +667,7 @@ class VanillaEncoderForSequenceClassification(VanillaPreTrainedModel):
 
     def __init__(self, config: VanillaEncoderConfig):
         super().__init__(config)
-        self.model = VanillaEncoderModel(config)
+        self.model = VanillaEncoderModel(config, add_pooling_layer=config.classifier_pooling == "cls")
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
@@ -677,7 +685,11 @@ class VanillaEncoderForSequenceClassification(VanillaPreTrainedModel):
     ) -> SequenceClassifierOutput:
         """As `VanillaEncoderModel.forward` -> `logits` (B, num_labels), and the loss where `labels` are given."""
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        logits = self.classifier(self.dropout(sentence_state(outputs)))
+        if self.config.classifier_pooling == "mean":
+            state = mean_state(outputs.last_hidden_state, attention_mask)
+        else:
+            state = sentence_state(outputs)
+        logits = self.classifier(self.dropout(state))
         loss = None
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **kwargs)

@@ -209,6 +209,8 @@ class VanillaEncoderConfig(VanillaTransformerConfig):
             projection to the vocabulary (BERT's masked-LM transform).
         token_transform_act (`str`, *optional*): a linear map and this activation stand in front of the classifier of
             single tokens (ELECTRA's discriminator).
+        classifier_pooling (`str`, defaults to `"cls"`): what the classifier of whole sequences reads: what `pooler_act` says,
+            or with `"mean"` the mean of the states of all real tokens (as in ModernBERT), without a pooler.
     """
 
     model_type = "vanilla-encoder"
@@ -230,6 +232,7 @@ class VanillaEncoderConfig(VanillaTransformerConfig):
     pooler_act: str | None = None
     lm_transform_act: str | None = None
     token_transform_act: str | None = None
+    classifier_pooling: Literal["cls", "mean"] = "cls"
 
 
 @strict

@@ -61,6 +61,7 @@ def config_back(ours, architecture):
         linear_bias=True,
         sliding_window=None,
         token_transform_act=None,
+        classifier_pooling="cls",
         activation_dropout=0,
         embedding_dropout=ours.dropout,
     )
