@@ -255,7 +255,8 @@ def test_a_row_longer_than_a_batch_is_refused():
 
 
 def test_batches_of_drawn_rows_are_drawn_anew_in_each_epoch():
-    rows = Drawn(list(range(10, 20)), lambda row, random: (row, random.random()), seed=0)
+    rows = Dataset.from_dict({"labels": range(10, 20)})
+    rows = Drawn(rows, lambda row, random: (row["labels"], random.random()), seed=0)
     batches = TokenBatches(rows, [(1,)] * 10, limit=4)
     first = [batches[index] for index in range(3)]
     assert [[row for row, _ in batch] for batch in first] == [[10, 11, 12, 13], [14, 15, 16, 17], [18, 19]]

@@ -39,7 +39,7 @@ class TokenBatches:
         return len(self.batches)
 
     def __getitem__(self, index: int) -> list[dict]:
-        return [self.rows[place] for place in self.batches[index]]
+        return self.rows.__getitems__(self.batches[index])
 
     def set_epoch(self, epoch: int) -> None:
         if isinstance(self.rows, Drawn):
@@ -64,8 +64,9 @@ class TokenStream(torch.utils.data.IterableDataset):
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         batches = cut([tuple(len(row[name]) for name in SIDES if name in row) for row in rows], self.limit)
         Random(seed).shuffle(batches)
-        drawn = Drawn(rows, self.draw, seed) if self.draw else rows
-        return ([drawn[place] for place in batch] for batch in batches)
+        if self.draw:
+            rows = [self.draw(row, Random(f"{seed} {place}")) for place, row in enumerate(rows)]
+        return ([rows[place] for place in batch] for batch in batches)
 
 
 def cut(lengths: list[tuple[int, ...]], limit: int) -> list[list[int]]:

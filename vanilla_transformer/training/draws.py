@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from random import Random
 
+from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
 
@@ -17,7 +18,7 @@ class Drawn:
         seed: of the run.
     """
 
-    def __init__(self, rows, draw: Callable[[dict, Random], dict], seed: int):
+    def __init__(self, rows: Dataset, draw: Callable[[dict, Random], dict], seed: int):
         self.rows, self.draw, self.seed, self.epoch = rows, draw, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -26,8 +27,10 @@ class Drawn:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> dict:
-        return self.draw(self.rows[index], Random(f"{self.seed} {self.epoch} {index}"))
+    def __getitems__(self, indices: list[int]) -> list[dict]:
+        """As a `DataLoader` asks for the rows of a batch."""
+        pairs = zip(indices, self.rows.__getitems__(indices), strict=True)
+        return [self.draw(row, Random(f"{self.seed} {self.epoch} {index}")) for index, row in pairs]
 
 
 class BpeDropout:
