@@ -38,13 +38,13 @@ def main():
     parser.add_argument("cards", nargs="*", type=Path, help="directories of model_cards/; all if not given")
     options = parser.parse_args()
     wrong = 0
-    for card in options.cards or sorted(path.parent for path in CARDS.glob(f"*/{REPORT}")):
+    for card in options.cards or sorted(path.parent for path in CARDS.rglob(REPORT)):
         said = json.loads((card / REPORT).read_text())["metrics"]
         for name, value in scores(card, options.data).items():
             if name.partition("_")[2] in SAID:
                 is_same = abs(value - said[name]) <= TOLERANCE * abs(said[name])
                 wrong += not is_same
-                print(json.dumps({"model": card.name, "score": name, "now": value, "said": said[name], "same": is_same}))
+                print(json.dumps({"model": str(card), "score": name, "now": value, "said": said[name], "same": is_same}))
     sys.exit(f"{wrong} scores are not what was said" if wrong else None)
 
 

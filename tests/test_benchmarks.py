@@ -11,8 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 import report
+import scores
 import training_speed
 from checkpoints import write_corpus
+
+from vanilla_transformer.training.recipe import Recipe
+from vanilla_transformer.training.run import train
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 MEASURED = {"seconds", "per_second", "peak_memory", "memory_above_import"}
@@ -174,3 +178,29 @@ def test_a_quick_run_of_training_speed(tmp_path, monkeypatch):
     assert found["fastest_other"] in speeds and found["fastest_other"] != "ours"
     assert found["ratio"]["min"] <= found["ratio"]["median"] <= found["ratio"]["max"]
     assert abs(found["parameters"]["ours"] / found["parameters"]["MarianMTModel"] - 1) < 0.05
+
+
+# ------------------------------------------------------------------------------------------------------------------ scores
+
+
+def test_scores_are_computed_again_from_the_weights_and_compared_with_what_was_said(tmp_path, capsys, monkeypatch):
+    for split, count in (("train", 60), ("test", 8)):
+        write_corpus(tmp_path, split, count, seed=count)
+    data = {"directory": "", "train": ["train.en", "train.de"], "test": ["test.en", "test.de"]}
+    shape = dict(hidden_size=16, intermediate_size=32, num_attention_heads=2, encoder_layers=1, decoder_layers=1)
+    settings = dict(max_steps=2, per_device_train_batch_size=8, save_strategy="no", report_to="none")
+    recipe = Recipe("translation", data, {"kind": "bpe", "vocab_size": 50}, shape, settings, {"num_beams": 2}, {}, "float16")
+    monkeypatch.chdir(tmp_path)
+    train(recipe, tmp_path / "model")
+    monkeypatch.setattr(sys, "argv", ["scores.py", "--data", str(tmp_path), str(tmp_path / "model")])
+    with pytest.raises(SystemExit) as done:
+        scores.main()
+    assert done.value.code is None
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith('{"model')]
+    assert [line["score"] for line in lines] == ["test_bleu", "test_chrf"]
+    assert all(line["same"] and line["now"] == line["said"] for line in lines)
+    report = json.loads((tmp_path / "model/training.json").read_text())
+    report["metrics"]["test_chrf"] += 1
+    (tmp_path / "model/training.json").write_text(json.dumps(report))
+    with pytest.raises(SystemExit, match="1 scores are not what was said"):
+        scores.main()
