@@ -163,7 +163,7 @@ def test_verify_compares_the_translations_of_both(exported, tmp_path, capsys):
 
 
 def test_bleu_of_text_that_is_in_tokens_takes_them_as_they_are(exported, tmp_path, capsys):
-    checkpoint, _ = exported("seq2seq")
+    checkpoint, _ = exported("seq2seq", "cpu")
     sources = [source for source, _ in toy_corpus(6, seed=1)]
     model, made = load(checkpoint)
     outputs = [made.decode(model.generate(**made(source, return_tensors="pt"))[0], True) for source in sources]

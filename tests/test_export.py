@@ -454,6 +454,7 @@ def test_a_target_or_precision_that_there_is_not_is_refused_with_those_there_are
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_weights_that_a_message_cannot_hold_go_to_a_file_beside_it(exported, checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(build, "PROTOBUF_LIMIT", 10_000)  # in place of 2 GB, which take minutes
     manifest = export(checkpoint, tmp_path / "out", cases=3)

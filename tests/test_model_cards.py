@@ -89,11 +89,11 @@ def generated(card, texts, directory):
     found = []
     for text in texts:
         inputs = tokenizer(text, return_tensors="pt", add_special_tokens=model.config.is_encoder_decoder)
-        ids = model.generate(**inputs, max_new_tokens=60)[0]
+        ids = model.generate(**inputs, max_new_tokens=40)[0]
         start = 0 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
         found.append(tokenizer.decode(ids[start:], skip_special_tokens=True))
     export(card, directory)
-    assert TextRuntime(directory).generate(texts, max_new_tokens=60) == found
+    assert TextRuntime(directory).generate(texts, max_new_tokens=40) == found
     return found
 
 

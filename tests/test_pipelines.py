@@ -432,6 +432,7 @@ print(json.dumps([before, sorted(pipelines.REMOVED_TASKS), sorted(set(pipelines.
     assert registered == sorted(PIPELINES) == TASKS
 
 
+@pytest.mark.slow
 def test_registering_again_changes_nothing_and_does_not_warn():
     assert in_a_fresh_process("""
 import importlib, json
