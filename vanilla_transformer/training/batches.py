@@ -64,9 +64,8 @@ class TokenStream(torch.utils.data.IterableDataset):
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         batches = cut([tuple(len(row[name]) for name in SIDES if name in row) for row in rows], self.limit)
         Random(seed).shuffle(batches)
-        if self.draw:
-            rows = [self.draw(row, Random(f"{seed} {place}")) for place, row in enumerate(rows)]
-        return ([rows[place] for place in batch] for batch in batches)
+        for batch in batches:  # drawn when it is asked for: all at once would stop the training for seconds
+            yield [self.draw(rows[place], Random(f"{seed} {place}")) if self.draw else rows[place] for place in batch]
 
 
 def cut(lengths: list[tuple[int, ...]], limit: int) -> list[list[int]]:
