@@ -24,8 +24,7 @@ def scores(card: Path, data: Path) -> dict[str, float]:
     """As its own run computed them, from the weights and the tokenizer in `card`."""
     recipe = Recipe(**json.loads((card / REPORT).read_text())["recipe"])
     recipe.data["directory"] = str(data / recipe.data["directory"])
-    recipe.tokenizer = {"path": str(card)}
-    recipe.model = {"path": str(card)}
+    recipe.tokenizer, recipe.model = {}, {"path": str(card)}  # its tokenizer too
     with tempfile.TemporaryDirectory() as state:
         tokenizer, model, rows = prepare(recipe)
         trainer = make_trainer(recipe, training_arguments(recipe, Path(state)), tokenizer, model, rows)
