@@ -89,12 +89,12 @@ def test_the_default_is_pair_encoding_of_words():
 
 
 def test_an_unknown_kind_is_refused():
-    with pytest.raises(ValueError, match='kind must be "bpe", "byte-bpe" or "character", got \'unigram\''):
+    with pytest.raises(ValueError, match='kind must be "bpe", "word", "byte-bpe" or "character", got \'unigram\''):
         train_tokenizer(LINES, 90, kind="unigram")
 
 
-@pytest.mark.parametrize("kind", ["bpe", "byte-bpe"])
-def test_pair_encoding_needs_a_size(kind):
+@pytest.mark.parametrize("kind", ["bpe", "word", "byte-bpe"])
+def test_all_but_characters_need_a_size(kind):
     with pytest.raises(ValueError, match=f"kind '{kind}' needs a vocab_size, got None"):
         train_tokenizer(LINES, kind=kind)
 

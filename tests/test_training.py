@@ -95,8 +95,22 @@ def test_a_lowercase_tokenizer_reads_capitals_as_small_letters():
         ids = tokenizer(text)["input_ids"]
         assert ids == tokenizer(text.lower())["input_ids"] == tokenizer(text.upper().replace("SS", "ß"))["input_ids"]
         assert tokenizer.decode(ids, skip_special_tokens=True) == text.lower()
-    with pytest.raises(ValueError, match="lowercase goes with kind 'bpe' only, got 'character'"):
+    with pytest.raises(ValueError, match="lowercase goes with kinds 'bpe' and 'word', got 'character'"):
         train_tokenizer(TEXT, kind="character", lowercase=True)
+
+
+def test_a_tokenizer_of_words_has_the_most_frequent_ones_whole():
+    """Counted by hand: the dog 4 times, the 3 times, a cat and a full stop twice, four others once."""
+    lines = ["The dog sees the cat.", "the dog, a dog", "no cat . dog"]
+    tokenizer = train_tokenizer(lines, 4 + 4, kind="word", lowercase=True)
+    words = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)[4:]
+    assert words[:2] == ["dog", "the"] and sorted(words[2:]) == [".", "cat"]
+    assert tokenizer.convert_ids_to_tokens(tokenizer("A dog, the Cat.")["input_ids"]) == [
+        "<unk>", "dog", "<unk>", "the", "cat", ".", "</s>"
+    ]  # fmt: skip
+    assert tokenizer.decode([5, 4, 2], skip_special_tokens=True) == "the dog"
+    with pytest.raises(ValueError, match="the text gives a vocabulary of 12 entries, expected 13: ask for fewer"):
+        train_tokenizer(lines, 13, kind="word", lowercase=True)
 
 
 def test_an_encoder_s_tokenizer_marks_both_ends_and_the_second_sequence():
@@ -286,5 +300,6 @@ def test_a_stream_has_every_row_once_in_batches_by_length_another_order_each_epo
 
 
 def test_a_collator_gets_the_rows_of_batches_or_single_ones():
-    collate = collate_batches(list)
+    collate = collate_batches(list, 1)
     assert collate([[{"a": 1}, {"a": 2}]]) == collate([{"a": 1}, {"a": 2}]) == [{"a": 1}, {"a": 2}]
+    assert collate_batches(list, 2)([[1, 2]]) == [1, 2, 1, 2] and collate_batches(list, 2)([1, 2]) == [1, 2]

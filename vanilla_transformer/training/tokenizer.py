@@ -13,7 +13,7 @@ ENCODER_TOKENS = {"cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>
 def train_tokenizer(
     lines: Iterable[str],
     vocab_size: int | None = None,
-    kind: Literal["bpe", "byte-bpe", "character"] = "bpe",
+    kind: Literal["bpe", "word", "byte-bpe", "character"] = "bpe",
     for_encoder: bool = False,
     lowercase: bool = False,
 ) -> PreTrainedTokenizerFast:
@@ -26,6 +26,7 @@ def train_tokenizer(
         kind: `"bpe"` is byte-pair encoding (section 5.1 of the paper, Sennrich et al. 2016) of words that keep the space in
             front of them as "▁"; punctuation is always its own token. Decoding gives back the text, in composed Unicode
             characters and without a space in front. A character that `lines` do not have is `<unk>`.
+            `"word"` has the most frequent words and punctuation marks, without the spaces; any other is `<unk>`.
             `"byte-bpe"` is byte-pair encoding of UTF-8 bytes (Radford et al. 2019): nothing is `<unk>`, and decoding gives
             back every string exactly.
             `"character"` has one entry for each character of `lines`, spaces and line breaks too; decoding gives back
@@ -33,18 +34,18 @@ def train_tokenizer(
             The names of the special tokens stand for these tokens wherever they are in a text, for all kinds.
         for_encoder: a sequence also begins with `<s>`, whose state stands for all of it; there is `<mask>`, and the second
             of two sequences has token type 1.
-        lowercase: whether capitals are read as small letters; what is decoded then has none. For `"bpe"` only.
+        lowercase: whether capitals are read as small letters; what is decoded then has none. For `"bpe"` and `"word"`.
 
     Raises:
-        ValueError: for an unknown `kind`, for `lowercase` with another kind than `"bpe"`, if `vocab_size` is missing, and if
+        ValueError: for an unknown `kind`, for `lowercase` with kinds of bytes or characters, if `vocab_size` is missing, and if
             `lines` have fewer distinct pieces than `vocab_size`, or more characters.
     """
-    if kind not in ("bpe", "byte-bpe", "character"):
-        raise ValueError(f'kind must be "bpe", "byte-bpe" or "character", got {kind!r}')
+    if kind not in ("bpe", "word", "byte-bpe", "character"):
+        raise ValueError(f'kind must be "bpe", "word", "byte-bpe" or "character", got {kind!r}')
     if vocab_size is None and kind != "character":
         raise ValueError(f"a tokenizer of kind {kind!r} needs a vocab_size, got None")
-    if lowercase and kind != "bpe":
-        raise ValueError(f"lowercase goes with kind 'bpe' only, got {kind!r}")
+    if lowercase and kind not in ("bpe", "word"):
+        raise ValueError(f"lowercase goes with kinds 'bpe' and 'word', got {kind!r}")
     unk, eos = SPECIAL_TOKENS["unk_token"], SPECIAL_TOKENS["eos_token"]
     special = SPECIAL_TOKENS | (ENCODER_TOKENS if for_encoder else {})
     options = {"special_tokens": list(dict.fromkeys(special.values())), "show_progress": False}
@@ -60,11 +61,15 @@ def train_tokenizer(
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, **options)
     else:
-        tokenizer = Tokenizer(models.BPE(unk_token=unk))
+        tokenizer = Tokenizer(models.BPE(unk_token=unk) if kind == "bpe" else models.WordLevel(unk_token=unk))
         tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), *([normalizers.Lowercase()] if lowercase else [])])
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
-        tokenizer.decoder = decoders.Metaspace()
-        trainer = trainers.BpeTrainer(vocab_size=vocab_size, **options)
+        if kind == "bpe":
+            tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
+            tokenizer.decoder = decoders.Metaspace()
+            trainer = trainers.BpeTrainer(vocab_size=vocab_size, **options)
+        else:
+            tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+            trainer = trainers.WordLevelTrainer(vocab_size=vocab_size, **options)
     tokenizer.train_from_iterator(lines, trainer)
     found = tokenizer.get_vocab_size()
     if vocab_size is not None and found != vocab_size:
