@@ -20,6 +20,7 @@ from huggingface_hub import ModelCard
 from PIL import Image
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
+from torch.distributions import Categorical, kl_divergence
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback
 from transformers.trainer_pt_utils import LabelSmoother
 
@@ -232,6 +233,34 @@ def test_the_smoothed_loss_and_its_gradient_are_those_of_transformers(smoothing,
 
 def test_there_is_no_smoothed_loss_without_smoothing():
     assert smoothed_loss(None, 0.0) is None
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_r_drop_adds_the_divergences_of_two_passes_of_which_no_label_is_padding(smoothing):
+    """Liang et al. 2021: for each label the cross-entropies of both passes, and alpha / 2 times the divergences both ways; the
+    mean is over the labels of both."""
+    logits, labels = torch.randn(2, 5, 4, 11, dtype=torch.float64), torch.randint(11, (5, 4))
+    labels[0, 2:] = -100
+    first, second = (Categorical(logits=part[labels != -100]) for part in logits)
+    divergences = (kl_divergence(first, second) + kl_divergence(second, first)).sum()
+    inputs, twice = {"logits": logits.flatten(0, 1).float()}, torch.cat([labels, labels])
+    plain = LabelSmoother(smoothing)({"logits": logits.flatten(0, 1)}, twice)
+    for items, count in [(None, 36), (50, 50)]:
+        value = smoothed_loss(lambda total: None, smoothing, r_drop=3.0)(inputs, twice, items)
+        assert value.item() == pytest.approx((plain * 36 + 1.5 * divergences).item() / count, rel=1e-5)
+    with torch.no_grad():
+        assert smoothed_loss(lambda total: None, smoothing, r_drop=3.0)(inputs, twice).item() == pytest.approx(plain.item())
+
+
+def test_with_r_drop_a_model_sees_each_row_twice(short, corpus, tmp_path):
+    train(recipe_of(corpus, r_drop=1.0), tmp_path / "model")
+    tokens = [
+        sum(record["tokens"] for record in history(path) if "tokens" in record) for path in (tmp_path / "model", short[0])
+    ]
+    assert tokens[0] == 2 * tokens[1]
+    assert not are_equal(weights(tmp_path / "model"), weights(short[0]))
+    with pytest.raises(ValueError, match="r_drop is 1.0, expected 0: it takes batches by tokens_per_update"):
+        Recipe("causal-lm", training={"r_drop": 1.0, "per_device_train_batch_size": 1})
 
 
 def test_the_average_is_the_mean_of_every_weight(short, corpus, tmp_path):

@@ -83,10 +83,10 @@ def cut(lengths: list[tuple[int, ...]], limit: int) -> list[list[int]]:
     return batches
 
 
-def collate_batches(collator):
-    """`collator` for items that are rows, or lists of them."""
+def collate_batches(collator, copies: int):
+    """`collator` for items that are rows, or lists of them, which are taken `copies` times."""
 
     def collate(items):
-        return collator([row for item in items for row in (item if isinstance(item, list) else [item])])
+        return collator([row for item in items for row in (item * copies if isinstance(item, list) else [item])])
 
     return collate

@@ -1,4 +1,4 @@
-"""Cross-entropy with label smoothing (section 5.4 of the paper)."""
+"""Cross-entropy with label smoothing (section 5.4 of the paper), and R-Drop (Liang et al. 2021)."""
 
 import torch
 from torch.nn import functional as F
@@ -6,22 +6,32 @@ from torch.nn import functional as F
 ROWS = 128  # whose logits stay in a CPU's cache
 
 
-def smoothed_loss(check, smoothing: float):
+def smoothed_loss(check, smoothing: float, r_drop: float = 0.0):
     """The mean over all labels of an update, as `Trainer` takes it; `check` is given the sum over those of a batch. `None`
-    without smoothing, for which the model's own loss is taken."""
-    if not smoothing:
+    without smoothing and R-Drop, for which the model's own loss is taken. With R-Drop a batch of training has each row twice,
+    the second halves in the order of the first."""
+    if not smoothing and not r_drop:
         return None
 
     def loss(outputs, labels, num_items_in_batch=None):
         logits, labels = outputs["logits"].float().flatten(0, -2), labels.flatten()
-        if torch.is_grad_enabled():
+        is_training = torch.is_grad_enabled()
+        if is_training and not r_drop:
             total = SmoothedCrossEntropy.apply(logits, labels, smoothing)
         else:
             total = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
+        if is_training and r_drop:
+            total = total + r_drop / 2 * divergence(logits[labels != -100])
         check(total)
         return total / (labels.ne(-100).sum() if num_items_in_batch is None else num_items_in_batch)
 
     return loss
+
+
+def divergence(logits):
+    """Of the two halves of logits (2N, V), KL(first || second) + KL(second || first), summed over N."""
+    first, second = logits.log_softmax(-1).chunk(2)
+    return ((first.exp() - second.exp()) * (first - second)).sum()
 
 
 class SmoothedCrossEntropy(torch.autograd.Function):

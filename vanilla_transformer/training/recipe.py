@@ -14,7 +14,13 @@ from .tasks import TASKS
 
 FOLDER = Path(__file__).parent / "recipes"
 TOKENIZER = ("kind", "vocab_size", "lowercase", "path", "dropout")
-OWN = ("tokens_per_update", "tokens_per_batch", "average_last", "early_stopping_patience")  # beside the fields of `Trainer`'s
+OWN = (
+    "tokens_per_update",
+    "tokens_per_batch",
+    "average_last",
+    "early_stopping_patience",
+    "r_drop",
+)  # beside the fields of `Trainer`'s
 SET_BY_RUN = {"output_dir", "predict_with_generate", "remove_unused_columns"}
 RESEGMENTED = ("translation", "sequence-classification")  # whose text may have other pieces in each epoch
 UNSMOOTHED = ("question-answering", "pretraining")  # their losses are not of `labels` alone
@@ -35,7 +41,9 @@ class Recipe:
             `tokens_per_update`: tokens of the longer side, padding included, that an update sees over all processes;
             `tokens_per_batch`: how many of those run at once on one process (all by default);
             `average_last`: how many of the last checkpoints are averaged for the result (1);
-            `early_stopping_patience`: evaluations without a better metric after which the run ends (none).
+            `early_stopping_patience`: evaluations without a better metric after which the run ends (none);
+            `r_drop`: weight of R-Drop (Liang et al. 2021, alpha; 0), for which the model sees each row of a batch
+            twice, under two draws of dropout.
         generation: fields of the result's `GenerationConfig`.
         evaluation: what the task's metrics take.
         save_dtype: of the result's tensors, `"float32"` or `"float16"`; they load as float32.
@@ -60,6 +68,9 @@ class Recipe:
             raise ValueError(f"tokenizer.dropout is {dropout}, expected 0: the pieces of {self.task} are not drawn")
         if self.task in UNSMOOTHED and (smoothing := self.training.get("label_smoothing_factor")):
             raise ValueError(f"label_smoothing_factor is {smoothing}, expected 0: the loss of {self.task} has none")
+        can_r_drop = self.task not in UNSMOOTHED and "tokens_per_update" in self.training
+        if (r_drop := self.training.get("r_drop")) and not can_r_drop:
+            raise ValueError(f"r_drop is {r_drop}, expected 0: it takes batches by tokens_per_update, and one loss of `labels`")
         if self.training.get("load_best_model_at_end") and self.training.get("average_last"):
             raise ValueError(f"average_last={self.training['average_last']} does not go with load_best_model_at_end=true")
 

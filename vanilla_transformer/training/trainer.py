@@ -45,15 +45,16 @@ def training_arguments(recipe: Recipe, state: Path) -> Seq2SeqTrainingArguments:
 
 def make_trainer(recipe, arguments, tokenizer, model, rows) -> Seq2SeqTrainer:
     task, watch = TASKS[recipe.task], Watch(model, tokenizer)
+    r_drop = recipe.training.get("r_drop", 0)
     model.register_forward_hook(watch.see, with_kwargs=True)
     trainer = Seq2SeqTrainer(
         model=model,
         args=arguments,
         train_dataset=batches(rows["train"], recipe, draw_of(recipe, tokenizer)),
         eval_dataset=rows.get("validation"),
-        data_collator=collate_batches(task.collator(tokenizer, model)),
+        data_collator=collate_batches(task.collator(tokenizer, model), copies=2 if r_drop else 1),
         processing_class=tokenizer,
-        compute_loss_func=smoothed_loss(watch.check, arguments.label_smoothing_factor),
+        compute_loss_func=smoothed_loss(watch.check, arguments.label_smoothing_factor, r_drop),
         compute_metrics=metrics_of(recipe, tokenizer, model, rows["validation"]) if "validation" in rows else None,
         preprocess_logits_for_metrics=task.reduce,
         callbacks=[watch, *callbacks(recipe)],
