@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 from torch.distributions import Categorical, kl_divergence
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback
+from transformers.generation import utils as generation
 from transformers.trainer_pt_utils import LabelSmoother
 
 from vanilla_transformer import VanillaSeq2SeqConfig, VanillaSeq2SeqForConditionalGeneration
@@ -476,6 +477,14 @@ def test_a_loss_that_is_not_finite_stops_the_run_names_the_batch_and_leaves_the_
         train(recipe_of(corpus), tmp_path / "model")
     [checkpoint] = (tmp_path / "model-run").glob("checkpoint-*")
     assert all(weight.isfinite().all() for weight in weights(checkpoint).values())
+
+
+def test_generation_while_training_warns_of_nothing(corpus, tmp_path, monkeypatch):
+    warned = []
+    monkeypatch.setattr(generation.logger, "warning", warned.append)
+    train(recipe_of(corpus, num_train_epochs=1, eval_strategy="epoch", per_device_eval_batch_size=8), tmp_path / "model")
+    assert not warned
+    assert "max_length" not in json.loads((tmp_path / "model" / "generation_config.json").read_text())
 
 
 def test_lines_longer_than_the_position_table_are_counted_and_left_out(corpus, tmp_path, capsys):

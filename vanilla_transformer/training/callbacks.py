@@ -16,7 +16,8 @@ SHOWN = 60  # characters of each row of a batch that is named in an error
 
 def callbacks(recipe) -> list[TrainerCallback]:
     patience = recipe.training.get("early_stopping_patience")
-    return [WholeCheckpoints(), Epochs(), *([EarlyStoppingCallback(patience)] if patience else [])]
+    length = MaxLength(recipe.generation.get("max_length"))
+    return [WholeCheckpoints(), Epochs(), length, *([EarlyStoppingCallback(patience)] if patience else [])]
 
 
 class Epochs(TrainerCallback):
@@ -25,6 +26,17 @@ class Epochs(TrainerCallback):
     def on_epoch_begin(self, args, state, control, train_dataloader, **kwargs):
         if hasattr(train_dataloader.dataset, "set_epoch"):
             train_dataloader.dataset.set_epoch(int(state.epoch))
+
+
+class MaxLength(TrainerCallback):
+    """`Seq2SeqTrainer` fills in a `max_length` after each batch it has generated, and `generate` warns of it at the next."""
+
+    def __init__(self, max_length: int | None):
+        self.max_length = max_length
+
+    def on_prediction_step(self, args, state, control, model, **kwargs):
+        if model.can_generate():
+            model.generation_config.max_length = self.max_length
 
 
 class Watch(TrainerCallback):

@@ -14,13 +14,8 @@ from .tasks import TASKS
 
 FOLDER = Path(__file__).parent / "recipes"
 TOKENIZER = ("kind", "vocab_size", "lowercase", "path", "dropout")
-OWN = (
-    "tokens_per_update",
-    "tokens_per_batch",
-    "average_last",
-    "early_stopping_patience",
-    "r_drop",
-)  # beside the fields of `Trainer`'s
+# Keys of [training] beside the fields of `Trainer`'s.
+OWN = ("tokens_per_update", "tokens_per_batch", "average_last", "early_stopping_patience", "r_drop")
 SET_BY_RUN = {"output_dir", "predict_with_generate", "remove_unused_columns"}
 RESEGMENTED = ("translation", "sequence-classification")  # whose text may have other pieces in each epoch
 UNSMOOTHED = ("question-answering", "pretraining")  # their losses are not of `labels` alone

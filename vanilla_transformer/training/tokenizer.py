@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Literal
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}  # ids 0 to 3
@@ -46,36 +46,19 @@ def train_tokenizer(
         raise ValueError(f"a tokenizer of kind {kind!r} needs a vocab_size, got None")
     if lowercase and kind not in ("bpe", "word"):
         raise ValueError(f"lowercase goes with kinds 'bpe' and 'word', got {kind!r}")
-    unk, eos = SPECIAL_TOKENS["unk_token"], SPECIAL_TOKENS["eos_token"]
     special = SPECIAL_TOKENS | (ENCODER_TOKENS if for_encoder else {})
-    options = {"special_tokens": list(dict.fromkeys(special.values())), "show_progress": False}
-    if kind == "character":
-        tokenizer = Tokenizer(models.WordLevel(unk_token=unk))
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # "." would leave out line breaks
-        tokenizer.decoder = decoders.Fuse()
-        trainer = trainers.WordLevelTrainer(vocab_size=2**21, **options)  # more than Unicode has
-    elif kind == "byte-bpe":
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, **options)
-    else:
-        tokenizer = Tokenizer(models.BPE(unk_token=unk) if kind == "bpe" else models.WordLevel(unk_token=unk))
-        tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), *([normalizers.Lowercase()] if lowercase else [])])
-        if kind == "bpe":
-            tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
-            tokenizer.decoder = decoders.Metaspace()
-            trainer = trainers.BpeTrainer(vocab_size=vocab_size, **options)
-        else:
-            tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-            trainer = trainers.WordLevelTrainer(vocab_size=vocab_size, **options)
+    tokenizer = untrained(kind, lowercase)
+    trainer = tokenizer.model.get_trainer()
+    trainer.vocab_size = 2**21 if kind == "character" else vocab_size  # more characters than Unicode has
+    trainer.special_tokens, trainer.show_progress = list(dict.fromkeys(special.values())), False
+    if kind == "byte-bpe":
+        trainer.initial_alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer.train_from_iterator(lines, trainer)
     found = tokenizer.get_vocab_size()
     if vocab_size is not None and found != vocab_size:
         remedy = "ask for fewer" if found < vocab_size else "ask for more, its characters alone need them"
         raise ValueError(f"the text gives a vocabulary of {found} entries, expected {vocab_size}: {remedy}")
-    bos = SPECIAL_TOKENS["bos_token"]
+    bos, eos = SPECIAL_TOKENS["bos_token"], SPECIAL_TOKENS["eos_token"]
     first, second = (f"{bos} $A {eos}", f"$B:1 {eos}:1") if for_encoder else (f"$A {eos}", f"$B {eos}")
     ids = [(token, tokenizer.token_to_id(token)) for token in (bos, eos)]
     end = processors.TemplateProcessing(single=first, pair=f"{first} {second}", special_tokens=ids)
@@ -83,3 +66,27 @@ def train_tokenizer(
     tokenizer.post_processor = processors.Sequence([processors.ByteLevel(), end]) if kind == "byte-bpe" else end
     names = ["input_ids", *(["token_type_ids"] if for_encoder else []), "attention_mask"]
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=names, **special)
+
+
+def untrained(kind: str, lowercase: bool) -> Tokenizer:
+    """What cuts text into pieces and puts them together again, with an empty vocabulary."""
+    unk = SPECIAL_TOKENS["unk_token"]
+    if kind == "character":
+        tokenizer = Tokenizer(models.WordLevel(unk_token=unk))
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # "." would leave out line breaks
+        tokenizer.decoder = decoders.Fuse()
+        return tokenizer
+    if kind == "byte-bpe":
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        return tokenizer
+    if kind == "bpe":
+        tokenizer = Tokenizer(models.BPE(unk_token=unk))
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
+        tokenizer.decoder = decoders.Metaspace()
+    else:
+        tokenizer = Tokenizer(models.WordLevel(unk_token=unk))
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), *([normalizers.Lowercase()] if lowercase else [])])
+    return tokenizer

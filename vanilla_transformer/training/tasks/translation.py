@@ -57,6 +57,6 @@ def scores_of_ids(predictions: np.ndarray, labels: np.ndarray, tokenizer, bleu_t
         tokenizer.batch_decode(np.where(ids == -100, tokenizer.pad_token_id, ids), skip_special_tokens=True)
         for ids in (predictions, labels)
     )
-    bleu = sacrebleu.metrics.BLEU(tokenize=bleu_tokenize)
+    bleu = sacrebleu.metrics.BLEU(tokenize=bleu_tokenize, force=bleu_tokenize == "none")  # or it warns of text in tokens
     score, chrf = bleu.corpus_score(outputs, [references]), sacrebleu.corpus_chrf(outputs, [references])
     return {"bleu": score.score, "chrf": chrf.score, "signature": str(bleu.get_signature())}
