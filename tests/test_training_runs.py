@@ -32,7 +32,7 @@ from vanilla_transformer.training.averaging import average, averaged
 from vanilla_transformer.training.card import model_card, toml
 from vanilla_transformer.training.curves import draw_curves, panels
 from vanilla_transformer.training.dry_run import dry_run
-from vanilla_transformer.training.loss import smoothed_loss
+from vanilla_transformer.training.loss import loss_function
 from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import FOLDER, Recipe, read_recipe
 from vanilla_transformer.training.run import train
@@ -221,7 +221,7 @@ def test_the_smoothed_loss_and_its_gradient_are_those_of_transformers(smoothing,
     expected = LabelSmoother(smoothing)({"logits": logits}, labels, num_items_in_batch=items)
     expected.backward()
     found, seen = logits.detach().float().requires_grad_(), []
-    loss = smoothed_loss(seen.append, smoothing)
+    loss = loss_function(seen.append, smoothing)
     with torch.no_grad():
         assert loss({"logits": found}, labels, items).item() == pytest.approx(expected.item(), rel=1e-5)
     assert torch.equal(found, logits.float())
@@ -233,7 +233,7 @@ def test_the_smoothed_loss_and_its_gradient_are_those_of_transformers(smoothing,
 
 
 def test_there_is_no_smoothed_loss_without_smoothing():
-    assert smoothed_loss(None, 0.0) is None
+    assert loss_function(None, 0.0) is None
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -247,10 +247,10 @@ def test_r_drop_adds_the_divergences_of_two_passes_of_which_no_label_is_padding(
     inputs, twice = {"logits": logits.flatten(0, 1).float()}, torch.cat([labels, labels])
     plain = LabelSmoother(smoothing)({"logits": logits.flatten(0, 1)}, twice)
     for items, count in [(None, 36), (50, 50)]:
-        value = smoothed_loss(lambda total: None, smoothing, r_drop=3.0)(inputs, twice, items)
+        value = loss_function(lambda total: None, smoothing, r_drop=3.0)(inputs, twice, items)
         assert value.item() == pytest.approx((plain * 36 + 1.5 * divergences).item() / count, rel=1e-5)
     with torch.no_grad():
-        assert smoothed_loss(lambda total: None, smoothing, r_drop=3.0)(inputs, twice).item() == pytest.approx(plain.item())
+        assert loss_function(lambda total: None, smoothing, r_drop=3.0)(inputs, twice).item() == pytest.approx(plain.item())
 
 
 def test_with_r_drop_a_model_sees_each_row_twice(short, corpus, tmp_path):

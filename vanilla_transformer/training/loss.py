@@ -1,4 +1,4 @@
-"""Cross-entropy with label smoothing (section 5.4 of the paper), and R-Drop (Liang et al. 2021)."""
+"""The loss of an update: cross-entropy with label smoothing (section 5.4 of the paper), and R-Drop (Liang et al. 2021)."""
 
 import torch
 from torch.nn import functional as F
@@ -6,7 +6,7 @@ from torch.nn import functional as F
 ROWS = 128  # whose logits stay in a CPU's cache
 
 
-def smoothed_loss(check, smoothing: float, r_drop: float = 0.0):
+def loss_function(check, smoothing: float, r_drop: float = 0.0):
     """The mean over all labels of an update, as `Trainer` takes it; `check` is given the sum over those of a batch. `None`
     without smoothing and R-Drop, for which the model's own loss is taken. With R-Drop a batch of training has each row twice,
     the second halves in the order of the first."""

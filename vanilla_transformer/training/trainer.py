@@ -10,7 +10,7 @@ from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 from .batches import TokenBatches, TokenStream, collate_batches
 from .callbacks import Watch, callbacks
 from .draws import Drawn
-from .loss import smoothed_loss
+from .loss import loss_function
 from .prepare import draw_of, lengths
 from .recipe import OWN, Recipe
 from .tasks import TASKS
@@ -54,7 +54,7 @@ def make_trainer(recipe, arguments, tokenizer, model, rows) -> Seq2SeqTrainer:
         eval_dataset=rows.get("validation"),
         data_collator=collate_batches(task.collator(tokenizer, model), copies=2 if r_drop else 1),
         processing_class=tokenizer,
-        compute_loss_func=smoothed_loss(watch.check, arguments.label_smoothing_factor, r_drop),
+        compute_loss_func=loss_function(watch.check, arguments.label_smoothing_factor, r_drop),
         compute_metrics=metrics_of(recipe, tokenizer, model, rows["validation"]) if "validation" in rows else None,
         preprocess_logits_for_metrics=task.reduce,
         callbacks=[watch, *callbacks(recipe)],
