@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional as F
 
-ROWS = 128  # whose logits stay in a CPU's cache
+ROWS = 128  # whose logits stay in a CPU's cache; a GPU takes all at once
 
 
 def loss_function(check, smoothing: float, r_drop: float = 0.0):
@@ -43,7 +43,8 @@ class SmoothedCrossEntropy(torch.autograd.Function):
     def forward(ctx, logits, labels, smoothing):
         gradient, size, total = logits.detach(), logits.shape[-1], logits.new_zeros(())
         counts, labels = labels.ne(-100)[:, None].float(), labels.clamp(min=0)[:, None]
-        for rows, label, count in zip(gradient.split(ROWS), labels.split(ROWS), counts.split(ROWS), strict=True):
+        each = ROWS if logits.is_cpu else max(1, len(logits))
+        for rows, label, count in zip(gradient.split(each), labels.split(each), counts.split(each), strict=True):
             largest = rows.amax(-1, keepdim=True)
             expected = (1 - smoothing) * rows.gather(-1, label) + smoothing * rows.mean(-1, keepdim=True)
             exponents = rows.sub_(largest).exp_()
