@@ -49,7 +49,7 @@ def train_tokenizer(
     special = SPECIAL_TOKENS | (ENCODER_TOKENS if for_encoder else {})
     tokenizer = untrained(kind, lowercase)
     trainer = tokenizer.model.get_trainer()
-    trainer.vocab_size = 2**21 if kind == "character" else vocab_size  # more characters than Unicode has
+    trainer.vocab_size = 2**21 if kind == "character" else vocab_size  # 2**21: more than Unicode has
     trainer.special_tokens, trainer.show_progress = list(dict.fromkeys(special.values())), False
     if kind == "byte-bpe":
         trainer.initial_alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
