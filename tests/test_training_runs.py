@@ -237,20 +237,26 @@ def test_there_is_no_smoothed_loss_without_smoothing():
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_r_drop_adds_the_divergences_of_two_passes_of_which_no_label_is_padding(smoothing):
+@pytest.mark.parametrize("items", [None, 500])
+def test_r_drop_adds_the_divergences_of_two_passes_of_which_no_label_is_padding(smoothing, items):
     """Liang et al. 2021: for each label the cross-entropies of both passes, and alpha / 2 times the divergences both ways; the
-    mean is over the labels of both."""
-    logits, labels = torch.randn(2, 5, 4, 11, dtype=torch.float64), torch.randint(11, (5, 4))
-    labels[0, 2:] = -100
+    mean is over the labels of both. The gradient is autograd's, in float64, of more rows than are looked at together."""
+    logits, labels = torch.randn(2, 30, 9, 11, dtype=torch.float64, requires_grad=True), torch.randint(11, (30, 9))
+    labels[0, 3:] = -100
     first, second = (Categorical(logits=part[labels != -100]) for part in logits)
     divergences = (kl_divergence(first, second) + kl_divergence(second, first)).sum()
-    inputs, twice = {"logits": logits.flatten(0, 1).float()}, torch.cat([labels, labels])
+    twice, count = torch.cat([labels, labels]), items or 528
     plain = LabelSmoother(smoothing)({"logits": logits.flatten(0, 1)}, twice)
-    for items, count in [(None, 36), (50, 50)]:
-        value = loss_function(lambda total: None, smoothing, r_drop=3.0)(inputs, twice, items)
-        assert value.item() == pytest.approx((plain * 36 + 1.5 * divergences).item() / count, rel=1e-5)
+    expected = (plain * 528 + 1.5 * divergences) / count
+    expected.backward()
+    found = logits.detach().float().flatten(0, 1).requires_grad_()
+    loss = loss_function(lambda total: None, smoothing, r_drop=3.0)
     with torch.no_grad():
-        assert loss_function(lambda total: None, smoothing, r_drop=3.0)(inputs, twice).item() == pytest.approx(plain.item())
+        assert loss({"logits": found}, twice).item() == pytest.approx(plain.item())
+    value = loss({"logits": found}, twice, items)
+    value.backward()
+    assert value.item() == pytest.approx(expected.item(), rel=1e-5)
+    torch.testing.assert_close(found.grad, logits.grad.float().flatten(0, 1), rtol=1e-4, atol=1e-7)
 
 
 def test_with_r_drop_a_model_sees_each_row_twice(short, corpus, tmp_path):
