@@ -1,6 +1,7 @@
 """benchmarks/ on a CPU: the tables say what the JSON file says, and a quick run through the real processes fills every field.
 No speed is asserted."""
 
+import gzip
 import importlib.util
 import json
 import os
@@ -9,8 +10,10 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import lowercased
 import pytest
 import report
+import sacrebleu
 import scores
 import training_speed
 from checkpoints import write_corpus
@@ -204,3 +207,24 @@ def test_scores_are_computed_again_from_the_weights_and_compared_with_what_was_s
     (tmp_path / "model/training.json").write_text(json.dumps(report))
     with pytest.raises(SystemExit, match="1 scores are not what was said"):
         scores.main()
+
+
+def test_cased_translations_are_scored_on_lower_cased_tokens(tmp_path):
+    """Two lines in the form of Multi30k's files; a translation is right whatever its case."""
+    targets = ["Ein Mann sagt: „Hallo“.", "Zwei Hunde rennen über eine Wiese."]
+    tokens = ["ein mann sagt : &quot; hallo &quot; .", "zwei hunde rennen über eine wiese ."]
+    files = {"val.en.gz": ["a man", "two dogs"], "val.de.gz": targets, "val.lc.norm.tok.de.gz": tokens}
+    for name, lines in files.items():
+        with gzip.open(tmp_path / name, "wt", encoding="utf-8") as file:
+            file.write("".join(f"{line}\n" for line in lines))
+
+    def translate(texts, batch_size):
+        return [{"translation_text": {"a man": "EIN mann sagt: „Hallo“.", "two dogs": said}[text]} for text in texts]
+
+    said = targets[1]
+    assert lowercased.score(translate, tmp_path, "val") == dict(
+        text="val", bleu=100.0, signature="nrefs:1|case:mixed|eff:no|tok:none|smooth:exp|version:2.6.0", lines=2, alike=2
+    )
+    said = "Zwei Hunde rennen über das Gras."
+    expected = sacrebleu.corpus_bleu([tokens[0], "zwei hunde rennen über das gras ."], [tokens], tokenize="none").score
+    assert lowercased.score(translate, tmp_path, "val")["bleu"] == round(expected, 2) < 90
