@@ -60,6 +60,13 @@ def recipe_of(corpus, model=None, **training):
     return Recipe("translation", data, tokenizer, {**SMALL, **(model or {})}, {**settings, **training}, generation)
 
 
+@pytest.fixture
+def unimproved(corpus):
+    """A recipe of nine epochs whose run gets no better than in the first, and waits for two."""
+    settings = dict(learning_rate=0.0, num_train_epochs=9, eval_strategy="epoch", early_stopping_patience=2)
+    return recipe_of(corpus, **settings, load_best_model_at_end=True, metric_for_best_model="bleu")
+
+
 @pytest.fixture(scope="module")
 def short(corpus, tmp_path_factory):
     """A run of three epochs, undisturbed: its directory and metrics."""
@@ -135,10 +142,8 @@ def test_half_stores_float16_that_loads_as_float32(short, corpus, tmp_path):
 
 
 @pytest.mark.slow
-def test_early_stopping_ends_a_run_that_gets_no_better_with_its_best_weights(corpus, tmp_path):
-    settings = dict(learning_rate=0.0, num_train_epochs=9, eval_strategy="epoch", early_stopping_patience=2)
-    settings |= dict(load_best_model_at_end=True, metric_for_best_model="bleu")
-    train(recipe_of(corpus, **settings), tmp_path / "model")
+def test_early_stopping_ends_a_run_that_gets_no_better_with_its_best_weights(unimproved, tmp_path):
+    train(unimproved, tmp_path / "model")
     assert max(record["epoch"] for record in history(tmp_path / "model")) == 3
 
 
@@ -382,6 +387,26 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(corpus, tmp_path, mo
     train(recipe, tmp_path / "model")
     assert seen.steps == list(range(step + 1, 3 * STEPS + 1))
     assert are_equal(weights(tmp_path / "model"), weights(tmp_path / "undisturbed"))
+
+
+def test_a_run_that_was_stopped_before_its_result_only_writes_that(corpus, tmp_path, monkeypatch):
+    """Its updates end inside an epoch."""
+    steps = STEPS + 3
+    recipe = recipe_of(corpus, max_steps=steps, save_strategy="steps", save_steps=5, average_last=2)
+    train(recipe, tmp_path / "undisturbed")
+    stopped(recipe, tmp_path / "model", steps, monkeypatch)
+    train(recipe, tmp_path / "model")
+    assert are_equal(weights(tmp_path / "model"), weights(tmp_path / "undisturbed"))
+    losses = [[record["loss"] for record in history(tmp_path / name) if "loss" in record] for name in ("model", "undisturbed")]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epochs", [2, 3], ids=["while it waited", "before its result"])
+def test_early_stopping_ends_a_run_that_goes_on_where_it_would_have(unimproved, tmp_path, monkeypatch, epochs):
+    stopped(unimproved, tmp_path / "model", epochs * STEPS, monkeypatch)
+    train(unimproved, tmp_path / "model")
+    assert max(record["epoch"] for record in history(tmp_path / "model")) == 3
 
 
 @pytest.mark.parametrize("task", ["translation", "masked-lm"])

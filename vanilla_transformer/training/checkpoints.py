@@ -5,7 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from accelerate import PartialState
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
 
 from .recipe import Recipe
 
@@ -53,3 +54,9 @@ def unfinished_checkpoint(state: Path, recipe: Recipe, force: bool) -> Path | No
             found = f"{state} is the state of an unfinished run with {table} {before.get(table)}, expected {now[table]}"
             raise ValueError(f"{found}; --force starts anew")
     return next(reversed(whole_checkpoints(state)), None)
+
+
+def final_state(checkpoint: Path) -> TrainerState | None:
+    """The state of the run in `checkpoint`, if that is the last one: its updates are all done, or were stopped early."""
+    state = TrainerState.load_from_json(checkpoint / TRAINER_STATE_NAME)
+    return state if state.stateful_callbacks["TrainerControl"]["args"]["should_training_stop"] else None

@@ -13,7 +13,7 @@ from transformers import set_seed
 from ..files import new_directory, refuse_existing
 from .averaging import averaged
 from .card import CARD, model_card
-from .checkpoints import UNFINISHED, unfinished_checkpoint, whole_checkpoints
+from .checkpoints import UNFINISHED, final_state, unfinished_checkpoint, whole_checkpoints
 from .curves import CURVES, draw_curves
 from .prepare import SPLITS, prepare, set_generation
 from .recipe import Recipe
@@ -47,7 +47,10 @@ def train(recipe: Recipe, output: Path, force: bool = False) -> dict[str, float]
         shutil.rmtree(state, ignore_errors=True)
         state.mkdir(parents=True)
         (state / UNFINISHED).write_text(json.dumps(asdict(recipe)))
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if checkpoint and (final := final_state(checkpoint)):
+        load_final(trainer, checkpoint, final)
+    else:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if count := recipe.training.get("average_last"):
         with arguments.main_process_first(local=False):  # who has noted that the last checkpoint is whole
             model.load_state_dict(averaged(whole_checkpoints(state)[-count:]).state_dict())
@@ -58,6 +61,14 @@ def train(recipe: Recipe, output: Path, force: bool = False) -> dict[str, float]
         write_result(recipe, model, tokenizer, report_of(recipe, trainer, metrics), output, force)
         (state / UNFINISHED).unlink()
     return metrics
+
+
+def load_final(trainer, checkpoint, state) -> None:
+    """As `trainer.train` left it, which itself would do an update before it sees that all are done."""
+    state.init_training_references(trainer, state.max_steps, state.num_train_epochs, trial=None)
+    trainer.state = state
+    best = state.best_model_checkpoint if trainer.args.load_best_model_at_end else checkpoint
+    trainer.model.load_state_dict(averaged([best]).state_dict())
 
 
 def evaluate(recipe, trainer, tokenizer, rows) -> dict:

@@ -36,6 +36,7 @@ def training_arguments(recipe: Recipe, state: Path) -> Seq2SeqTrainingArguments:
         "ddp_find_unused_parameters": False,
         "data_seed": settings.get("seed", 42),
         "remove_unused_columns": False,  # what losses take is no argument of a model
+        "restore_callback_states_from_checkpoint": True,  # how long early stopping has waited
         "predict_with_generate": TASKS[recipe.task].reduce is None,
         "generation_num_beams": 1,  # while training
         "report_to": "none",
