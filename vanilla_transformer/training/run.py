@@ -11,7 +11,7 @@ from accelerate import PartialState
 from transformers import set_seed
 
 from ..files import new_directory, refuse_existing
-from .averaging import averaged
+from .averaging import averaged, load
 from .card import CARD, model_card
 from .checkpoints import UNFINISHED, final_state, unfinished_checkpoint, whole_checkpoints
 from .curves import CURVES, draw_curves
@@ -68,7 +68,7 @@ def load_final(trainer, checkpoint, state) -> None:
     state.init_training_references(trainer, state.max_steps, state.num_train_epochs, trial=None)
     trainer.state = state
     best = state.best_model_checkpoint if trainer.args.load_best_model_at_end else checkpoint
-    trainer.model.load_state_dict(averaged([best]).state_dict())
+    trainer.model.load_state_dict(load(best).state_dict())
 
 
 def evaluate(recipe, trainer, tokenizer, rows) -> dict:
