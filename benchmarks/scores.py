@@ -25,6 +25,8 @@ def scores(card: Path, data: Path) -> dict[str, float]:
     recipe = Recipe(**json.loads((card / REPORT).read_text())["recipe"])
     recipe.data["directory"] = str(data / recipe.data["directory"])
     recipe.tokenizer, recipe.model = {}, {"path": str(card)}  # its tokenizer too
+    for name in ("teachers", "replaced"):  # they are not in model_cards/, and have no part in a score
+        recipe.training.pop(name, None)
     with tempfile.TemporaryDirectory() as state:
         tokenizer, model, rows = prepare(recipe)
         trainer = make_trainer(recipe, training_arguments(recipe, Path(state)), tokenizer, model, rows)

@@ -164,13 +164,13 @@ def test_masks_of_training_text_are_others_in_each_epoch_those_of_validation_tex
     files = {"train": str(tmp_path / "text.txt"), "validation": str(tmp_path / "text.txt")}
     recipe = Recipe("masked-lm", files, {"kind": "bpe", "vocab_size": 45}, ENCODER, {"seed": 3})
     tokenizer, _, rows = prepare(recipe)
-    drawn = Drawn(rows["train"], draw_of(recipe, tokenizer), seed=3)
+    drawn = Drawn(rows["train"], draw_of(recipe, tokenizer, rows["train"]), seed=3)
     every = list(range(len(drawn)))
     first = drawn.__getitems__(every)
     assert drawn.__getitems__(every[::-1])[::-1] == first
     drawn.set_epoch(1)
     assert drawn.__getitems__(every) != first
-    assert Drawn(rows["train"], draw_of(recipe, tokenizer), seed=4).__getitems__(every) != first
+    assert Drawn(rows["train"], draw_of(recipe, tokenizer, rows["train"]), seed=4).__getitems__(every) != first
     assert tokenizer.mask_token_id in chain(*rows["validation"]["input_ids"])
     assert list(prepare(recipe)[2]["validation"]) == list(rows["validation"])
 

@@ -1,7 +1,7 @@
 """What of a row is drawn at random, anew each time it is seen: which words are masked, which pieces its words have."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 
 from datasets import Dataset
@@ -70,3 +70,33 @@ class BpeDropout:
             _, place = min(merges)
             pieces[place : place + 2] = [pieces[place] + pieces[place + 1]]
         return pieces
+
+
+class Replaced:
+    """Draws of a row in which tokens gave place to others, each with probability `share`, to one of all that the training rows
+    have, so that frequent words come often. Special tokens stay, and come in no other's place.
+
+    Args:
+        tokenizer: of the rows.
+        share: the probability.
+        rows: the tokens of each training row.
+        draw: what is drawn first, if anything.
+
+    Raises:
+        ValueError: for a `share` that is no probability.
+    """
+
+    def __init__(self, tokenizer, share: float, rows: Iterable[list[int]], draw=None):
+        if not 0 <= share <= 1:
+            raise ValueError(f"replaced is {share}, expected a probability")
+        self.share, self.draw, self.special = share, draw, set(tokenizer.all_special_ids)
+        self.others = [index for row in rows for index in row if index not in self.special]
+
+    def __call__(self, row: dict, random: Random) -> dict:
+        row = self.draw(row, random) if self.draw else row
+        return row | {"input_ids": [self.of(index, random) for index in row["input_ids"]]}
+
+    def of(self, index: int, random: Random) -> int:
+        if index in self.special or random.random() >= self.share:
+            return index
+        return random.choice(self.others)

@@ -1,4 +1,5 @@
-"""The loss of an update: cross-entropy with label smoothing (section 5.4 of the paper), and R-Drop (Liang et al. 2021)."""
+"""The loss of an update: cross-entropy with label smoothing (section 5.4 of the paper), R-Drop (Liang et al. 2021), or what
+teachers say (Hinton et al. 2015)."""
 
 import torch
 from torch.nn import functional as F
@@ -6,19 +7,21 @@ from torch.nn import functional as F
 ROWS = 128  # whose logits stay in a CPU's cache; a GPU takes all at once
 
 
-def loss_function(check, smoothing: float, r_drop: float = 0.0):
+def loss_function(check, smoothing: float, r_drop: float = 0.0, teachers=None):
     """The mean over all labels of an update, as `Trainer` takes it; `check` is given the sum over those of a batch. `None`
-    without smoothing and R-Drop, for which the model's own loss is taken. With R-Drop a batch of training has each row twice,
-    the second halves in the order of the first."""
-    if not smoothing and not r_drop:
+    if there is nothing but those, for which the model's own loss is taken. With R-Drop a batch of training has each row twice,
+    the second halves in the order of the first. With `teachers` the labels of training are their `probabilities` instead."""
+    if not smoothing and not r_drop and teachers is None:
         return None
 
     def loss(outputs, labels, num_items_in_batch=None):
         logits, labels = outputs["logits"].float().flatten(0, -2), labels.flatten()
-        if torch.is_grad_enabled():
-            total = UpdateLoss.apply(logits, labels, smoothing, r_drop)
-        else:
+        if not torch.is_grad_enabled():
             total = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
+        elif teachers:
+            total = F.cross_entropy(logits, teachers.probabilities, reduction="sum")
+        else:
+            total = UpdateLoss.apply(logits, labels, smoothing, r_drop)
         check(total)
         return total / (labels.ne(-100).sum() if num_items_in_batch is None else num_items_in_batch)
 

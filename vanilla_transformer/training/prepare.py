@@ -10,7 +10,7 @@ from datasets import Dataset, IterableDataset
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from .batches import SIDES
-from .draws import BpeDropout
+from .draws import BpeDropout, Replaced
 from .recipe import Recipe
 from .tasks import TASKS
 from .tokenizer import train_tokenizer
@@ -102,16 +102,18 @@ def lengths(rows) -> list[tuple[int, ...]]:
     return [tuple(map(len, row)) for row in zip(*sides, strict=True)]
 
 
-def draw_of(recipe, tokenizer) -> Callable[[dict, Random], dict] | None:
-    """(training row, random) -> what the model sees of it, where that is drawn."""
+def draw_of(recipe, tokenizer, rows) -> Callable[[dict, Random], dict] | None:
+    """(row, random) -> what the model sees of it, where that is drawn, for the training rows `rows`."""
     task = TASKS[recipe.task]
-    if not (dropout := recipe.tokenizer.get("dropout")):
-        return task.draw and partial(task.draw, tokenizer=tokenizer)
-    pieces = BpeDropout(tokenizer, dropout)
-
-    def draw(row, random):
-        columns = {name: [value] for name, value in row.items()}
-        encoded = task.encode(columns, partial(pieces, random=random), recipe.data)
-        return {name: value for name, [value] in encoded.items()}
-
+    draw = task.draw and partial(task.draw, tokenizer=tokenizer)
+    if dropout := recipe.tokenizer.get("dropout"):
+        draw = partial(draw_pieces, pieces=BpeDropout(tokenizer, dropout), task=task, data=recipe.data)
+    if share := recipe.training.get("replaced"):
+        draw = Replaced(tokenizer, share, rows["input_ids"], draw)
     return draw
+
+
+def draw_pieces(row, random, pieces, task, data):
+    columns = {name: [value] for name, value in row.items()}
+    encoded = task.encode(columns, partial(pieces, random=random), data)
+    return {name: value for name, [value] in encoded.items()}

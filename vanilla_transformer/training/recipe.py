@@ -15,7 +15,7 @@ from .tasks import TASKS
 FOLDER = Path(__file__).parent / "recipes"
 TOKENIZER = ("kind", "vocab_size", "lowercase", "path", "dropout")
 # Keys of [training] beside the fields of `Trainer`'s.
-OWN = ("tokens_per_update", "tokens_per_batch", "average_last", "early_stopping_patience", "r_drop")
+OWN = ("tokens_per_update", "tokens_per_batch", "average_last", "early_stopping_patience", "r_drop", "teachers", "replaced")
 SET_BY_RUN = {"output_dir", "predict_with_generate", "remove_unused_columns"}
 RESEGMENTED = ("translation", "sequence-classification")  # whose text may have other pieces in each epoch
 UNSMOOTHED = ("question-answering", "pretraining")  # their losses are not of `labels` alone
@@ -38,7 +38,9 @@ class Recipe:
             `average_last`: how many of the last checkpoints are averaged for the result (1);
             `early_stopping_patience`: evaluations without a better metric after which the run ends (none);
             `r_drop`: weight of R-Drop (Liang et al. 2021, alpha; 0), for which the model sees each row of a batch
-            twice, under two draws of dropout.
+            twice, under two draws of dropout;
+            `teachers`: checkpoints of the same task whose mean prediction a classifier learns instead of the labels, and
+            `replaced`: the share of tokens in whose place it and they see others (0).
         generation: fields of the result's `GenerationConfig`.
         evaluation: what the task's metrics take.
         save_dtype: of the result's tensors, `"float32"` or `"float16"`; they load as float32.
@@ -66,6 +68,14 @@ class Recipe:
         can_r_drop = self.task not in UNSMOOTHED and "tokens_per_update" in self.training
         if (r_drop := self.training.get("r_drop")) and not can_r_drop:
             raise ValueError(f"r_drop is {r_drop}, expected 0: it takes batches by tokens_per_update, and one loss of `labels`")
+        if self.training.get("teachers"):
+            if self.task != "sequence-classification":
+                raise ValueError(f"{self.task} has teachers, expected none: they are for sequence-classification")
+            for name in ("label_smoothing_factor", "r_drop"):
+                if value := self.training.get(name):
+                    raise ValueError(f"{name} is {value}, expected 0: it is of labels, which a run with teachers does not see")
+        elif replaced := self.training.get("replaced"):
+            raise ValueError(f"replaced is {replaced}, expected 0: without teachers, who says what the others mean")
         if self.training.get("load_best_model_at_end") and self.training.get("average_last"):
             raise ValueError(f"average_last={self.training['average_last']} does not go with load_best_model_at_end=true")
 

@@ -9,6 +9,7 @@ from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from .batches import TokenBatches, TokenStream, collate_batches
 from .callbacks import Watch, callbacks
+from .distillation import Teachers
 from .draws import Drawn
 from .loss import loss_function
 from .prepare import draw_of, lengths
@@ -48,14 +49,18 @@ def make_trainer(recipe, arguments, tokenizer, model, rows) -> Seq2SeqTrainer:
     task, watch = TASKS[recipe.task], Watch(model, tokenizer)
     r_drop = recipe.training.get("r_drop", 0)
     model.register_forward_hook(watch.see, with_kwargs=True)
+    teachers = None
+    if paths := recipe.training.get("teachers"):
+        teachers = Teachers(paths, model, tokenizer, arguments.device)
+        model.register_forward_hook(teachers.see, with_kwargs=True)
     trainer = Seq2SeqTrainer(
         model=model,
         args=arguments,
-        train_dataset=batches(rows["train"], recipe, draw_of(recipe, tokenizer)),
+        train_dataset=batches(rows["train"], recipe, draw_of(recipe, tokenizer, rows["train"])),
         eval_dataset=rows.get("validation"),
         data_collator=collate_batches(task.collator(tokenizer, model), copies=2 if r_drop else 1),
         processing_class=tokenizer,
-        compute_loss_func=loss_function(watch.check, arguments.label_smoothing_factor, r_drop),
+        compute_loss_func=loss_function(watch.check, arguments.label_smoothing_factor, r_drop, teachers),
         compute_metrics=metrics_of(recipe, tokenizer, model, rows["validation"]) if "validation" in rows else None,
         preprocess_logits_for_metrics=task.reduce,
         callbacks=[watch, *callbacks(recipe)],

@@ -1,0 +1,116 @@
+"""What a model learns from others."""
+
+import json
+from collections import Counter
+from random import Random
+
+import pytest
+import scores
+import torch
+from torch.distributions import Categorical, kl_divergence
+from transformers import AutoTokenizer
+
+from vanilla_transformer import VanillaEncoderForSequenceClassification
+from vanilla_transformer.training.distillation import Teachers
+from vanilla_transformer.training.draws import Replaced
+from vanilla_transformer.training.loss import loss_function
+from vanilla_transformer.training.prepare import draw_of, prepare
+from vanilla_transformer.training.recipe import Recipe
+from vanilla_transformer.training.run import REPORT, train
+
+LABELS = {"bores": "bad", "annoys": "bad", "fails": "bad", "shines": "good", "delights": "good", "wins": "good"}
+OPINIONS = [f"{label} the {thing} {word}" for thing in ("film", "plot", "cast") for word, label in LABELS.items()]
+SMALL = dict(num_hidden_layers=1, num_attention_heads=4, hidden_size=32, intermediate_size=64)
+
+
+def classifier(path, lines=OPINIONS, **training):
+    text = path.with_suffix(".txt")
+    text.write_text("".join(line + "\n" for line in lines))
+    settings = dict(tokens_per_update=128, num_train_epochs=30, learning_rate=3e-3, save_strategy="no")
+    data = {"directory": str(path.parent), "train": text.name, "validation": text.name}
+    tokenizer = {"kind": "word", "vocab_size": 15}
+    return Recipe("sequence-classification", data, tokenizer, SMALL, {**settings, **training})
+
+
+@pytest.fixture(scope="module")
+def teachers(tmp_path_factory):
+    """Of two seeds."""
+    directory = tmp_path_factory.mktemp("teachers")
+    for seed in (0, 1):
+        train(classifier(directory / str(seed), seed=seed), directory / str(seed))
+    return [str(directory / str(seed)) for seed in (0, 1)]
+
+
+def test_the_loss_is_the_cross_entropy_to_the_mean_of_their_predictions(teachers, tmp_path):
+    """Up to a constant the divergence to that mean, in float64 by torch.distributions; the labels have no part in it."""
+    tokenizer, model, _ = prepare(classifier(tmp_path / "student"))
+    inputs = dict(tokenizer(["the film bores", "the cast wins the plot"], padding=True, return_tensors="pt"))
+    found = [VanillaEncoderForSequenceClassification.from_pretrained(path)(**inputs).logits.double() for path in teachers]
+    mean = Categorical(probs=sum(Categorical(logits=logits).probs for logits in found).detach() / 2)
+    their = Teachers(teachers, model, tokenizer, model.device)
+    model.register_forward_hook(their.see, with_kwargs=True)
+    logits = model.train()(**inputs).logits
+    torch.testing.assert_close(their.probabilities.double(), mean.probs, rtol=1e-5, atol=1e-7)
+    loss, labels = loss_function(lambda total: None, 0.0, teachers=their), torch.tensor([1, 0])
+    expected = (kl_divergence(mean, Categorical(logits=logits.double())) + mean.entropy()).sum()
+    assert loss({"logits": logits}, labels, 8).item() == pytest.approx(expected.item() / 8, rel=1e-5)
+    with torch.no_grad():
+        expected = -Categorical(logits=logits.double()).log_prob(labels).mean()
+        assert loss({"logits": logits}, labels).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_a_model_learns_from_its_teachers_what_labels_do_not_say(teachers, tmp_path):
+    wrong = [("good" if line.startswith("bad") else "bad") + line[line.index(" ") :] for line in OPINIONS]
+    recipe = classifier(tmp_path / "student", wrong, seed=2, teachers=teachers, replaced=0.2, num_train_epochs=90)
+    assert train(recipe, tmp_path / "student")["validation_accuracy"] == 0.0
+    report = json.loads((tmp_path / "student" / REPORT).read_text())
+    report["recipe"]["training"]["teachers"] = ["gone"]
+    (tmp_path / "student" / REPORT).write_text(json.dumps(report))
+    assert scores.scores(tmp_path / "student", tmp_path)["validation_accuracy"] == 0.0
+
+
+def test_tokens_are_replaced_by_others_as_often_as_asked(tmp_path):
+    recipe = classifier(tmp_path / "student", teachers=["somewhere"], replaced=0.25)
+    tokenizer, _, rows = prepare(recipe)
+    draw, plain = draw_of(recipe, tokenizer, rows["train"]), rows["train"]["input_ids"]
+    drawn = [draw(row, Random(f"{epoch} {place}")) for epoch in range(200) for place, row in enumerate(rows["train"])]
+    assert all(row["label"] == rows["train"]["label"][place % len(plain)] for place, row in enumerate(drawn))
+    pairs = [pair for place, row in enumerate(drawn) for pair in zip(plain[place % len(plain)], row["input_ids"], strict=True)]
+    special = set(tokenizer.all_special_ids)
+    assert all(before == after for before, after in pairs if before in special)
+    words = [pair for pair in pairs if pair[0] not in special]
+    said = Counter(token for row in plain for token in row if token not in special)  # a third of them "the"
+    share = {token: count / said.total() for token, count in said.items()}
+    kept = sum(part * (0.75 + 0.25 * part) for part in share.values())
+    assert sum(before == after for before, after in words) / len(words) == pytest.approx(kept, abs=0.01)
+    found = Counter(after for _, after in words)  # as often as before: what is lost comes in others' places
+    assert {token: count / len(words) for token, count in found.items()} == pytest.approx(share, abs=0.01)
+    row = rows["train"][0]
+    assert draw(row, Random(3)) == draw(row, Random(3))
+    assert Replaced(tokenizer, 0.0, plain)(row, Random(3)) == row
+    with pytest.raises(ValueError, match="replaced is 1.5, expected a probability"):
+        Replaced(tokenizer, 1.5, plain)
+
+
+def test_teachers_have_to_know_the_words_and_the_labels(teachers, tmp_path):
+    tokenizer, model, _ = prepare(classifier(tmp_path / "student"))
+    other, _, _ = prepare(classifier(tmp_path / "other", [line.replace("film", "tale") for line in OPINIONS]))
+    with pytest.raises(ValueError, match=f"the teacher {teachers[0]} has another vocabulary, expected that of the run"):
+        Teachers(teachers, model, other, model.device)
+    model.config.id2label = {0: "bad", 1: "fair"}
+    with pytest.raises(ValueError, match="has labels {0: 'bad', 1: 'good'}, expected {0: 'bad', 1: 'fair'}"):
+        Teachers(teachers, model, AutoTokenizer.from_pretrained(teachers[0]), model.device)
+
+
+@pytest.mark.parametrize(
+    "task, training, said",
+    [
+        ("translation", {"teachers": ["a"]}, "translation has teachers, expected none: they are for sequence-classification"),
+        ("sequence-classification", {"teachers": ["a"], "r_drop": 2, "tokens_per_update": 128}, "r_drop is 2, expected 0"),
+        ("sequence-classification", {"teachers": ["a"], "label_smoothing_factor": 0.1}, "label_smoothing_factor is 0.1, expec"),
+        ("sequence-classification", {"replaced": 0.1}, "replaced is 0.1, expected 0: without teachers"),
+    ],
+)
+def test_what_does_not_go_with_teachers_is_refused(task, training, said):
+    with pytest.raises(ValueError, match=said):
+        Recipe(task, training=training)
