@@ -266,6 +266,7 @@ def test_a_checkpoint_that_does_not_fit_is_an_error(exported, tmp_path):
         (["task=translating"], "no task 'translating'; did you mean 'translation'?"),
         (["training.tokens_per_batch=300"], "tokens_per_update is 4096, expected a multiple of 300"),
         (["training.average_last=3", "training.load_best_model_at_end=true"], "average_last=3 does not go with"),
+        (["training.average_last=3", "training.save_strategy=no"], 'average_last=3 does not go with save_strategy="no"'),
         (["training.tokens_per_update=8"], "tokens, expected at most 8"),
     ],
 )

@@ -11,6 +11,7 @@ from torch.distributions import Categorical, kl_divergence
 from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaEncoderForSequenceClassification
+from vanilla_transformer.training.card import CARD
 from vanilla_transformer.training.distillation import Teachers
 from vanilla_transformer.training.draws import Replaced
 from vanilla_transformer.training.loss import loss_function
@@ -63,6 +64,8 @@ def test_a_model_learns_from_its_teachers_what_labels_do_not_say(teachers, tmp_p
     wrong = [("good" if line.startswith("bad") else "bad") + line[line.index(" ") :] for line in OPINIONS]
     recipe = classifier(tmp_path / "student", wrong, seed=2, teachers=teachers, replaced=0.2, num_train_epochs=90)
     assert train(recipe, tmp_path / "student")["validation_accuracy"] == 0.0
+    said = "Trained from scratch on what 2 other models say of the text, instead of its labels, by the recipe below"
+    assert said in (tmp_path / "student" / CARD).read_text()
     report = json.loads((tmp_path / "student" / REPORT).read_text())
     report["recipe"]["training"]["teachers"] = ["gone"]
     (tmp_path / "student" / REPORT).write_text(json.dumps(report))

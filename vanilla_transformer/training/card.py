@@ -44,8 +44,9 @@ def model_card(report: dict, model: PreTrainedModel, name: str, has_curves: bool
 
 
 def start(recipe):
-    path = recipe["model"].get("path")
-    return f"Trained from `{path}`" if path else "Trained from scratch"
+    path, teachers = recipe["model"].get("path"), recipe["training"].get("teachers")
+    begun = f"Trained from `{path}`" if path else "Trained from scratch"
+    return f"{begun} on what {len(teachers)} other models say of the text, instead of its labels," if teachers else begun
 
 
 def scores(metrics: dict) -> list[tuple[str, str, float]]:

@@ -76,8 +76,11 @@ class Recipe:
                     raise ValueError(f"{name} is {value}, expected 0: it is of labels, which a run with teachers does not see")
         elif replaced := self.training.get("replaced"):
             raise ValueError(f"replaced is {replaced}, expected 0: without teachers, who says what the others mean")
-        if self.training.get("load_best_model_at_end") and self.training.get("average_last"):
-            raise ValueError(f"average_last={self.training['average_last']} does not go with load_best_model_at_end=true")
+        if count := self.training.get("average_last"):
+            if self.training.get("load_best_model_at_end"):
+                raise ValueError(f"average_last={count} does not go with load_best_model_at_end=true")
+            if self.training.get("save_strategy") == "no":
+                raise ValueError(f'average_last={count} does not go with save_strategy="no", which leaves nothing to average')
 
 
 def known_names(task) -> dict[str, set[str]]:
