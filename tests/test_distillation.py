@@ -42,12 +42,13 @@ def teachers(tmp_path_factory):
     return [str(directory / str(seed)) for seed in (0, 1)]
 
 
-def test_the_loss_is_the_cross_entropy_to_the_mean_of_their_predictions(teachers, tmp_path):
+def test_the_loss_is_the_cross_entropy_to_the_geometric_mean_of_their_predictions(teachers, tmp_path):
     """Up to a constant the divergence to that mean, in float64 by torch.distributions; the labels have no part in it."""
     tokenizer, model, _ = prepare(classifier(tmp_path / "student"))
     inputs = dict(tokenizer(["the film bores", "the cast wins the plot"], padding=True, return_tensors="pt"))
     found = [VanillaEncoderForSequenceClassification.from_pretrained(path)(**inputs).logits.double() for path in teachers]
-    mean = Categorical(probs=sum(Categorical(logits=logits).probs for logits in found).detach() / 2)
+    first, second = (Categorical(logits=logits.detach()).probs for logits in found)
+    mean = Categorical(probs=(first * second).sqrt())  # which it makes sum to 1
     their = Teachers(teachers, model, tokenizer, model.device)
     model.register_forward_hook(their.see, with_kwargs=True)
     logits = model.train()(**inputs).logits

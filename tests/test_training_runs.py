@@ -290,6 +290,17 @@ def test_the_average_is_the_mean_of_every_weight(short, corpus, tmp_path):
         average(paths, tmp_path / "mean")
 
 
+def test_a_run_that_gets_no_better_ends_and_gives_the_mean_of_its_last_checkpoints(corpus, tmp_path):
+    settings = dict(num_train_epochs=9, eval_strategy="epoch", early_stopping_patience=1, metric_for_best_model="loss")
+    recipe = recipe_of(corpus, **settings, greater_is_better=True, average_last=2)  # of a loss, which falls
+    train(recipe, tmp_path / "model")
+    paths = sorted((tmp_path / "model-run").glob("checkpoint-*"))
+    assert [path.name for path in paths] == [f"checkpoint-{STEPS}", f"checkpoint-{2 * STEPS}"]
+    assert not are_equal(*map(weights, paths))
+    ours = dict(averaged(paths).named_parameters())
+    assert are_equal(weights(tmp_path / "model"), {name: ours[name].detach() for name in weights(tmp_path / "model")})
+
+
 def test_models_of_other_shapes_have_no_average(short, tmp_path):
     other = VanillaSeq2SeqConfig(vocab_size=60, **{**SMALL, "intermediate_size": 48})
     VanillaSeq2SeqForConditionalGeneration(other).save_pretrained(tmp_path / "other")

@@ -5,8 +5,8 @@ from transformers import AutoTokenizer
 
 
 class Teachers:
-    """Checkpoints whose mean prediction takes the place of the labels while `model` is trained. They see what it sees, without
-    dropout.
+    """Checkpoints whose mean prediction, the geometric one, takes the place of the labels while `model` is trained. They see
+    what it sees, without dropout.
 
     Args:
         paths: the checkpoints.
@@ -31,5 +31,5 @@ class Teachers:
     def see(self, model, args, inputs, outputs):
         """A forward hook: `probabilities` are those of the rows that `model` has just seen."""
         if model.training:
-            found = [teacher(**inputs).logits.float().softmax(-1) for teacher in self.models]
-            self.probabilities = torch.stack(found).mean(0)
+            found = [teacher(**inputs).logits.float().log_softmax(-1) for teacher in self.models]
+            self.probabilities = torch.stack(found).mean(0).softmax(-1)
