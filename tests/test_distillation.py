@@ -106,13 +106,18 @@ def test_teachers_have_to_know_the_words_and_the_labels(teachers, tmp_path):
         Teachers(teachers, model, AutoTokenizer.from_pretrained(teachers[0]), model.device)
 
 
+def test_tokens_are_not_replaced_without_teachers(tmp_path):
+    with pytest.raises(ValueError, match="replaced is 0.1, expected training.teachers too"):
+        train(classifier(tmp_path / "student", replaced=0.1), tmp_path / "student")
+    assert [path.name for path in tmp_path.iterdir()] == ["student.txt"]
+
+
 @pytest.mark.parametrize(
     "task, training, said",
     [
         ("translation", {"teachers": ["a"]}, "translation has teachers, expected none: they are for sequence-classification"),
         ("sequence-classification", {"teachers": ["a"], "r_drop": 2, "tokens_per_update": 128}, "r_drop is 2, expected 0"),
         ("sequence-classification", {"teachers": ["a"], "label_smoothing_factor": 0.1}, "label_smoothing_factor is 0.1, expec"),
-        ("sequence-classification", {"replaced": 0.1}, "replaced is 0.1, expected 0: without teachers"),
     ],
 )
 def test_what_does_not_go_with_teachers_is_refused(task, training, said):

@@ -12,7 +12,6 @@ from safetensors import safe_open
 from transformers import AutoTokenizer
 
 import vanilla_transformer
-from vanilla_transformer.training.run import REPORT
 from vanilla_transformer_export.build import export
 from vanilla_transformer_export.evaluate import evaluate
 from vanilla_transformer_export.text import TextRuntime
@@ -63,19 +62,6 @@ def test_tensors_are_float16_stored_once_and_load_as_float32(card):
     model = load(card)
     assert {str(parameter.dtype) for parameter in model.parameters()} == {"torch.float32"}
     assert (card / "model.safetensors").stat().st_size == pytest.approx(2 * model.num_parameters(), rel=0.02)
-
-
-@cards()
-def test_the_models_of_other_folds_lie_beside_it_and_load_as_a_subfolder(card):
-    folds = json.loads((card / REPORT).read_text())["recipe"]["data"].get("folds", 1)
-    found = sorted(path.name for path in card.iterdir() if path.is_dir())
-    assert found == [f"fold-{fold}" for fold in range(1, folds)]
-    texts = [text for _, text in rows(card)] if found else []
-    for fold in found:
-        model = AUTO[task(card)].from_pretrained(card, subfolder=fold)
-        inputs = AutoTokenizer.from_pretrained(card, subfolder=fold)(texts, padding=True, return_tensors="pt")
-        labels = [model.config.id2label[index] for index in model(**inputs).logits.argmax(-1).tolist()]
-        assert sum(label == expected for label, (expected, _) in zip(labels, rows(card), strict=True)) >= 5
 
 
 def test_all_of_them_stay_small():

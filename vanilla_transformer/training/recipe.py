@@ -74,8 +74,6 @@ class Recipe:
             for name in ("label_smoothing_factor", "r_drop"):
                 if value := self.training.get(name):
                     raise ValueError(f"{name} is {value}, expected 0: it is of labels, which a run with teachers does not see")
-        elif replaced := self.training.get("replaced"):
-            raise ValueError(f"replaced is {replaced}, expected 0: without teachers, who says what the others mean")
         if count := self.training.get("average_last"):
             if self.training.get("load_best_model_at_end"):
                 raise ValueError(f"average_last={count} does not go with load_best_model_at_end=true")

@@ -53,6 +53,8 @@ def make_trainer(recipe, arguments, tokenizer, model, rows) -> Seq2SeqTrainer:
     if paths := recipe.training.get("teachers"):
         teachers = Teachers(paths, model, tokenizer, arguments.device)
         model.register_forward_hook(teachers.see, with_kwargs=True)
+    elif replaced := recipe.training.get("replaced"):
+        raise ValueError(f"replaced is {replaced}, expected training.teachers too: labels say nothing of other words")
     trainer = Seq2SeqTrainer(
         model=model,
         args=arguments,
