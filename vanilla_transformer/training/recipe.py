@@ -68,7 +68,9 @@ class Recipe:
         can_r_drop = self.task not in UNSMOOTHED and "tokens_per_update" in self.training
         if (r_drop := self.training.get("r_drop")) and not can_r_drop:
             raise ValueError(f"r_drop is {r_drop}, expected 0: it takes batches by tokens_per_update, and one loss of `labels`")
-        if self.training.get("teachers"):
+        if teachers := self.training.get("teachers"):
+            if not isinstance(teachers, list):
+                raise ValueError(f"teachers is {teachers!r}, expected a list of checkpoints")
             if self.task != "sequence-classification":
                 raise ValueError(f"{self.task} has teachers, expected none: they are for sequence-classification")
             for name in ("label_smoothing_factor", "r_drop"):
