@@ -9,8 +9,9 @@ ROWS = 128  # whose logits stay in a CPU's cache; a GPU takes all at once
 
 def loss_function(check, smoothing: float, r_drop: float = 0.0, teachers=None):
     """The mean over all labels of an update, as `Trainer` takes it; `check` is given the sum over those of a batch. `None`
-    without smoothing, R-Drop and teachers, for which the model's own loss is taken. With R-Drop a batch of training has each row twice,
-    the second halves in the order of the first. With `teachers` the labels of training are their `probabilities` instead."""
+    without smoothing, R-Drop and teachers, for which the model's own loss is taken. With R-Drop a batch of training has each
+    row twice, the second halves in the order of the first. With `teachers` their `probabilities` take the place of the labels
+    in training."""
     if not smoothing and not r_drop and teachers is None:
         return None
 
