@@ -139,6 +139,11 @@ WORDS = {
 }  # fmt: skip
 
 
+SENTIMENTS = {"bores": "bad", "annoys": "bad", "fails": "bad", "shines": "good", "delights": "good", "wins": "good"}
+# Lines as a classifier is trained on: a label and a text.
+OPINIONS = [f"{label} the {thing} {word}" for thing in ("film", "plot", "cast") for word, label in SENTIMENTS.items()]
+
+
 def toy_corpus(lines: int, seed: int) -> list[tuple[str, str]]:
     """Sentences like "the old dog sees a bird." and their translations, word by word."""
     rng = random.Random(seed)

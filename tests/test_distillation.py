@@ -7,6 +7,7 @@ from random import Random
 import pytest
 import scores
 import torch
+from checkpoints import OPINIONS
 from torch.distributions import Categorical, kl_divergence
 from transformers import AutoTokenizer
 
@@ -19,8 +20,6 @@ from vanilla_transformer.training.prepare import draw_of, prepare
 from vanilla_transformer.training.recipe import Recipe
 from vanilla_transformer.training.run import REPORT, train
 
-LABELS = {"bores": "bad", "annoys": "bad", "fails": "bad", "shines": "good", "delights": "good", "wins": "good"}
-OPINIONS = [f"{label} the {thing} {word}" for thing in ("film", "plot", "cast") for word, label in LABELS.items()]
 SMALL = dict(num_hidden_layers=1, num_attention_heads=4, hidden_size=32, intermediate_size=64)
 
 

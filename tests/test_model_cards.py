@@ -62,6 +62,7 @@ def test_tensors_are_float16_stored_once_and_load_as_float32(card):
     model = load(card)
     assert {str(parameter.dtype) for parameter in model.parameters()} == {"torch.float32"}
     assert (card / "model.safetensors").stat().st_size == pytest.approx(2 * model.num_parameters(), rel=0.02)
+    assert sum(path.stat().st_size for path in card.iterdir() if path.name != "model.safetensors") < 1e6
 
 
 def test_all_of_them_stay_small():

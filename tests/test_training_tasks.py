@@ -8,6 +8,7 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
+from checkpoints import OPINIONS
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -303,9 +304,6 @@ def test_label_smoothing_is_refused_where_the_loss_has_none(documents):
 
 
 # ------------------------------------------------------------------------------------------------- sequence-classification
-
-LABELS = {"bores": "bad", "annoys": "bad", "fails": "bad", "shines": "good", "delights": "good", "wins": "good"}
-OPINIONS = [f"{label} the {thing} {word}" for thing in ("film", "plot", "cast") for word, label in LABELS.items()]
 
 
 def classifier(path, **training):

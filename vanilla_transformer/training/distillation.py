@@ -31,5 +31,5 @@ class Teachers:
     def see(self, model, args, inputs, outputs):
         """A forward hook: `probabilities` are those of the rows that `model` has just seen."""
         if model.training:
-            found = [teacher(**inputs).logits.float().log_softmax(-1) for teacher in self.models]
-            self.probabilities = torch.stack(found).mean(0).softmax(-1)
+            logits = [teacher(**inputs).logits.float() for teacher in self.models]
+            self.probabilities = torch.stack(logits).mean(0).softmax(-1)
