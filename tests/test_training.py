@@ -281,6 +281,12 @@ def test_batches_of_drawn_rows_are_drawn_anew_in_each_epoch():
     assert batches[1] == first[1]
 
 
+def test_rows_in_two_views_come_as_they_are_and_then_drawn():
+    rows = Dataset.from_dict({"labels": range(10, 14)})
+    rows = Drawn(rows, lambda row, random: {"labels": -row["labels"]}, seed=0, with_rows=True)
+    assert TokenBatches(rows, [(1,)] * 4, limit=2)[1] == [{"labels": 12}, {"labels": 13}, {"labels": -12}, {"labels": -13}]
+
+
 def test_a_stream_has_every_row_once_in_batches_by_length_another_order_each_epoch(monkeypatch):
     monkeypatch.setattr(batches_module, "BUFFER", 40)
     rng = random.Random(0)

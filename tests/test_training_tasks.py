@@ -19,6 +19,7 @@ from vanilla_transformer.training.recipe import Recipe
 from vanilla_transformer.training.run import train
 from vanilla_transformer.training.tasks import causal_lm, masked_lm, pretraining, sequence_classification
 from vanilla_transformer.training.tokenizer import train_tokenizer
+from vanilla_transformer.training.trainer import make_trainer, training_arguments
 
 RANDOM = random.Random(0)
 CHOICE = RANDOM.choice
@@ -328,6 +329,20 @@ def test_a_classifier_learns_its_labels_by_name(opinions, tmp_path):
     )
     inputs = tokenizer(["the plot delights", "the cast bores"], padding=True, return_tensors="pt")
     assert [model.config.id2label[index] for index in model(**inputs).logits.argmax(-1).tolist()] == ["good", "bad"]
+
+
+def test_with_r_drop_and_bpe_dropout_a_classifier_sees_whole_words_and_their_pieces(opinions, tmp_path):
+    """Wang et al. 2021: the rows as the tokenizer has them, then the same in other pieces."""
+    recipe = classifier(opinions, r_drop=2.0)
+    recipe.tokenizer["dropout"] = 0.5
+    tokenizer, model, rows = prepare(recipe)
+    trainer = make_trainer(recipe, training_arguments(recipe, tmp_path), tokenizer, model, rows)
+    for batch in trainer.get_train_dataloader():
+        first, second = (tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in batch["input_ids"].chunk(2))
+        assert first == second and {*first} <= {line.partition(" ")[2] for line in OPINIONS}
+        assert torch.equal(*batch["labels"].chunk(2))
+        mask, pieces = batch["attention_mask"].chunk(2)
+        assert mask.sum() == sum(map(len, tokenizer(first)["input_ids"])) < pieces.sum()
 
 
 def test_a_classifier_starts_from_a_pretrained_encoder(opinions, tmp_path):

@@ -16,10 +16,11 @@ class Drawn:
         rows: what the draws are of.
         draw: (row, random) -> what the model sees.
         seed: of the run.
+        with_rows: whether the rows of a batch come as they are too, before their draws.
     """
 
-    def __init__(self, rows: Dataset, draw: Callable[[dict, Random], dict], seed: int):
-        self.rows, self.draw, self.seed, self.epoch = rows, draw, seed, 0
+    def __init__(self, rows: Dataset, draw: Callable[[dict, Random], dict], seed: int, with_rows: bool = False):
+        self.rows, self.draw, self.seed, self.with_rows, self.epoch = rows, draw, seed, with_rows, 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -29,8 +30,9 @@ class Drawn:
 
     def __getitems__(self, indices: list[int]) -> list[dict]:
         """As a `DataLoader` asks for the rows of a batch."""
-        pairs = zip(indices, self.rows.__getitems__(indices), strict=True)
-        return [self.draw(row, Random(f"{self.seed} {self.epoch} {index}")) for index, row in pairs]
+        rows = self.rows.__getitems__(indices)
+        draws = [self.draw(row, Random(f"{self.seed} {self.epoch} {index}")) for index, row in zip(indices, rows, strict=True)]
+        return rows + draws if self.with_rows else draws
 
 
 class BpeDropout:

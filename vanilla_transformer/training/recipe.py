@@ -38,7 +38,8 @@ class Recipe:
             `average_last`: how many of the last checkpoints are averaged for the result (1);
             `early_stopping_patience`: evaluations without a better metric after which the run ends (none);
             `r_drop`: weight of R-Drop (Liang et al. 2021, alpha; 0), for which the model sees each row of a batch
-            twice, under two draws of dropout;
+            twice, under two draws of dropout, and a classifier with `tokenizer.dropout` in whole words, then in pieces
+            (Wang et al. 2021);
             `teachers`: checkpoints of the same task whose mean prediction a classifier learns instead of the labels, and
             `replaced`: the share of tokens in whose place it and they see others (0).
         generation: fields of the result's `GenerationConfig`.
