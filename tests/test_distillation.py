@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaEncoderForSequenceClassification
 from vanilla_transformer.training.card import CARD
-from vanilla_transformer.training.distillation import Teachers
+from vanilla_transformer.training.distillation import Teachers, with_text
 from vanilla_transformer.training.draws import Replaced
 from vanilla_transformer.training.loss import loss_function
 from vanilla_transformer.training.prepare import draw_of, prepare
@@ -23,34 +23,42 @@ from vanilla_transformer.training.run import REPORT, train
 SMALL = dict(num_hidden_layers=1, num_attention_heads=4, hidden_size=32, intermediate_size=64)
 
 
-def classifier(path, lines=OPINIONS, **training):
+WORDS, PIECES = {"kind": "word", "vocab_size": 15}, {"kind": "bpe", "vocab_size": 45}
+
+
+def classifier(path, lines=OPINIONS, tokenizer=WORDS, **training):
     text = path.with_suffix(".txt")
     text.write_text("".join(line + "\n" for line in lines))
     settings = dict(tokens_per_update=128, num_train_epochs=30, learning_rate=3e-3, save_strategy="no")
     data = {"directory": str(path.parent), "train": text.name, "validation": text.name}
-    tokenizer = {"kind": "word", "vocab_size": 15}
     return Recipe("sequence-classification", data, tokenizer, SMALL, {**settings, **training})
 
 
 @pytest.fixture(scope="module")
 def teachers(tmp_path_factory):
-    """Of two seeds."""
+    """One of words, one of pieces."""
     directory = tmp_path_factory.mktemp("teachers")
-    for seed in (0, 1):
-        train(classifier(directory / str(seed), seed=seed), directory / str(seed))
-    return [str(directory / str(seed)) for seed in (0, 1)]
+    for kind in (WORDS, PIECES):
+        train(classifier(directory / kind["kind"], tokenizer=kind), directory / kind["kind"])
+    return [str(directory / kind["kind"]) for kind in (WORDS, PIECES)]
+
+
+def logits_of(path, texts):
+    """In float64, as its own tokenizer has the text."""
+    model = VanillaEncoderForSequenceClassification.from_pretrained(path).double()
+    return model(**AutoTokenizer.from_pretrained(path)(texts, padding=True, return_tensors="pt")).logits.detach()
 
 
 def test_the_loss_is_the_cross_entropy_to_the_geometric_mean_of_their_predictions(teachers, tmp_path):
     """Up to a constant the divergence to that mean, in float64 by torch.distributions; the labels have no part in it."""
     tokenizer, model, _ = prepare(classifier(tmp_path / "student"))
-    inputs = dict(tokenizer(["the film bores", "the cast wins the plot"], padding=True, return_tensors="pt"))
-    found = [VanillaEncoderForSequenceClassification.from_pretrained(path)(**inputs).logits.double() for path in teachers]
-    first, second = (Categorical(logits=logits.detach()).probs for logits in found)
+    texts = ["the film bores", "the cast wins the plot"]
+    first, second = (Categorical(logits=logits_of(path, texts)).probs for path in teachers)
     mean = Categorical(probs=(first * second).sqrt())  # which it makes sum to 1
-    their = Teachers(teachers, model, tokenizer, model.device)
-    model.register_forward_hook(their.see, with_kwargs=True)
-    logits = model.train()(**inputs).logits
+    their = Teachers(teachers, model, model.device)
+    model.register_forward_pre_hook(their.see, with_kwargs=True)
+    batch = with_text(lambda rows: tokenizer([row["text"] for row in rows], padding=True, return_tensors="pt"))
+    logits = model.train()(**batch([{"text": text} for text in texts])).logits
     torch.testing.assert_close(their.probabilities.double(), mean.probs, rtol=1e-5, atol=1e-7)
     loss, labels = loss_function(lambda total: None, 0.0, teachers=their), torch.tensor([1, 0])
     expected = (kl_divergence(mean, Categorical(logits=logits.double())) + mean.entropy()).sum()
@@ -72,40 +80,42 @@ def test_a_model_learns_from_its_teachers_what_labels_do_not_say(teachers, tmp_p
     assert scores.scores(tmp_path / "student", tmp_path)["validation_accuracy"] == 0.0
 
 
-def test_tokens_are_replaced_by_others_as_often_as_asked(tmp_path):
-    recipe = classifier(tmp_path / "student", teachers=["somewhere"], replaced=0.25)
+@pytest.mark.parametrize("dropout", [0, 0.5])
+def test_words_are_replaced_by_others_as_often_as_asked(tmp_path, dropout):
+    recipe = classifier(tmp_path / "student", tokenizer=PIECES | {"dropout": dropout}, teachers=["somewhere"], replaced=0.25)
     tokenizer, _, rows = prepare(recipe)
-    draw, plain = draw_of(recipe, tokenizer, rows["train"]), rows["train"]["input_ids"]
-    drawn = [draw(row, Random(f"{epoch} {place}")) for epoch in range(200) for place, row in enumerate(rows["train"])]
-    assert all(row["label"] == rows["train"]["label"][place % len(plain)] for place, row in enumerate(drawn))
-    pairs = [pair for place, row in enumerate(drawn) for pair in zip(plain[place % len(plain)], row["input_ids"], strict=True)]
-    special = set(tokenizer.all_special_ids)
-    assert all(before == after for before, after in pairs if before in special)
-    words = [pair for pair in pairs if pair[0] not in special]
-    said = Counter(token for row in plain for token in row if token not in special)  # a third of them "the"
-    share = {token: count / said.total() for token, count in said.items()}
+    draw, plain = draw_of(recipe, tokenizer, rows["train"]), rows["train"]
+    drawn = [(row, draw(row, Random(f"{epoch} {place}"))) for epoch in range(200) for place, row in enumerate(plain)]
+    pairs, whole = [], 0
+    for before, [after] in drawn:
+        assert after["label"] == before["label"]
+        assert tokenizer.decode(after["input_ids"], skip_special_tokens=True) == after["text"]
+        whole += after["input_ids"] == tokenizer(after["text"])["input_ids"]
+        pairs += zip(before["text"].split(), after["text"].split(), strict=True)
+    assert whole == len(drawn) if not dropout else whole < len(drawn) / 10  # the others have other pieces
+    said = Counter(word for text in plain["text"] for word in text.split())  # a third of them "the"
+    share = {word: count / said.total() for word, count in said.items()}
     kept = sum(part * (0.75 + 0.25 * part) for part in share.values())
-    assert sum(before == after for before, after in words) / len(words) == pytest.approx(kept, abs=0.01)
-    found = Counter(after for _, after in words)  # as often as before: what is lost comes in others' places
-    assert {token: count / len(words) for token, count in found.items()} == pytest.approx(share, abs=0.01)
-    row = rows["train"][0]
-    assert draw(row, Random(3)) == draw(row, Random(3))
-    assert Replaced(tokenizer, 0.0, plain)(row, Random(3)) == row
+    assert sum(before == after for before, after in pairs) / len(pairs) == pytest.approx(kept, abs=0.01)
+    found = Counter(after for _, after in pairs)  # as often as before: what is lost comes in others' places
+    assert {word: count / len(pairs) for word, count in found.items()} == pytest.approx(share, abs=0.01)
+    assert draw(plain[0], Random(3)) == draw(plain[0], Random(3))
+
+
+def test_the_share_of_replaced_words_is_a_probability():
+    assert Replaced(0.0, ["a b"])("c d", Random(3)) == "c d"
     with pytest.raises(ValueError, match="replaced is 1.5, expected a probability"):
-        Replaced(tokenizer, 1.5, plain)
+        Replaced(1.5, ["a b"])
 
 
-def test_teachers_have_to_know_the_words_and_the_labels(teachers, tmp_path):
-    tokenizer, model, _ = prepare(classifier(tmp_path / "student"))
-    other, _, _ = prepare(classifier(tmp_path / "other", [line.replace("film", "tale") for line in OPINIONS]))
-    with pytest.raises(ValueError, match=f"the teacher {teachers[0]} has another vocabulary, expected that of the run"):
-        Teachers(teachers, model, other, model.device)
+def test_teachers_have_to_know_the_labels(teachers, tmp_path):
+    _, model, _ = prepare(classifier(tmp_path / "student"))
     model.config.id2label = {0: "bad", 1: "fair"}
     with pytest.raises(ValueError, match="has labels {0: 'bad', 1: 'good'}, expected {0: 'bad', 1: 'fair'}"):
-        Teachers(teachers, model, AutoTokenizer.from_pretrained(teachers[0]), model.device)
+        Teachers(teachers, model, model.device)
 
 
-def test_tokens_are_not_replaced_without_teachers(tmp_path):
+def test_words_are_not_replaced_without_teachers(tmp_path):
     with pytest.raises(ValueError, match="replaced is 0.1, expected training.teachers too"):
         train(classifier(tmp_path / "student", replaced=0.1), tmp_path / "student")
     assert [path.name for path in tmp_path.iterdir()] == ["student.txt"]

@@ -270,7 +270,7 @@ def test_a_row_longer_than_a_batch_is_refused():
 
 def test_batches_of_drawn_rows_are_drawn_anew_in_each_epoch():
     rows = Dataset.from_dict({"labels": range(10, 20)})
-    rows = Drawn(rows, lambda row, random: (row["labels"], random.random()), seed=0)
+    rows = Drawn(rows, lambda row, random: ((row["labels"], random.random()),), seed=0)
     batches = TokenBatches(rows, [(1,)] * 10, limit=4)
     first = [batches[index] for index in range(3)]
     assert [[row for row, _ in batch] for batch in first] == [[10, 11, 12, 13], [14, 15, 16, 17], [18, 19]]
@@ -281,10 +281,16 @@ def test_batches_of_drawn_rows_are_drawn_anew_in_each_epoch():
     assert batches[1] == first[1]
 
 
-def test_rows_in_two_views_come_as_they_are_and_then_drawn():
-    rows = Dataset.from_dict({"labels": range(10, 14)})
-    rows = Drawn(rows, lambda row, random: {"labels": -row["labels"]}, seed=0, with_rows=True)
-    assert TokenBatches(rows, [(1,)] * 4, limit=2)[1] == [{"labels": 12}, {"labels": 13}, {"labels": -12}, {"labels": -13}]
+def test_of_rows_that_are_seen_twice_all_come_before_their_second_draws():
+    rows = Dataset.from_dict({"labels": [[number] for number in range(10, 14)]})
+
+    def draw(row, random):
+        return row["labels"][0], -row["labels"][0]
+
+    assert TokenBatches(Drawn(rows, draw, seed=0), [(1,)] * 4, limit=2)[1] == [12, 13, -12, -13]
+    [*stream] = islice(TokenStream(rows.to_iterable_dataset(), limit=2, seed=0, draw=draw), 2)
+    assert sorted(row for batch in stream for row in batch) == [-13, -12, -11, -10, 10, 11, 12, 13]
+    assert all(first == [-row for row in second] for first, second in ((batch[:2], batch[2:]) for batch in stream))
 
 
 def test_a_stream_has_every_row_once_in_batches_by_length_another_order_each_epoch(monkeypatch):
@@ -300,12 +306,11 @@ def test_a_stream_has_every_row_once_in_batches_by_length_another_order_each_epo
     assert max(len(batch) * max(batch) for batch in sizes) <= 12
     assert sum(map(sum, sizes)) / sum(len(batch) * max(batch) for batch in sizes) > 0.75
     assert list(islice(stream, 40)) == first
-    drawn = TokenStream(rows.to_iterable_dataset(), 12, 0, lambda row, random: {**row, "draw": random.random()})
+    drawn = TokenStream(rows.to_iterable_dataset(), 12, 0, lambda row, random: ({**row, "draw": random.random()},))
     draws = [row["draw"] for batch in islice(drawn, 100) for row in batch]
     assert len({*draws}) == len(draws) > 150 and draws == [row["draw"] for batch in islice(drawn, 100) for row in batch]
 
 
 def test_a_collator_gets_the_rows_of_batches_or_single_ones():
-    collate = collate_batches(list, 1)
+    collate = collate_batches(list)
     assert collate([[{"a": 1}, {"a": 2}]]) == collate([{"a": 1}, {"a": 2}]) == [{"a": 1}, {"a": 2}]
-    assert collate_batches(list, 2)([[1, 2]]) == [1, 2, 1, 2] and collate_batches(list, 2)([1, 2]) == [1, 2]

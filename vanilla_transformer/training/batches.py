@@ -6,7 +6,7 @@ from random import Random
 import torch
 from datasets import Dataset, IterableDataset
 
-from .draws import Drawn
+from .draws import Drawn, draws_of
 
 SIDES = ("labels", "input_ids")  # of a row
 BUFFER = 10_000  # rows of a stream that are shuffled, and sorted by length, together
@@ -65,7 +65,8 @@ class TokenStream(torch.utils.data.IterableDataset):
         batches = cut([tuple(len(row[name]) for name in SIDES if name in row) for row in rows], self.limit)
         Random(seed).shuffle(batches)
         for batch in batches:  # drawn when it is asked for: all at once would stop the training for seconds
-            yield [self.draw(rows[place], Random(f"{seed} {place}")) if self.draw else rows[place] for place in batch]
+            found = [rows[place] for place in batch]
+            yield draws_of(found, self.draw, [f"{seed} {place}" for place in batch]) if self.draw else found
 
 
 def cut(lengths: list[tuple[int, ...]], limit: int) -> list[list[int]]:
@@ -83,10 +84,10 @@ def cut(lengths: list[tuple[int, ...]], limit: int) -> list[list[int]]:
     return batches
 
 
-def collate_batches(collator, copies: int):
-    """`collator` for items that are rows, or lists of them, which are taken `copies` times."""
+def collate_batches(collator):
+    """`collator` for items that are rows, or lists of them."""
 
     def collate(items):
-        return collator([row for item in items for row in (item * copies if isinstance(item, list) else [item])])
+        return collator([row for item in items for row in (item if isinstance(item, list) else [item])])
 
     return collate

@@ -1,35 +1,46 @@
 """Distillation (Hinton et al. 2015): a model learns what several others, together better than each, say of its rows."""
 
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedModel
 
 
 class Teachers:
-    """Checkpoints whose mean prediction, the geometric one, takes the place of the labels while `model` is trained. They see
-    what it sees, without dropout.
+    """Checkpoints whose mean prediction, the geometric one, takes the place of the labels while `model` is trained. Each reads
+    the text of the rows in its own tokens, so that what one cannot tell apart another can; without dropout.
 
     Args:
         paths: the checkpoints.
         model: what is trained. They are of its class.
-        tokenizer: of the rows.
-        device: where it is trained.
 
     Raises:
-        ValueError: for a checkpoint with another vocabulary or other labels.
+        ValueError: for a checkpoint with other labels, and a run that has no text.
     """
 
-    def __init__(self, paths: list[str], model, tokenizer, device: torch.device):
+    def __init__(self, paths: list[str], model: PreTrainedModel, device: torch.device):
+        self.tokenizers = [AutoTokenizer.from_pretrained(path) for path in paths]
         self.models = [type(model).from_pretrained(path).to(device) for path in paths]
         for path, teacher in zip(paths, self.models):
-            if AutoTokenizer.from_pretrained(path).get_vocab() != tokenizer.get_vocab():
-                raise ValueError(f"the teacher {path} has another vocabulary, expected that of the run")
             if teacher.config.id2label != model.config.id2label:
                 raise ValueError(f"the teacher {path} has labels {teacher.config.id2label}, expected {model.config.id2label}")
 
-    @torch.no_grad()
     @torch.compiler.disable
-    def see(self, model, args, inputs, outputs):
-        """A forward hook: `probabilities` are those of the rows that `model` has just seen."""
+    def see(self, model, args, inputs):
+        """A forward pre-hook, which takes the text out of what `model` sees: `probabilities` are then those of its rows."""
+        texts = inputs.pop("text")
         if model.training:
-            logits = [teacher(**inputs).logits.float() for teacher in self.models]
-            self.probabilities = torch.stack(logits).mean(0).softmax(-1)
+            self.probabilities = self.of(texts)
+        return args, inputs
+
+    @torch.no_grad()
+    def of(self, texts: list[str]) -> torch.Tensor:
+        """Their mean prediction for each of `texts` (B), probabilities (B, C)."""
+        logits = [self.logits(tokenizer, model, texts) for tokenizer, model in zip(self.tokenizers, self.models, strict=True)]
+        return torch.stack(logits).mean(0).softmax(-1)
+
+    def logits(self, tokenizer, model, texts):
+        return model(**tokenizer(texts, padding=True, return_tensors="pt").to(model.device)).logits.float()
+
+
+def with_text(collator):
+    """`collator` whose batches also have the text of the rows."""
+    return lambda rows: {**collator(rows), "text": [row["text"] for row in rows]}

@@ -1,4 +1,5 @@
-"""What of a row is drawn at random, anew each time it is seen: which words are masked, which pieces its words have."""
+"""What of a row is drawn at random, anew each time it is seen: which words are masked, or give place to others, which pieces
+its words have."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -7,6 +8,8 @@ from random import Random
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
+Draw = Callable[[dict, Random], tuple[dict, ...]]  # what the model sees of a row: one row or, for R-Drop, two
+
 
 class Drawn:
     """Rows of which each epoch sees another draw. A draw depends on the seed, the epoch and the row's number alone, so that a
@@ -14,13 +17,12 @@ class Drawn:
 
     Args:
         rows: what the draws are of.
-        draw: (row, random) -> what the model sees.
+        draw: what is drawn of each.
         seed: of the run.
-        with_rows: whether the rows of a batch come as they are too, before their draws.
     """
 
-    def __init__(self, rows: Dataset, draw: Callable[[dict, Random], dict], seed: int, with_rows: bool = False):
-        self.rows, self.draw, self.seed, self.with_rows, self.epoch = rows, draw, seed, with_rows, 0
+    def __init__(self, rows: Dataset, draw: Draw, seed: int):
+        self.rows, self.draw, self.seed, self.epoch = rows, draw, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -30,9 +32,14 @@ class Drawn:
 
     def __getitems__(self, indices: list[int]) -> list[dict]:
         """As a `DataLoader` asks for the rows of a batch."""
-        rows = self.rows.__getitems__(indices)
-        draws = [self.draw(row, Random(f"{self.seed} {self.epoch} {index}")) for index, row in zip(indices, rows, strict=True)]
-        return rows + draws if self.with_rows else draws
+        seeds = [f"{self.seed} {self.epoch} {index}" for index in indices]
+        return draws_of(self.rows.__getitems__(indices), self.draw, seeds)
+
+
+def draws_of(rows: list[dict], draw: Draw, seeds: list[str]) -> list[dict]:
+    """The first of each row's draws, then the second of each, if there are such."""
+    draws = [draw(row, Random(seed)) for row, seed in zip(rows, seeds, strict=True)]
+    return [row for rows in zip(*draws, strict=True) for row in rows]
 
 
 class BpeDropout:
@@ -75,30 +82,17 @@ class BpeDropout:
 
 
 class Replaced:
-    """Draws of a row in which tokens gave place to others, each with probability `share`, to one of all that the training rows
-    have, so that frequent words come often. Special tokens stay, and come in no other's place.
-
-    Args:
-        tokenizer: of the rows.
-        share: the probability.
-        rows: the tokens of each training row.
-        draw: what is drawn first, if anything.
+    """Text in which words, as white space parts them, gave place to others, each with probability `share`, to one of all that
+    `texts` have, so that frequent words come often.
 
     Raises:
         ValueError: for a `share` that is no probability.
     """
 
-    def __init__(self, tokenizer, share: float, rows: Iterable[list[int]], draw=None):
+    def __init__(self, share: float, texts: Iterable[str]):
         if not 0 <= share <= 1:
             raise ValueError(f"replaced is {share}, expected a probability")
-        self.share, self.draw, self.special = share, draw, set(tokenizer.all_special_ids)
-        self.others = [index for row in rows for index in row if index not in self.special]
+        self.share, self.others = share, [word for text in texts for word in text.split()]
 
-    def __call__(self, row: dict, random: Random) -> dict:
-        row = self.draw(row, random) if self.draw else row
-        return row | {"input_ids": [self.of(index, random) for index in row["input_ids"]]}
-
-    def of(self, index: int, random: Random) -> int:
-        if index in self.special or random.random() >= self.share:
-            return index
-        return random.choice(self.others)
+    def __call__(self, text: str, random: Random) -> str:
+        return " ".join(random.choice(self.others) if random.random() < self.share else word for word in text.split())

@@ -1,6 +1,5 @@
 """From a recipe to what is trained: the tokenizer, the model, and the examples of each split."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -10,7 +9,7 @@ from datasets import Dataset, IterableDataset
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from .batches import SIDES
-from .draws import BpeDropout, Replaced
+from .draws import BpeDropout, Draw, Replaced
 from .recipe import Recipe
 from .tasks import TASKS
 from .tokenizer import train_tokenizer
@@ -102,18 +101,32 @@ def lengths(rows) -> list[tuple[int, ...]]:
     return [tuple(map(len, row)) for row in zip(*sides, strict=True)]
 
 
-def draw_of(recipe, tokenizer, rows) -> Callable[[dict, Random], dict] | None:
-    """(row, random) -> what the model sees of it, where that is drawn, for the training rows `rows`."""
-    task = TASKS[recipe.task]
-    draw = task.draw and partial(task.draw, tokenizer=tokenizer)
-    if dropout := recipe.tokenizer.get("dropout"):
-        draw = partial(draw_pieces, pieces=BpeDropout(tokenizer, dropout), task=task, data=recipe.data)
-    if share := recipe.training.get("replaced"):
-        draw = Replaced(tokenizer, share, rows["input_ids"], draw)
-    return draw
+def draw_of(recipe, tokenizer, rows) -> Draw | None:
+    """What is drawn of the training rows `rows`; `None` where the model sees them as they are, once."""
+    draw, r_drop = one_draw(recipe, tokenizer, rows), recipe.training.get("r_drop")
+    if draw is None:
+        return (lambda row, random: (row, row)) if r_drop else None
+    if not r_drop:
+        return lambda row, random: (draw(row, random),)
+    # Wang et al. 2021: one pass of R-Drop over whole words, one over pieces, where a row has one label, whatever its pieces.
+    if recipe.task == "sequence-classification":
+        return lambda row, random: (row, draw(row, random))
+    return lambda row, random: (draw(row, random),) * 2
 
 
-def draw_pieces(row, random, pieces, task, data):
+def one_draw(recipe, tokenizer, rows):
+    """(row, random) -> another row; `None` where nothing is drawn."""
+    task, dropout, share = TASKS[recipe.task], recipe.tokenizer.get("dropout"), recipe.training.get("replaced")
+    if not dropout and not share:
+        return task.draw and partial(task.draw, tokenizer=tokenizer)
+    pieces = BpeDropout(tokenizer, dropout) if dropout else lambda texts, random: tokenizer(texts)
+    replaced = Replaced(share, rows["text"]) if share else None
+    return partial(draw_text, replaced=replaced, pieces=pieces, task=task, data=recipe.data)
+
+
+def draw_text(row, random, replaced, pieces, task, data):
+    if replaced:
+        row = row | {"text": replaced(row["text"], random)}
     columns = {name: [value] for name, value in row.items()}
     encoded = task.encode(columns, partial(pieces, random=random), data)
     return {name: value for name, [value] in encoded.items()}

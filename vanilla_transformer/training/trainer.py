@@ -9,7 +9,7 @@ from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from .batches import TokenBatches, TokenStream, collate_batches
 from .callbacks import Watch, callbacks
-from .distillation import Teachers
+from .distillation import Teachers, with_text
 from .draws import Drawn
 from .loss import loss_function
 from .prepare import draw_of, lengths
@@ -49,21 +49,18 @@ def make_trainer(recipe, arguments, tokenizer, model, rows) -> Seq2SeqTrainer:
     task, watch = TASKS[recipe.task], Watch(model, tokenizer)
     r_drop = recipe.training.get("r_drop", 0)
     model.register_forward_hook(watch.see, with_kwargs=True)
-    teachers = None
+    teachers, collator = None, task.collator(tokenizer, model)
     if paths := recipe.training.get("teachers"):
-        teachers = Teachers(paths, model, tokenizer, arguments.device)
-        model.register_forward_hook(teachers.see, with_kwargs=True)
+        teachers, collator = Teachers(paths, model, arguments.device), with_text(collator)
+        model.register_forward_pre_hook(teachers.see, with_kwargs=True)
     elif replaced := recipe.training.get("replaced"):
         raise ValueError(f"replaced is {replaced}, expected training.teachers too: labels say nothing of other words")
-    draw = draw_of(recipe, tokenizer, rows["train"])
-    # Wang et al. 2021: the second pass of R-Drop over a row has other pieces, where a row has one label, whatever its pieces.
-    in_two_views = bool(r_drop and draw and recipe.task == "sequence-classification")
     trainer = Seq2SeqTrainer(
         model=model,
         args=arguments,
-        train_dataset=batches(rows["train"], recipe, draw, in_two_views),
+        train_dataset=batches(rows["train"], recipe, draw_of(recipe, tokenizer, rows["train"])),
         eval_dataset=rows.get("validation"),
-        data_collator=collate_batches(task.collator(tokenizer, model), copies=2 if r_drop and not in_two_views else 1),
+        data_collator=collate_batches(collator),
         processing_class=tokenizer,
         compute_loss_func=loss_function(watch.check, arguments.label_smoothing_factor, r_drop, teachers),
         compute_metrics=metrics_of(recipe, tokenizer, model, rows["validation"]) if "validation" in rows else None,
@@ -94,16 +91,16 @@ def first_of(values, count):
     return tuple(first_of(value, count) for value in values) if isinstance(values, tuple) else values[:count]
 
 
-def batches(rows, recipe, draw, in_two_views=False):
-    """What `Trainer` takes as its training rows, drawn if there is something to draw, or as they are and drawn, in two views:
-    batches by token count, if the recipe has such."""
+def batches(rows, recipe, draw):
+    """What `Trainer` takes as its training rows, drawn if there is something to draw: batches by token count, if the recipe has
+    such."""
     seed = recipe.training.get("seed", 42)
     limit = recipe.training.get("tokens_per_batch", recipe.training.get("tokens_per_update"))
     if isinstance(rows, IterableDataset):
         if limit is None:
             raise ValueError("batches of a stream are by token count: expected training.tokens_per_update")
         return TokenStream(rows, limit, seed, draw)
-    seen = Drawn(rows, draw, seed, in_two_views) if draw else rows
+    seen = Drawn(rows, draw, seed) if draw else rows
     if limit is None:
         return seen
     if not isinstance(rows, Dataset):
