@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from vanilla_transformer.training.prepare import prepare
-from vanilla_transformer.training.recipe import Recipe
+from vanilla_transformer.training.recipe import AUGMENTATION, Recipe
 from vanilla_transformer.training.run import REPORT, evaluate
 from vanilla_transformer.training.trainer import make_trainer, training_arguments
 
@@ -25,7 +25,7 @@ def scores(card: Path, data: Path) -> dict[str, float]:
     recipe = Recipe(**json.loads((card / REPORT).read_text())["recipe"])
     recipe.data["directory"] = str(data / recipe.data["directory"])
     recipe.tokenizer, recipe.model = {}, {"path": str(card)}  # its tokenizer too
-    for name in ("teachers", "replaced"):  # they are not in model_cards/, and have no part in a score
+    for name in ("teachers", *AUGMENTATION):  # they are not in model_cards/, and have no part in a score
         recipe.training.pop(name, None)
     with tempfile.TemporaryDirectory() as state:
         tokenizer, model, rows = prepare(recipe)

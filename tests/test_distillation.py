@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from vanilla_transformer import VanillaEncoderForSequenceClassification
 from vanilla_transformer.training.card import CARD
 from vanilla_transformer.training.distillation import Teachers, with_text
-from vanilla_transformer.training.draws import Replaced
+from vanilla_transformer.training.draws import Augmented
 from vanilla_transformer.training.loss import loss_function
 from vanilla_transformer.training.prepare import draw_of, prepare
 from vanilla_transformer.training.recipe import Recipe
@@ -102,10 +102,26 @@ def test_words_are_replaced_by_others_as_often_as_asked(tmp_path, dropout):
     assert draw(plain[0], Random(3)) == draw(plain[0], Random(3))
 
 
-def test_the_share_of_replaced_words_is_a_probability():
-    assert Replaced(0.0, ["a b"])("c d", Random(3)) == "c d"
-    with pytest.raises(ValueError, match="replaced is 1.5, expected a probability"):
-        Replaced(1.5, ["a b"])
+def test_of_as_many_texts_as_asked_there_is_a_part_of_any_length_from_anywhere(tmp_path):
+    augmented, text = Augmented(0.0, 0.6, ["f"]), "a b c d e"
+    found = Counter(augmented(text, Random(number)) for number in range(30_000))
+    parts = {(start, end): text[2 * start : 2 * end - 1] for start in range(5) for end in range(start + 1, 6)}
+    expected = {part: 0.6 / 5 / (6 - (end - start)) for (start, end), part in parts.items()}  # a length, then a place for it
+    expected[text] += 0.4
+    assert {part: count / 30_000 for part, count in found.items()} == pytest.approx(expected, abs=0.01)
+    recipe = classifier(tmp_path / "student", teachers=["somewhere"], spans=1.0)
+    tokenizer, _, rows = prepare(recipe)
+    draw = draw_of(recipe, tokenizer, rows["train"])
+    drawn = [(row["text"], *draw(row, Random(place))) for place, row in enumerate(rows["train"])]
+    assert all(row["text"] in text and row["input_ids"] == tokenizer(row["text"])["input_ids"] for text, row in drawn)
+    assert 0 < sum(row["text"] == text for text, row in drawn) < len(drawn) / 2
+
+
+@pytest.mark.parametrize("shares, said", [((1.5, 0), "replaced is 1.5"), ((0.5, -0.1), "spans is -0.1")])
+def test_shares_of_augmented_text_are_probabilities(shares, said):
+    assert Augmented(0.0, 0.0, ["a b"])("c d", Random(3)) == "c d"
+    with pytest.raises(ValueError, match=f"{said}, expected a probability"):
+        Augmented(*shares, ["a b"])
 
 
 def test_teachers_have_to_know_the_labels(teachers, tmp_path):
@@ -115,8 +131,8 @@ def test_teachers_have_to_know_the_labels(teachers, tmp_path):
         Teachers(teachers, model, model.device)
 
 
-def test_words_are_not_replaced_without_teachers(tmp_path):
-    with pytest.raises(ValueError, match="replaced is 0.1, expected training.teachers too"):
+def test_text_is_not_augmented_without_teachers(tmp_path):
+    with pytest.raises(ValueError, match="the recipe has {'replaced': 0.1}, expected training.teachers too"):
         train(classifier(tmp_path / "student", replaced=0.1), tmp_path / "student")
     assert [path.name for path in tmp_path.iterdir()] == ["student.txt"]
 

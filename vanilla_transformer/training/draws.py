@@ -1,5 +1,5 @@
-"""What of a row is drawn at random, anew each time it is seen: which words are masked, or give place to others, which pieces
-its words have."""
+"""What of a row is drawn at random, anew each time it is seen: which words are masked, left out or give place to others, and
+which pieces they have."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -81,18 +81,26 @@ class BpeDropout:
         return pieces
 
 
-class Replaced:
-    """Text in which words, as white space parts them, gave place to others, each with probability `share`, to one of all that
-    `texts` have, so that frequent words come often.
+class Augmented:
+    """Text of which only teachers can say something, drawn from that of a row (after Tang et al. 2019, "data augmentation for
+    distillation"): with probability `spans` a part of it, all lengths and then all its places alike likely; then words, as
+    white space parts them, give place to others, each with probability `replaced`, to one of all that `texts` have, so that
+    frequent words come often.
 
     Raises:
-        ValueError: for a `share` that is no probability.
+        ValueError: for what is no probability.
     """
 
-    def __init__(self, share: float, texts: Iterable[str]):
-        if not 0 <= share <= 1:
-            raise ValueError(f"replaced is {share}, expected a probability")
-        self.share, self.others = share, [word for text in texts for word in text.split()]
+    def __init__(self, replaced: float, spans: float, texts: Iterable[str]):
+        for name, value in {"replaced": replaced, "spans": spans}.items():
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name} is {value}, expected a probability")
+        self.replaced, self.spans, self.others = replaced, spans, [word for text in texts for word in text.split()]
 
     def __call__(self, text: str, random: Random) -> str:
-        return " ".join(random.choice(self.others) if random.random() < self.share else word for word in text.split())
+        words = text.split()
+        if random.random() < self.spans:
+            length = random.randint(1, len(words))
+            start = random.randint(0, len(words) - length)
+            words = words[start : start + length]
+        return " ".join(random.choice(self.others) if random.random() < self.replaced else word for word in words)

@@ -9,8 +9,8 @@ from datasets import Dataset, IterableDataset
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from .batches import SIDES
-from .draws import BpeDropout, Draw, Replaced
-from .recipe import Recipe
+from .draws import Augmented, BpeDropout, Draw
+from .recipe import AUGMENTATION, Recipe
 from .tasks import TASKS
 from .tokenizer import train_tokenizer
 
@@ -116,17 +116,18 @@ def draw_of(recipe, tokenizer, rows) -> Draw | None:
 
 def one_draw(recipe, tokenizer, rows):
     """(row, random) -> another row; `None` where nothing is drawn."""
-    task, dropout, share = TASKS[recipe.task], recipe.tokenizer.get("dropout"), recipe.training.get("replaced")
-    if not dropout and not share:
+    task, dropout = TASKS[recipe.task], recipe.tokenizer.get("dropout")
+    shares = [recipe.training.get(name, 0) for name in AUGMENTATION]
+    if not dropout and not any(shares):
         return task.draw and partial(task.draw, tokenizer=tokenizer)
     pieces = BpeDropout(tokenizer, dropout) if dropout else lambda texts, random: tokenizer(texts)
-    replaced = Replaced(share, rows["text"]) if share else None
-    return partial(draw_text, replaced=replaced, pieces=pieces, task=task, data=recipe.data)
+    augmented = Augmented(*shares, rows["text"]) if any(shares) else None
+    return partial(draw_text, augmented=augmented, pieces=pieces, task=task, data=recipe.data)
 
 
-def draw_text(row, random, replaced, pieces, task, data):
-    if replaced:
-        row = row | {"text": replaced(row["text"], random)}
+def draw_text(row, random, augmented, pieces, task, data):
+    if augmented:
+        row = row | {"text": augmented(row["text"], random)}
     columns = {name: [value] for name, value in row.items()}
     encoded = task.encode(columns, partial(pieces, random=random), data)
     return {name: value for name, [value] in encoded.items()}

@@ -15,7 +15,8 @@ from .tasks import TASKS
 FOLDER = Path(__file__).parent / "recipes"
 TOKENIZER = ("kind", "vocab_size", "lowercase", "path", "dropout")
 # Keys of [training] beside the fields of `Trainer`'s.
-OWN = ("tokens_per_update", "tokens_per_batch", "average_last", "early_stopping_patience", "r_drop", "teachers", "replaced")
+AUGMENTATION = ("replaced", "spans")  # of the training text, which only teachers can label
+OWN = ("tokens_per_update", "tokens_per_batch", "average_last", "early_stopping_patience", "r_drop", "teachers", *AUGMENTATION)
 SET_BY_RUN = {"output_dir", "predict_with_generate", "remove_unused_columns"}
 RESEGMENTED = ("translation", "sequence-classification")  # whose text may have other pieces in each epoch
 UNSMOOTHED = ("question-answering", "pretraining")  # their losses are not of `labels` alone
@@ -40,8 +41,9 @@ class Recipe:
             `r_drop`: weight of R-Drop (Liang et al. 2021, alpha; 0), for which the model sees each row of a batch
             twice, under two draws of dropout, and a classifier with `tokenizer.dropout` in whole words, then in pieces
             (Wang et al. 2021);
-            `teachers`: checkpoints of the same task whose mean prediction a classifier learns instead of the labels, and
-            `replaced`: the share of tokens in whose place it and they see others (0).
+            `teachers`: checkpoints of the same task whose mean prediction a classifier learns instead of the labels;
+            `replaced`: the share of words in whose place it and they see others (0), and
+            `spans`: that of texts of which they see only some words, one behind the other (0).
         generation: fields of the result's `GenerationConfig`.
         evaluation: what the task's metrics take.
         save_dtype: of the result's tensors, `"float32"` or `"float16"`; they load as float32.

@@ -110,6 +110,9 @@ def save_checkpoint(model, tokenizer, directory: Path, dtype: str) -> None:
         model.half()
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+    if (vocabulary := directory / "tokenizer.json").is_file():  # without the spaces that are half of it
+        text = json.dumps(json.loads(vocabulary.read_text(encoding="utf-8")), ensure_ascii=False, separators=(",", ":"))
+        vocabulary.write_text(text, encoding="utf-8")
     if dtype == "float16":
         config = json.loads((directory / "config.json").read_text())
         (directory / "config.json").write_text(json.dumps(config | {"dtype": "float32"}, indent=2) + "\n")

@@ -13,7 +13,7 @@ from .distillation import Teachers, with_text
 from .draws import Drawn
 from .loss import loss_function
 from .prepare import draw_of, lengths
-from .recipe import OWN, Recipe
+from .recipe import AUGMENTATION, OWN, Recipe
 from .tasks import TASKS
 
 
@@ -53,8 +53,8 @@ def make_trainer(recipe, arguments, tokenizer, model, rows) -> Seq2SeqTrainer:
     if paths := recipe.training.get("teachers"):
         teachers, collator = Teachers(paths, model, arguments.device), with_text(collator)
         model.register_forward_pre_hook(teachers.see, with_kwargs=True)
-    elif replaced := recipe.training.get("replaced"):
-        raise ValueError(f"replaced is {replaced}, expected training.teachers too: labels say nothing of other words")
+    elif asked := {name: value for name in AUGMENTATION if (value := recipe.training.get(name))}:
+        raise ValueError(f"the recipe has {asked}, expected training.teachers too: labels say nothing of other text")
     trainer = Seq2SeqTrainer(
         model=model,
         args=arguments,
