@@ -11,9 +11,10 @@ class Teachers:
     Args:
         paths: the checkpoints.
         model: what is trained. They are of its class.
+        device: where it is trained.
 
     Raises:
-        ValueError: for a checkpoint with other labels, and a run that has no text.
+        ValueError: for a checkpoint with other labels.
     """
 
     def __init__(self, paths: list[str], model: PreTrainedModel, device: torch.device):
