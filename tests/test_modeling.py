@@ -38,6 +38,8 @@ from vanilla_transformer import (
     VanillaDecoderForCausalLM,
     VanillaDecoderForSequenceClassification,
     VanillaDecoderModel,
+    VanillaEncoderForMaskedLM,
+    VanillaEncoderForPreTraining,
     VanillaEncoderModel,
     VanillaSeq2SeqConfig,
     VanillaSeq2SeqForConditionalGeneration,
@@ -153,6 +155,19 @@ def test_logits_to_keep(model_class, keep, kept):
     model = build(model_class)
     given = dict(input_ids=tokens(), decoder_input_ids=tokens(3, 5)) if is_pair(model) else dict(input_ids=tokens(3, 5))
     assert_same(model(**given, logits_to_keep=keep).logits, model(**given).logits[:, kept])
+
+
+@pytest.mark.parametrize("model_class", [VanillaEncoderForMaskedLM, VanillaEncoderForPreTraining])
+def test_logits_and_loss_of_masked_positions_only(model_class):
+    model, ids = build(model_class), tokens(3, 5)
+    mask = torch.rand(3, 5, generator=torch.Generator().manual_seed(0)) < 0.3
+    labels = ids.masked_fill(~mask, -100)
+    every, some = model(ids, labels=labels), model(ids, labels=labels, logits_to_keep=mask)
+    name = "logits" if "logits" in some else "prediction_logits"
+    assert 0 < len(some[name]) < 15
+    assert_same(some[name], every[name][mask])
+    assert_same(some.loss, every.loss)
+    assert_same(model(ids, logits_to_keep=mask)[name], some[name])
 
 
 # ------------------------------------------------------------------------------------------------------------- positions

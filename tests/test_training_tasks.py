@@ -213,6 +213,19 @@ def test_a_masked_language_model_learns(tmp_path, block_size):
     assert metrics["validation_nll"] < 1.5 < math.log(45)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_unless_it_is_compiled_only_masked_tokens_are_projected_to_the_vocabulary_in_training(tmp_path, compiled):
+    (tmp_path / "train.txt").write_text(VERSE)
+    training = dict(tokens_per_update=64, torch_compile=compiled)
+    recipe = Recipe("masked-lm", {"train": str(tmp_path / "train.txt")}, {"kind": "bpe", "vocab_size": 45}, ENCODER, training)
+    tokenizer, model, rows = prepare(recipe)
+    trainer = make_trainer(recipe, training_arguments(recipe, tmp_path), tokenizer, model, rows)
+    batch = next(iter(trainer.get_train_dataloader()))
+    every, masked = batch["labels"].shape, (batch["labels"].ne(-100).sum().item(),)
+    assert model.train()(**batch).logits.shape[:-1] == (every if compiled else masked)
+    assert model.eval()(**batch).logits.shape[:-1] == every
+
+
 # ------------------------------------------------------------------------------------------------------------- pretraining
 
 ENDINGS = [f"the {CHOICE(['cat', 'dog', 'fox'])} {CHOICE(['runs', 'sits', 'sees'])}" for _ in range(240)]

@@ -392,6 +392,14 @@ def lm_transform(config):
     return VanillaLMTransform(config) if config.lm_transform_act else nn.Identity()
 
 
+def kept(hidden_states, labels, logits_to_keep):
+    """States (B, S, D) and `labels` (B, S), if any, where the mask `logits_to_keep` (B, S) is true, (N, D) and (N,); without
+    a mask all of them."""
+    if logits_to_keep is None:
+        return hidden_states, labels
+    return hidden_states[logits_to_keep], None if labels is None else labels[logits_to_keep]
+
+
 class VanillaEncoderForMaskedLM(VanillaPreTrainedModel):
     """Encoder with a projection to the vocabulary; `labels` (B, S), -100 where nothing is to be predicted."""
 
@@ -415,11 +423,14 @@ class VanillaEncoderForMaskedLM(VanillaPreTrainedModel):
         position_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
+        logits_to_keep: torch.BoolTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
-        """As `VanillaEncoderModel.forward` -> `logits` (B, S, V), and the mean cross-entropy where `labels` are given."""
+        """As `VanillaEncoderModel.forward` -> `logits` (B, S, V), and the mean cross-entropy where `labels` are given. With a
+        mask `logits_to_keep` (B, S) there are only its N logits (N, V), and the loss is of its labels."""
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        logits = self.lm_head(self.transform(outputs.last_hidden_state))
+        hidden_states, labels = kept(outputs.last_hidden_state, labels, logits_to_keep)
+        logits = self.lm_head(self.transform(hidden_states))
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
@@ -609,16 +620,19 @@ class VanillaEncoderForPreTraining(VanillaPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.LongTensor | None = None,
         next_sentence_label: torch.LongTensor | None = None,
+        logits_to_keep: torch.BoolTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> VanillaEncoderForPreTrainingOutput:
         """As `VanillaEncoderModel.forward`. `labels` (B, S) are those of masked language modelling, `next_sentence_label`
-        (B,) is 0 where the second sentence follows, 1 where not; `loss` is the sum of the cross-entropies given."""
+        (B,) is 0 where the second sentence follows, 1 where not; `loss` is the sum of the cross-entropies given. With a mask
+        `logits_to_keep` (B, S) there are only its N prediction logits (N, V), and the loss is of its labels."""
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        prediction = self.lm_head(self.transform(outputs.last_hidden_state))
+        hidden_states, labels = kept(outputs.last_hidden_state, labels, logits_to_keep)
+        prediction = self.lm_head(self.transform(hidden_states))
         relationship = self.next_sentence(sentence_state(outputs))
         losses = []
         if labels is not None:
-            losses.append(fixed_cross_entropy(prediction.flatten(0, 1).float(), labels.flatten(), **kwargs))
+            losses.append(fixed_cross_entropy(prediction.flatten(0, -2).float(), labels.flatten(), **kwargs))
         if next_sentence_label is not None:
             loss = fixed_cross_entropy(relationship.float(), next_sentence_label.flatten())
             count = kwargs.get("num_items_in_batch")  # the labels of all batches of an update; this one has a share of them

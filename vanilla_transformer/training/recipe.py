@@ -20,6 +20,7 @@ OWN = ("tokens_per_update", "tokens_per_batch", "average_last", "early_stopping_
 SET_BY_RUN = {"output_dir", "predict_with_generate", "remove_unused_columns"}
 RESEGMENTED = ("translation", "sequence-classification")  # whose text may have other pieces in each epoch
 UNSMOOTHED = ("question-answering", "pretraining")  # their losses are not of `labels` alone
+MASKED = ("masked-lm", "pretraining")  # few of whose tokens have a label
 SAVE_DTYPES = ("float32", "float16")
 
 

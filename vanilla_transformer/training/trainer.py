@@ -13,7 +13,7 @@ from .distillation import Teachers, with_text
 from .draws import Drawn
 from .loss import loss_function
 from .prepare import draw_of, lengths
-from .recipe import AUGMENTATION, OWN, Recipe
+from .recipe import AUGMENTATION, MASKED, OWN, Recipe
 from .tasks import TASKS
 
 
@@ -45,10 +45,20 @@ def training_arguments(recipe: Recipe, state: Path) -> Seq2SeqTrainingArguments:
     return Seq2SeqTrainingArguments(output_dir=str(state), **{**defaults, **settings})
 
 
+def keep_labelled(model, args, inputs):
+    """A forward pre-hook: in training only what has a label goes through the projection to the vocabulary."""
+    if model.training and "labels" in inputs:
+        inputs["logits_to_keep"] = inputs["labels"].ne(-100)
+    return args, inputs
+
+
 def make_trainer(recipe, arguments, tokenizer, model, rows) -> Seq2SeqTrainer:
     task, watch = TASKS[recipe.task], Watch(model, tokenizer)
     r_drop = recipe.training.get("r_drop", 0)
     model.register_forward_hook(watch.see, with_kwargs=True)
+    # Not on a GPU, which would wait to know how many there are, and not compiled, which wants shapes beforehand.
+    if recipe.task in MASKED and arguments.device.type == "cpu" and not arguments.torch_compile:
+        model.register_forward_pre_hook(keep_labelled, with_kwargs=True)
     teachers, collator = None, task.collator(tokenizer, model)
     if paths := recipe.training.get("teachers"):
         teachers, collator = Teachers(paths, model, arguments.device), with_text(collator)
