@@ -14,8 +14,8 @@ from .tasks import TASKS
 
 FOLDER = Path(__file__).parent / "recipes"
 TOKENIZER = ("kind", "vocab_size", "lowercase", "path", "dropout")
-# Keys of [training] beside the fields of `Trainer`'s.
 AUGMENTATION = ("replaced", "spans")  # of the training text, which only teachers can label
+# Keys of [training] beside the fields of `Trainer`'s.
 OWN = ("tokens_per_update", "tokens_per_batch", "average_last", "early_stopping_patience", "r_drop", "teachers", *AUGMENTATION)
 SET_BY_RUN = {"output_dir", "predict_with_generate", "remove_unused_columns"}
 RESEGMENTED = ("translation", "sequence-classification")  # whose text may have other pieces in each epoch
