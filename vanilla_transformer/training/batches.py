@@ -6,7 +6,7 @@ from random import Random
 import torch
 from datasets import Dataset, IterableDataset
 
-from .draws import Drawn, draws_of
+from .draws import Drawn, drawn
 
 SIDES = ("labels", "input_ids")  # of a row
 BUFFER = 10_000  # rows of a stream that are shuffled, and sorted by length, together
@@ -66,7 +66,7 @@ class TokenStream(torch.utils.data.IterableDataset):
         Random(seed).shuffle(batches)
         for batch in batches:  # drawn when it is asked for: all at once would stop the training for seconds
             found = [rows[place] for place in batch]
-            yield draws_of(found, self.draw, [f"{seed} {place}" for place in batch]) if self.draw else found
+            yield drawn(found, self.draw, [f"{seed} {place}" for place in batch]) if self.draw else found
 
 
 def cut(lengths: list[tuple[int, ...]], limit: int) -> list[list[int]]:

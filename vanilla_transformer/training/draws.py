@@ -33,13 +33,13 @@ class Drawn:
     def __getitems__(self, indices: list[int]) -> list[dict]:
         """As a `DataLoader` asks for the rows of a batch."""
         seeds = [f"{self.seed} {self.epoch} {index}" for index in indices]
-        return draws_of(self.rows.__getitems__(indices), self.draw, seeds)
+        return drawn(self.rows.__getitems__(indices), self.draw, seeds)
 
 
-def draws_of(rows: list[dict], draw: Draw, seeds: list[str]) -> list[dict]:
+def drawn(rows: list[dict], draw: Draw, seeds: list[str]) -> list[dict]:
     """The first of each row's draws, then the second of each, if there are such."""
     draws = [draw(row, Random(seed)) for row, seed in zip(rows, seeds, strict=True)]
-    return [row for rows in zip(*draws, strict=True) for row in rows]
+    return [row for view in zip(*draws, strict=True) for row in view]
 
 
 class BpeDropout:
