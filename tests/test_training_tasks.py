@@ -372,6 +372,9 @@ def test_a_classifier_starts_from_a_pretrained_encoder(opinions, tmp_path):
     same = [name for name in weights if name.startswith("model.") and torch.equal(weights[name], expected[name])]
     assert len(same) == len([name for name in weights if name.startswith("model.")])
     assert (model.config.classifier_dropout, model.config.id2label) == (0.3, {0: "bad", 1: "good"})
+    train(recipe, tmp_path / "classifier")
+    configs = {(tmp_path / name / "tokenizer_config.json").read_text() for name in ("pretrained", "classifier")}
+    assert len(configs) == 1  # nothing of where it was loaded from
 
 
 def test_folds_are_parts_of_the_lines_without_their_duplicates(opinions):

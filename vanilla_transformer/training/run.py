@@ -109,6 +109,8 @@ def save_checkpoint(model, tokenizer, directory: Path, dtype: str) -> None:
     if dtype == "float16":
         model.half()
     model.save_pretrained(directory)
+    for name in ("is_local", "local_files_only"):  # of the checkpoint that it was loaded from
+        tokenizer.init_kwargs.pop(name, None)
     tokenizer.save_pretrained(directory)
     if (vocabulary := directory / "tokenizer.json").is_file():  # without the spaces that are half of it
         text = json.dumps(json.loads(vocabulary.read_text(encoding="utf-8")), ensure_ascii=False, separators=(",", ":"))

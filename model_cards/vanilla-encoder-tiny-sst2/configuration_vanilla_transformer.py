@@ -1,0 +1,304 @@
+"""Configurations of the three variants: encoder, decoder and encoder-decoder (seq2seq).
+
+The defaults are the base model of Vaswani et al. 2017, "Attention Is All You Need", Table 3. Every field has its Hugging
+Face name; the paper's symbols reach the same fields: `d_model`, `d_ff`, `h`, `d_k`, `d_v`, and `N` where one stack is meant.
+"""
+
+import difflib
+from dataclasses import fields
+from typing import Literal
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
+
+PAPER_SYMBOLS = {
+    "d_model": "hidden_size",
+    "d_ff": "intermediate_size",
+    "h": "num_attention_heads",
+    "d_k": "head_dim",
+    "d_v": "value_head_dim",
+}
+CODE = "modeling_vanilla_transformer."
+
+
+@strict
+class VanillaTransformerConfig(PreTrainedConfig):
+    """What the three variants share. Use one of the subclasses.
+
+    Args:
+        vocab_size (`int`, defaults to 37000): number of token types.
+        hidden_size (`int`, defaults to 512): width of the residual stream, the paper's d_model.
+        intermediate_size (`int`, defaults to 2048): inner width of the feed-forward network, d_ff.
+        num_attention_heads (`int`, defaults to 8): h.
+        head_dim (`int`, defaults to `hidden_size / num_attention_heads`): width of one query and key, d_k.
+        value_head_dim (`int`, defaults to `head_dim`): width of one value, d_v.
+        hidden_act (`str`, defaults to `"relu"`): feed-forward activation, a key of `transformers.activations.ACT2FN`.
+        position_embedding_type (`str`, defaults to `"sinusoidal"`): `"sinusoidal"` (section 3.5), `"learned"` (Table 3 row
+            (E)), `"rotary"` (Su et al. 2021, RoFormer), `"relative"` (Raffel et al. 2020, T5) or `"none"`. The last
+            three add nothing to the embeddings; rotary and relative positions act in self-attention.
+        max_position_embeddings (`int`, defaults to 512): rows of the learned position table; the others have no limit.
+        rope_theta (`float`, defaults to 10000): base of the rotary angles.
+        relative_attention_num_buckets (`int`, defaults to 32): distances that relative positions tell apart.
+        relative_attention_max_distance (`int`, defaults to 128): all distances from here on are one bucket.
+        sliding_window (`int`, *optional*): in self-attention, a decoder's token looks at this many tokens, itself included,
+            an encoder's at this many on each side of it (Beltagy et al. 2020, section 3.1); by default at all. At least
+            2 with a decoder.
+        scale_embedding (`bool`, defaults to `True`): multiply token embeddings by sqrt(hidden_size), section 3.4.
+        embedding_norm (`bool`, defaults to `False`): LayerNorm after the sum of embeddings and positions (BERT, BART).
+        norm_first (`bool`, defaults to `False`): `False` is LayerNorm(x + Sublayer(x)), section 3.1; `True` is
+            x + Sublayer(LayerNorm(x)) (GPT-2).
+        final_norm (`bool`, defaults to `norm_first`): one more LayerNorm behind the last layer of a stack.
+        layer_norm_eps (`float`, defaults to 1e-5).
+        linear_bias (`bool`, defaults to `True`): biases of the linear maps in the layers.
+        initializer_range (`float`, defaults to 0.02): standard deviation of new linear weights.
+        lm_head_bias (`bool`, defaults to `True`): bias of the projection to the vocabulary.
+        embedding_dropout, dropout, attention_dropout, activation_dropout (`float`): on the sum of embeddings and
+            positions (behind its LayerNorm, if there is one) and on each sub-layer's output, the paper's P_drop (0.1
+            both); on the attention weights and on the feed-forward activation (0.0 both).
+        classifier_dropout (`float`, defaults to 0.1): in front of a classification head.
+        tie_word_embeddings (`bool`, defaults to `True`): one matrix for the token embeddings and the projection to the
+            vocabulary, section 3.4.
+        pad_token_id, bos_token_id, eos_token_id, sep_token_id: 0, 1, 2 and `None`.
+
+    Raises:
+        ValueError: for sizes below 1, heads that do not divide the width when `head_dim` is not given, an odd width
+            with sinusoidal positions or an odd `head_dim` with rotary ones, an unknown activation, a dropout outside
+            [0, 1), or a special token outside the vocabulary.
+        huggingface_hub.errors.StrictDataclassError: for a value of the wrong type.
+    """
+
+    # Of each stack; what it has no such module for does not apply (Shoeybi et al. 2019, Megatron-LM, section 3).
+    base_model_tp_plan = {
+        "embeddings.embed_tokens": "embedding_rowwise",
+        "layers.*.self_attn.q_proj": "colwise",
+        "layers.*.self_attn.k_proj": "colwise",
+        "layers.*.self_attn.v_proj": "colwise",
+        "layers.*.self_attn.o_proj": "rowwise",
+        "layers.*.cross_attn.q_proj": "colwise",
+        "layers.*.cross_attn.k_proj": "colwise",
+        "layers.*.cross_attn.v_proj": "colwise",
+        "layers.*.cross_attn.o_proj": "rowwise",
+        "layers.*.feed_forward.up_proj": "colwise",
+        "layers.*.feed_forward.down_proj": "rowwise",
+    }
+    # All else is one group, as tied matrices have to be.
+    base_model_fsdp_plan = {"layers.*": "free_full_weight"}
+
+    vocab_size: int = 37000
+    hidden_size: int = 512
+    intermediate_size: int = 2048
+    num_attention_heads: int = 8
+    head_dim: int | None = None
+    value_head_dim: int | None = None
+    hidden_act: str = "relu"
+    position_embedding_type: Literal["sinusoidal", "learned", "rotary", "relative", "none"] = "sinusoidal"
+    max_position_embeddings: int = 512
+    rope_theta: float | int = 10000.0
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    sliding_window: int | None = None
+    scale_embedding: bool = True
+    embedding_norm: bool = False
+    norm_first: bool = False
+    final_norm: bool | None = None
+    layer_norm_eps: float = 1e-5
+    linear_bias: bool = True
+    initializer_range: float = 0.02
+    lm_head_bias: bool = True
+    embedding_dropout: float | int = 0.1
+    dropout: float | int = 0.1
+    attention_dropout: float | int = 0.0
+    activation_dropout: float | int = 0.0
+    classifier_dropout: float | int = 0.1
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    sep_token_id: int | None = None
+    auto_map: dict[str, str] | None = None
+
+    def __post_init__(self, **kwargs):
+        self._warn_near_misses(kwargs)
+        super().__post_init__(**kwargs)
+        self._check_values()  # before `@strict` does, whose errors are no ValueErrors
+        if self.head_dim is None:
+            if self.hidden_size % self.num_attention_heads:
+                raise ValueError(
+                    f"hidden_size must be a multiple of num_attention_heads unless head_dim is given: got hidden_size="
+                    f"{self.hidden_size} and num_attention_heads={self.num_attention_heads}"
+                )
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        if self.value_head_dim is None:
+            self.value_head_dim = self.head_dim
+        if self.final_norm is None:
+            self.final_norm = self.norm_first
+        if self.auto_map is None:
+            self.auto_map = dict(self.default_auto_map)
+
+    def _warn_near_misses(self, unknown):
+        """A name that is no field is kept, as everywhere in transformers, so a misspelt field would have no effect."""
+        names = self.field_names()
+        for name in unknown:
+            is_known = name in names or hasattr(type(self), name)
+            if not is_known and (close := difflib.get_close_matches(name, names, n=1, cutoff=0.8)):
+                logger.warning(f"{type(self).__name__} has no field {name!r}; did you mean {close[0]!r}?")
+
+    @classmethod
+    def field_names(cls) -> list[str]:
+        """Every name the constructor knows: the fields, and the paper's symbols for them."""
+        return [field.name for field in fields(cls)] + list(cls.attribute_map)
+
+    def validate_architecture(self):
+        """Called by `@strict` when the config is built and when it is saved."""
+        super().validate_architecture()
+        self._check_values()
+
+    def _check_values(self):
+        sizes = ["vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "value_head_dim"]
+        depths = ["encoder_layers", "decoder_layers", "num_hidden_layers"]
+        for name in [*sizes, *depths, "max_position_embeddings", "sliding_window"]:
+            if (value := getattr(self, name, None)) is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.sliding_window == 1 and self.model_type != "vanilla-encoder":
+            raise ValueError("sliding_window must be at least 2, got 1: the caches of transformers cannot hold a window of 1")
+        if getattr(self, "type_vocab_size", 0) < 0:
+            raise ValueError(f"type_vocab_size must be at least 0, got {self.type_vocab_size}")
+        self._check_positions()
+        for name in [field.name for field in fields(self) if field.name.endswith("_act")]:
+            if (value := getattr(self, name)) is not None and value not in ACT2FN:
+                raise ValueError(f"{name} must be one of {', '.join(sorted(ACT2FN))}, got {value!r}")
+        for name in ["embedding_dropout", "dropout", "attention_dropout", "activation_dropout", "classifier_dropout"]:
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+        for name in [field.name for field in fields(self) if field.name.endswith("_token_id")]:
+            value = getattr(self, name)
+            for token in value if isinstance(value, list) else [value]:
+                if token is not None and not 0 <= token < self.vocab_size:
+                    raise ValueError(f"{name} must be in the vocabulary, 0 to {self.vocab_size - 1}, got {token}")
+
+    def _check_positions(self):
+        if self.position_embedding_type == "sinusoidal" and self.hidden_size % 2:
+            raise ValueError(f"sinusoidal positions need an even hidden_size, got {self.hidden_size}")
+        if self.position_embedding_type == "rotary" and (self.head_dim or 0) % 2:
+            raise ValueError(f"rotary positions need an even head_dim, got {self.head_dim}")
+        if self.rope_theta <= 0:
+            raise ValueError(f"rope_theta must be above 0, got {self.rope_theta}")
+        buckets, distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
+        if buckets < 4 or buckets % 2:
+            raise ValueError(f"relative_attention_num_buckets must be even and at least 4, got {buckets}")
+        if distance <= buckets // 2:
+            raise ValueError(
+                f"relative_attention_max_distance must be above half of relative_attention_num_buckets, {buckets // 2}, "
+                f"got {distance}"
+            )
+
+
+@strict
+class VanillaEncoderConfig(VanillaTransformerConfig):
+    """A stack of `num_hidden_layers` (6, the paper's N) encoder layers: bidirectional attention, as in BERT.
+
+    Args beside the common ones:
+        type_vocab_size (`int`, defaults to 0): kinds of tokens (`token_type_ids`) that have an embedding of their own.
+        pooler_act (`str`, *optional*): the first token's state passes a linear map and this activation to become
+            `pooler_output`, which the sentence heads then read (`"tanh"` in BERT); by default they read the state itself.
+        lm_transform_act (`str`, *optional*): a linear map, this activation and a LayerNorm stand in front of the
+            projection to the vocabulary (BERT's masked-LM transform).
+        token_transform_act (`str`, *optional*): a linear map and this activation stand in front of the classifier of
+            single tokens (ELECTRA's discriminator).
+        classifier_pooling (`str`, defaults to `"cls"`): what the classifier of whole sequences reads: what `pooler_act` says,
+            or with `"mean"` the mean of the states of all real tokens (as in ModernBERT), without a pooler.
+    """
+
+    model_type = "vanilla-encoder"
+    attribute_map = {**PAPER_SYMBOLS, "N": "num_hidden_layers"}
+    default_auto_map = {
+        "AutoConfig": "configuration_vanilla_transformer.VanillaEncoderConfig",
+        "AutoModel": CODE + "VanillaEncoderModel",
+        "AutoModelForMaskedLM": CODE + "VanillaEncoderForMaskedLM",
+        "AutoModelForPreTraining": CODE + "VanillaEncoderForPreTraining",
+        "AutoModelForNextSentencePrediction": CODE + "VanillaEncoderForNextSentencePrediction",
+        "AutoModelForSequenceClassification": CODE + "VanillaEncoderForSequenceClassification",
+        "AutoModelForTokenClassification": CODE + "VanillaEncoderForTokenClassification",
+        "AutoModelForQuestionAnswering": CODE + "VanillaEncoderForQuestionAnswering",
+        "AutoModelForMultipleChoice": CODE + "VanillaEncoderForMultipleChoice",
+    }
+
+    num_hidden_layers: int = 6
+    type_vocab_size: int = 0
+    pooler_act: str | None = None
+    lm_transform_act: str | None = None
+    token_transform_act: str | None = None
+    classifier_pooling: Literal["cls", "mean"] = "cls"
+
+
+@strict
+class VanillaDecoderConfig(VanillaTransformerConfig):
+    """A stack of `num_hidden_layers` (6) layers with causal attention, as in GPT-2.
+
+    `add_cross_attention` (`bool`, defaults to `False`) gives each layer attention to `encoder_hidden_states`, as the right
+    half of Figure 1 has: a decoder for an encoder that is a model of its own.
+    """
+
+    model_type = "vanilla-decoder"
+    attribute_map = {**PAPER_SYMBOLS, "N": "num_hidden_layers"}
+    keys_to_ignore_at_inference = ["past_key_values"]
+    default_auto_map = {
+        "AutoConfig": "configuration_vanilla_transformer.VanillaDecoderConfig",
+        "AutoModel": CODE + "VanillaDecoderModel",
+        "AutoModelForCausalLM": CODE + "VanillaDecoderForCausalLM",
+        "AutoModelForSequenceClassification": CODE + "VanillaDecoderForSequenceClassification",
+    }
+
+    num_hidden_layers: int = 6
+    use_cache: bool = True
+    add_cross_attention: bool = False
+
+
+@strict
+class VanillaSeq2SeqConfig(VanillaTransformerConfig):
+    """The paper's encoder-decoder: `encoder_layers` (6) and `decoder_layers` (6), Figure 1.
+
+    `decoder_start_token_id` (defaults to 1, the token `bos_token_id` names) is what generation starts from.
+    `share_encoder_decoder_embeddings` (defaults to `True`): with `tie_word_embeddings`, source and target have one
+    embedding matrix; `False` ties the target's with the projection to the vocabulary only.
+    """
+
+    model_type = "vanilla-seq2seq"
+    # `num_hidden_layers` is what transformers asks of every config; generic code that means the decoder asks
+    # `get_text_config(decoder=True)`, which puts `decoder_layers` there.
+    attribute_map = {**PAPER_SYMBOLS, "num_hidden_layers": "encoder_layers"}
+    keys_to_ignore_at_inference = ["past_key_values"]
+    default_auto_map = {
+        "AutoConfig": "configuration_vanilla_transformer.VanillaSeq2SeqConfig",
+        "AutoModel": CODE + "VanillaSeq2SeqModel",
+        "AutoModelForSeq2SeqLM": CODE + "VanillaSeq2SeqForConditionalGeneration",
+    }
+
+    encoder_layers: int = 6
+    decoder_layers: int = 6
+    use_cache: bool = True
+    is_encoder_decoder: bool = True
+    decoder_start_token_id: int | None = 1
+    share_encoder_decoder_embeddings: bool = True
+
+    @classmethod
+    def preset(cls, name: str, **overrides) -> "VanillaSeq2SeqConfig":
+        """The models of Table 3, `"base"` and `"big"`, and `"tiny"`, the shape of Wu et al. 2021 for Multi30k."""
+        presets = {
+            "base": {},
+            "big": dict(hidden_size=1024, intermediate_size=4096, num_attention_heads=16, dropout=0.3, embedding_dropout=0.3),
+            "tiny": dict(
+                vocab_size=9700, hidden_size=128, intermediate_size=256, num_attention_heads=4, encoder_layers=4,
+                decoder_layers=4, dropout=0.3, embedding_dropout=0.3,
+            ),
+        }  # fmt: skip
+        if name not in presets:
+            raise ValueError(f"no preset {name!r}, expected one of {sorted(presets)}")
+        return cls(**{**presets[name], **overrides})
+
+
+__all__ = ["VanillaDecoderConfig", "VanillaEncoderConfig", "VanillaSeq2SeqConfig", "VanillaTransformerConfig"]

@@ -1,0 +1,881 @@
+"""The Transformer of "Attention Is All You Need" (Vaswani et al. 2017), in reading order.
+
+    (layers) -> encoder, decoder, encoder-decoder -> language models -> other heads
+
+Shapes: B batch, T target length, S source length, D hidden_size, V vocab_size.
+"""
+
+import re
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.generation import GenerationMixin
+from transformers.loss.loss_utils import fixed_cross_entropy
+from transformers.masking_utils import (
+    create_bidirectional_mask,
+    create_bidirectional_sliding_window_mask,
+    create_causal_mask,
+    create_sliding_window_causal_mask,
+)
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+    BaseModelOutputWithPooling,
+    CausalLMOutputWithCrossAttentions,
+    MaskedLMOutput,
+    MultipleChoiceModelOutput,
+    NextSentencePredictorOutput,
+    QuestionAnsweringModelOutput,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+    SequenceClassifierOutput,
+    SequenceClassifierOutputWithPast,
+    TokenClassifierOutput,
+)
+from transformers.modeling_utils import slice_logits_to_keep
+from transformers.processing_utils import Unpack
+from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .configuration_vanilla_transformer import (
+    VanillaDecoderConfig,
+    VanillaEncoderConfig,
+    VanillaSeq2SeqConfig,
+    VanillaTransformerConfig,
+)
+from .layers_vanilla_transformer import (
+    VanillaAttention,
+    VanillaEmbeddings,
+    VanillaLayer,
+    VanillaRelativePositions,
+    rotary_positions,
+)
+
+# --------------------------------------------------------------------------------------------------------------- stacks
+
+
+class VanillaPreTrainedModel(PreTrainedModel):
+    """Initialisation, and what transformers needs to know of all our models."""
+
+    config_class = VanillaTransformerConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["VanillaLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if cls.__module__.startswith("torch."):
+            # FSDP2 makes a subclass of what it shards; a checkpoint has to name our class, and to carry our code.
+            cls.__name__, cls.__module__ = cls.__bases__[-1].__name__, cls.__bases__[-1].__module__
+
+    @torch.no_grad()
+    def _init_weights(self, module):
+        """The paper does not say. Linear: normal with deviation `initializer_range`, bias 0. Embeddings: uniform within
+        d_model^-0.5, so that tokens times sqrt(d_model) are as large as sinusoids. LayerNorm: the identity."""
+        if isinstance(module, nn.Linear):
+            init.normal_(module.weight, std=self.config.initializer_range)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            bound = self.config.hidden_size**-0.5
+            init.uniform_(module.weight, -bound, bound)
+        elif isinstance(module, nn.LayerNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+
+    def init_parallel_plans(self):
+        """Of the config's plans, what this model has modules for. A process that holds some heads of self-attention cannot add
+        the bias of all of them, so with relative positions it holds them all."""
+        super().init_parallel_plans()
+        names = {re.sub(r"\d+", "*", name) for name, _ in self.named_modules()}
+        if self.config.position_embedding_type == "relative":
+            names = {name for name in names if ".self_attn." not in name}
+        self._tp_plan = {name: style for name, style in self._tp_plan.items() if name in names}
+        self._fsdp_plan = {name: style for name, style in self._fsdp_plan.items() if name in names}
+
+    @classmethod
+    def maybe_distribute_model(cls, model, distributed_config, mesh_manager):
+        size, heads = distributed_config.tp_size, model.config.num_attention_heads
+        if heads % size:
+            raise ValueError(f"num_attention_heads is {heads}, expected a multiple of tp_size, {size}")
+        return super().maybe_distribute_model(model, distributed_config, mesh_manager)
+
+
+def refuse_attention(config: VanillaTransformerConfig):
+    """What FlashAttention cannot do, it would leave out without a word; flex attention would fail inside torch."""
+    name = config._attn_implementation or ""
+    if "flash" in name and config.head_dim != config.value_head_dim:
+        raise ValueError(
+            f"{name} needs values as wide as keys, got head_dim {config.head_dim} and value_head_dim "
+            f"{config.value_head_dim}: use sdpa, flex_attention or eager"
+        )
+    if ("flash" in name or "flex" in name) and config.position_embedding_type == "relative":
+        raise ValueError(
+            f"{name} cannot add a bias to the scores, which position_embedding_type='relative' needs: use sdpa or eager"
+        )
+
+
+def final_norm(config):
+    return nn.LayerNorm(config.hidden_size, config.layer_norm_eps) if config.final_norm else nn.Identity()
+
+
+class VanillaPooler(nn.Module):
+    """Devlin et al. 2019 (BERT): a linear map and an activation on the first token's state, (B, S, D) -> (B, D)."""
+
+    def __init__(self, config: VanillaEncoderConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACT2FN[config.pooler_act]
+
+    def forward(self, hidden_states):
+        return self.activation(self.dense(hidden_states[:, 0]))
+
+
+class VanillaEncoderModel(VanillaPreTrainedModel):
+    """The left half of Figure 1: embeddings and N layers, every position looking at every real token."""
+
+    config_class = VanillaEncoderConfig
+    _can_record_outputs = {"hidden_states": VanillaLayer, "attentions": VanillaAttention}
+
+    def __init__(self, config: VanillaTransformerConfig, add_pooling_layer: bool = True):
+        super().__init__(config)
+        depth = config.encoder_layers if config.is_encoder_decoder else config.num_hidden_layers
+        self.embeddings = VanillaEmbeddings(config)
+        self.relative_positions = None
+        if config.position_embedding_type == "relative":
+            self.relative_positions = VanillaRelativePositions(config, is_causal=False)
+        self.layers = nn.ModuleList(VanillaLayer(config, i, is_causal=False, has_cross_attention=False) for i in range(depth))
+        self.norm = final_norm(config)
+        self.pooler = VanillaPooler(config) if add_pooling_layer and config.pooler_act else None
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPooling:
+        """`input_ids` (B, S), or `inputs_embeds` (B, S, D) in their place; `attention_mask` (B, S), 1 for real tokens, 0
+        for padding (all 1 by default); `token_type_ids` (B, S), 0 by default; `position_ids` (B, S), 0 to S-1 by default
+        -> `last_hidden_state` (B, S, D), and `pooler_output` (B, D) if `config.pooler_act` is set."""
+        refuse_attention(self.config)
+        inputs_embeds = self.embeddings.tokens(input_ids, inputs_embeds)
+        order = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)
+        if position_ids is None:
+            position_ids = order[None]
+        hidden_states = self.embeddings(inputs_embeds, position_ids, token_type_ids)
+        windowed = self.config.sliding_window is not None
+        create_mask = create_bidirectional_sliding_window_mask if windowed else create_bidirectional_mask
+        attention_mask = create_mask(self.config, hidden_states, attention_mask)
+        position_bias = None if self.relative_positions is None else self.relative_positions(order, order)
+        position_embeddings = rotary_positions(self.config, position_ids, hidden_states.dtype)
+        for layer in self.layers:
+            hidden_states = layer(
+                hidden_states,
+                attention_mask,
+                None,
+                position_bias,  # positional, as gradient checkpointing needs it
+                position_embeddings=position_embeddings,
+                **kwargs,
+            )
+        hidden_states = self.norm(hidden_states)
+        pooled = None if self.pooler is None else self.pooler(hidden_states)
+        return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
+
+
+class VanillaDecoderModel(VanillaPreTrainedModel):
+    """The right half of Figure 1: embeddings and N layers, each position looking at itself and what is before it, and,
+    in an encoder-decoder, at the encoder's output."""
+
+    config_class = VanillaDecoderConfig
+    _can_record_outputs = {
+        "hidden_states": VanillaLayer,
+        "attentions": OutputRecorder(VanillaAttention, index=1, layer_name="self_attn"),
+        "cross_attentions": OutputRecorder(VanillaAttention, index=1, layer_name="cross_attn"),
+    }
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__(config)
+        depth = config.decoder_layers if config.is_encoder_decoder else config.num_hidden_layers
+        self.has_cross_attention = config.is_encoder_decoder or config.add_cross_attention
+        self.embeddings = VanillaEmbeddings(config)
+        self.relative_positions = None
+        if config.position_embedding_type == "relative":
+            self.relative_positions = VanillaRelativePositions(config, is_causal=True)
+        self.layers = nn.ModuleList(
+            VanillaLayer(config, i, is_causal=True, has_cross_attention=self.has_cross_attention) for i in range(depth)
+        )
+        self.norm = final_norm(config)
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """`input_ids` (B, T), the tokens that are not in the cache yet; `attention_mask` (B, past + T);
+        `position_ids` (B, T), counted on from the cache by default: give them for left-padded rows (without mask and
+        cache, positions that do not go up by 1 mean packed sequences, which do not see each other);
+        `encoder_hidden_states` (B, S, D) with `encoder_attention_mask` (B, S) -> `last_hidden_state` (B, T, D)."""
+        refuse_attention(self.config)
+        if encoder_hidden_states is not None and not self.has_cross_attention:
+            raise ValueError("encoder_hidden_states were given to a decoder without cross-attention")
+        past_key_values = self.prepare_cache(past_key_values, use_cache)
+        is_pair = isinstance(past_key_values, EncoderDecoderCache)
+        cache = past_key_values.self_attention_cache if is_pair else past_key_values
+        past_length = cache.get_seq_length() if cache is not None else 0
+
+        inputs_embeds = self.embeddings.tokens(input_ids, inputs_embeds)
+        order = past_length + torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)
+        positions = order[None] if position_ids is None else position_ids
+        hidden_states = self.embeddings(inputs_embeds, positions)
+        create_mask = create_causal_mask if self.config.sliding_window is None else create_sliding_window_causal_mask
+        attention_mask = create_mask(self.config, hidden_states, attention_mask, cache, position_ids=position_ids)
+        if encoder_hidden_states is not None:
+            encoder_attention_mask = create_bidirectional_mask(
+                self.config, hidden_states, encoder_attention_mask, encoder_hidden_states=encoder_hidden_states
+            )
+        position_bias = self.position_bias(order, cache)
+        position_embeddings = rotary_positions(self.config, positions, hidden_states.dtype)
+        for layer in self.layers:
+            hidden_states = layer(
+                hidden_states,
+                attention_mask,
+                encoder_hidden_states,  # positional, as gradient checkpointing needs it
+                position_bias,
+                encoder_attention_mask=encoder_attention_mask,
+                past_key_values=past_key_values,
+                position_ids=positions,
+                position_embeddings=position_embeddings,
+                **kwargs,
+            )
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values
+        )
+
+    def prepare_cache(self, past_key_values, use_cache):
+        """What was given, or a new cache if one is wanted; with cross-attention, a pair of caches: in a single one the
+        target's keys would mix with the source's."""
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        if past_key_values is None or not self.has_cross_attention:
+            return past_key_values
+        if not isinstance(past_key_values, EncoderDecoderCache):
+            return EncoderDecoderCache(past_key_values, DynamicCache())
+        if any(past_key_values.cross_attention_cache.is_sliding):
+            # `generate` makes both by `config.sliding_window`, which is not for the source.
+            past_key_values.cross_attention_cache = DynamicCache()
+        return past_key_values
+
+    def position_bias(self, order, cache):
+        if self.relative_positions is None:
+            return None
+        length, first = (order.shape[0], 0) if cache is None else cache.get_mask_sizes(order.shape[0], 0)
+        return self.relative_positions(order, first + torch.arange(length, device=order.device))
+
+
+class VanillaSeq2SeqModel(VanillaPreTrainedModel):
+    """Figure 1: the encoder, and the decoder that looks at its output."""
+
+    config_class = VanillaSeq2SeqConfig
+
+    def __init__(self, config: VanillaSeq2SeqConfig):
+        super().__init__(config)
+        self.encoder = VanillaEncoderModel(config, add_pooling_layer=False)
+        self.decoder = VanillaDecoderModel(config)
+        if config.share_encoder_decoder_embeddings:
+            self._tied_weights_keys = {"decoder.embeddings.embed_tokens.weight": "encoder.embeddings.embed_tokens.weight"}
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.encoder.embeddings.embed_tokens
+
+    def set_input_embeddings(self, value):
+        old = self.decoder.embeddings.embed_tokens
+        self.encoder.embeddings.embed_tokens = value
+        if self.config.tie_word_embeddings and self.config.share_encoder_decoder_embeddings:
+            self.decoder.embeddings.embed_tokens = value
+        elif old.num_embeddings != value.num_embeddings:  # the vocabulary is resized, and there is one of it
+            self.decoder.embeddings.embed_tokens = self._get_resized_embeddings(old, value.num_embeddings)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        decoder_position_ids: torch.LongTensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqModelOutput:
+        """`input_ids` and `attention_mask` (B, S), or `encoder_outputs` computed before; `decoder_input_ids` (B, T),
+        starting with `decoder_start_token_id` -> `last_hidden_state` (B, T, D)."""
+        if decoder_input_ids is None and decoder_inputs_embeds is None:
+            raise ValueError(
+                "one of decoder_input_ids and decoder_inputs_embeds must be given (or labels, to a head), got neither"
+            )
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds=inputs_embeds, **kwargs)
+        elif isinstance(encoder_outputs, tuple | list):
+            encoder_outputs = BaseModelOutput(*encoder_outputs)
+        decoder_outputs = self.decoder(
+            decoder_input_ids,
+            decoder_attention_mask,
+            position_ids=decoder_position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=decoder_inputs_embeds,
+            encoder_hidden_states=encoder_outputs.last_hidden_state,
+            encoder_attention_mask=attention_mask,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=decoder_outputs.last_hidden_state,
+            past_key_values=decoder_outputs.past_key_values,
+            decoder_hidden_states=decoder_outputs.hidden_states,
+            decoder_attentions=decoder_outputs.attentions,
+            cross_attentions=decoder_outputs.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
+        )
+
+
+# ----------------------------------------------------------------------------------------------------- language models
+
+
+class VanillaLMTransform(nn.Module):
+    """Devlin et al. 2019 (BERT): linear map, activation and LayerNorm in front of the projection to the vocabulary."""
+
+    def __init__(self, config: VanillaEncoderConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACT2FN[config.lm_transform_act]
+        self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+
+    def forward(self, hidden_states):
+        return self.norm(self.activation(self.dense(hidden_states)))
+
+
+def lm_transform(config):
+    return VanillaLMTransform(config) if config.lm_transform_act else nn.Identity()
+
+
+def kept(hidden_states, labels, logits_to_keep):
+    """States (B, S, D) and `labels` (B, S), if any, where the mask `logits_to_keep` (B, S) is true, (N, D) and (N,); without
+    a mask all of them."""
+    if logits_to_keep is None:
+        return hidden_states, labels
+    return hidden_states[logits_to_keep], None if labels is None else labels[logits_to_keep]
+
+
+class VanillaEncoderForMaskedLM(VanillaPreTrainedModel):
+    """Encoder with a projection to the vocabulary; `labels` (B, S), -100 where nothing is to be predicted."""
+
+    config_class = VanillaEncoderConfig
+    _tied_weights_keys = {"lm_head.weight": "model.embeddings.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+
+    def __init__(self, config: VanillaEncoderConfig):
+        super().__init__(config)
+        self.model = VanillaEncoderModel(config, add_pooling_layer=False)
+        self.transform = lm_transform(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        logits_to_keep: torch.BoolTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> MaskedLMOutput:
+        """As `VanillaEncoderModel.forward` -> `logits` (B, S, V), and the mean cross-entropy where `labels` are given. With a
+        mask `logits_to_keep` (B, S) there are only its N logits (N, V), and the loss is of its labels."""
+        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        hidden_states, labels = kept(outputs.last_hidden_state, labels, logits_to_keep)
+        logits = self.lm_head(self.transform(hidden_states))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
+        return MaskedLMOutput(loss, logits, outputs.hidden_states, outputs.attentions)
+
+
+class VanillaDecoderForCausalLM(VanillaPreTrainedModel, GenerationMixin):
+    """Decoder with a projection to the vocabulary: the language model p(x_t | x_<t)."""
+
+    config_class = VanillaDecoderConfig
+    _tied_weights_keys = {"lm_head.weight": "model.embeddings.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+
+    def __init__(self, config: VanillaDecoderConfig):
+        super().__init__(config)
+        self.model = VanillaDecoderModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> CausalLMOutputWithCrossAttentions:
+        """As `VanillaDecoderModel.forward` -> `logits` (B, T, V), of the last `logits_to_keep` positions if not 0. `labels`
+        (B, T) are `input_ids` with -100 where nothing is to be predicted; the shift by one happens in the loss."""
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            position_ids,
+            past_key_values,
+            inputs_embeds,
+            encoder_hidden_states,
+            encoder_attention_mask,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithCrossAttentions(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            cross_attentions=outputs.cross_attentions,
+        )
+
+
+class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationMixin):
+    """Encoder-decoder with a projection to the vocabulary: p(y_t | y_<t, x), the paper's translation model."""
+
+    config_class = VanillaSeq2SeqConfig
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+
+    def __init__(self, config: VanillaSeq2SeqConfig):
+        super().__init__(config)
+        self.model = VanillaSeq2SeqModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+        tied_with = "encoder" if config.share_encoder_decoder_embeddings else "decoder"
+        self._tied_weights_keys = {"lm_head.weight": f"model.{tied_with}.embeddings.embed_tokens.weight"}
+        self.post_init()
+
+    def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.LongTensor:
+        """Teacher forcing: `labels` (B, T) shifted right by one behind the start token, -100 replaced by padding."""
+        for name in ("pad_token_id", "decoder_start_token_id"):
+            if getattr(self.config, name) is None:
+                raise ValueError(f"config.{name} is None, expected a token id: labels cannot be shifted without it")
+        start = torch.full_like(labels[:, :1], self.config.decoder_start_token_id)
+        shifted = torch.cat([start, labels[:, :-1]], dim=1)
+        return shifted.masked_fill(shifted == -100, self.config.pad_token_id)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        decoder_position_ids: torch.LongTensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqLMOutput:
+        """As `VanillaSeq2SeqModel.forward` -> `logits` (B, T, V). With `labels` (B, T), -100 where nothing is to be
+        predicted, `decoder_input_ids` default to the labels shifted right, and the loss is the mean cross-entropy."""
+        if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            decoder_input_ids,
+            decoder_attention_mask,
+            decoder_position_ids,
+            encoder_outputs,
+            past_key_values,
+            inputs_embeds,
+            decoder_inputs_embeds,
+            use_cache=False if labels is not None else use_cache,
+            **kwargs,
+        )
+        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+        loss = None
+        if labels is not None:
+            # The labels already stand where they are predicted, so the loss must not shift them again.
+            kwargs["shift_labels"] = labels
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
+        return Seq2SeqLMOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            decoder_hidden_states=outputs.decoder_hidden_states,
+            decoder_attentions=outputs.decoder_attentions,
+            cross_attentions=outputs.cross_attentions,
+            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
+            encoder_hidden_states=outputs.encoder_hidden_states,
+            encoder_attentions=outputs.encoder_attentions,
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------- the heads
+
+
+@dataclass
+class VanillaEncoderForPreTrainingOutput(ModelOutput):
+    """`loss`, `prediction_logits` (B, S, V), `seq_relationship_logits` (B, 2), and the encoder's states."""
+
+    loss: torch.Tensor | None = None
+    prediction_logits: torch.Tensor | None = None
+    seq_relationship_logits: torch.Tensor | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None
+    attentions: tuple[torch.Tensor, ...] | None = None
+
+
+def sentence_state(outputs):
+    """What stands for the whole sequence, (B, D): the pooler's output, or without a pooler the first token's state."""
+    return outputs.last_hidden_state[:, 0] if outputs.pooler_output is None else outputs.pooler_output
+
+
+def mean_state(hidden_states, attention_mask):
+    """The mean over the real tokens, 0 without any: states (B, S, D) and mask (B, S), or `None` if all are real -> (B, D)."""
+    if attention_mask is None:
+        return hidden_states.mean(1)
+    weights = attention_mask[:, :, None].to(hidden_states.dtype)
+    return (hidden_states * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+
+class VanillaEncoderForPreTraining(VanillaPreTrainedModel):
+    """Devlin et al. 2019 (BERT), section 3.1: masked tokens, and whether the second sentence follows the first."""
+
+    config_class = VanillaEncoderConfig
+    _tied_weights_keys = {"lm_head.weight": "model.embeddings.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+
+    def __init__(self, config: VanillaEncoderConfig):
+        super().__init__(config)
+        self.model = VanillaEncoderModel(config)
+        self.transform = lm_transform(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+        self.next_sentence = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        next_sentence_label: torch.LongTensor | None = None,
+        logits_to_keep: torch.BoolTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> VanillaEncoderForPreTrainingOutput:
+        """As `VanillaEncoderModel.forward`. `labels` (B, S) are those of masked language modelling, `next_sentence_label`
+        (B,) is 0 where the second sentence follows, 1 where not; `loss` is the sum of the cross-entropies given. With a mask
+        `logits_to_keep` (B, S) there are only its N prediction logits (N, V), and the loss is of its labels."""
+        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        hidden_states, labels = kept(outputs.last_hidden_state, labels, logits_to_keep)
+        prediction = self.lm_head(self.transform(hidden_states))
+        relationship = self.next_sentence(sentence_state(outputs))
+        losses = []
+        if labels is not None:
+            losses.append(fixed_cross_entropy(prediction.flatten(0, -2).float(), labels.flatten(), **kwargs))
+        if next_sentence_label is not None:
+            loss = fixed_cross_entropy(relationship.float(), next_sentence_label.flatten())
+            count = kwargs.get("num_items_in_batch")  # the labels of all batches of an update; this one has a share of them
+            losses.append(loss if count is None or labels is None else loss * labels.ne(-100).sum() / count)
+        return VanillaEncoderForPreTrainingOutput(
+            sum(losses) if losses else None, prediction, relationship, outputs.hidden_states, outputs.attentions
+        )
+
+
+class VanillaEncoderForNextSentencePrediction(VanillaPreTrainedModel):
+    """Whether the second sentence follows the first; `labels` (B,), 0 where it does, 1 where not."""
+
+    config_class = VanillaEncoderConfig
+
+    def __init__(self, config: VanillaEncoderConfig):
+        super().__init__(config)
+        self.model = VanillaEncoderModel(config)
+        self.next_sentence = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> NextSentencePredictorOutput:
+        """As `VanillaEncoderModel.forward` -> `logits` (B, 2), and the mean cross-entropy where `labels` are given."""
+        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        logits = self.next_sentence(sentence_state(outputs))
+        loss = None
+        if labels is not None:
+            loss = fixed_cross_entropy(logits.float(), labels.flatten(), **kwargs)
+        return NextSentencePredictorOutput(loss, logits, outputs.hidden_states, outputs.attentions)
+
+
+class VanillaEncoderForSequenceClassification(VanillaPreTrainedModel):
+    """Encoder with a classifier of the whole sequence. `config.num_labels` classes, or with
+    `config.problem_type` `"regression"` numbers, `"multi_label_classification"` independent yes-or-no labels."""
+
+    config_class = VanillaEncoderConfig
+
+    def __init__(self, config: VanillaEncoderConfig):
+        super().__init__(config)
+        self.model = VanillaEncoderModel(config, add_pooling_layer=config.classifier_pooling == "cls")
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> SequenceClassifierOutput:
+        """As `VanillaEncoderModel.forward` -> `logits` (B, num_labels), and the loss where `labels` are given."""
+        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        if self.config.classifier_pooling == "mean":
+            state = mean_state(outputs.last_hidden_state, attention_mask)
+        else:
+            state = sentence_state(outputs)
+        logits = self.classifier(self.dropout(state))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **kwargs)
+        return SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
+
+
+class VanillaEncoderForTokenClassification(VanillaPreTrainedModel):
+    """Encoder with a classifier of each token; `labels` (B, S), -100 where nothing is to be predicted."""
+
+    config_class = VanillaEncoderConfig
+
+    def __init__(self, config: VanillaEncoderConfig):
+        super().__init__(config)
+        self.model = VanillaEncoderModel(config, add_pooling_layer=False)
+        self.transform = nn.Identity()
+        if config.token_transform_act:
+            dense = nn.Linear(config.hidden_size, config.hidden_size)
+            self.transform = nn.Sequential(dense, ACT2FN[config.token_transform_act])
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> TokenClassifierOutput:
+        """As `VanillaEncoderModel.forward` -> `logits` (B, S, num_labels), and the mean cross-entropy with `labels`."""
+        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        logits = self.classifier(self.dropout(self.transform(outputs.last_hidden_state)))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, self.config, **kwargs)
+        return TokenClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
+
+
+class VanillaEncoderForQuestionAnswering(VanillaPreTrainedModel):
+    """Encoder with two scores for each token: that the answer starts there, and that it ends there."""
+
+    config_class = VanillaEncoderConfig
+
+    def __init__(self, config: VanillaEncoderConfig):
+        super().__init__(config)
+        self.model = VanillaEncoderModel(config, add_pooling_layer=False)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        start_positions: torch.LongTensor | None = None,
+        end_positions: torch.LongTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> QuestionAnsweringModelOutput:
+        """As `VanillaEncoderModel.forward` -> `start_logits` and `end_logits` (B, S), and with `start_positions` and
+        `end_positions` (B,) the mean of their cross-entropies; positions behind the sequence are left out."""
+        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs)
+        return QuestionAnsweringModelOutput(loss, start_logits, end_logits, outputs.hidden_states, outputs.attentions)
+
+
+class VanillaEncoderForMultipleChoice(VanillaPreTrainedModel):
+    """Encoder with one score for each of several sequences; `labels` (B,), the index of the right one."""
+
+    config_class = VanillaEncoderConfig
+
+    def __init__(self, config: VanillaEncoderConfig):
+        super().__init__(config)
+        self.model = VanillaEncoderModel(config)
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        # Not `classifier`: other heads could not load a checkpoint with that of another size.
+        self.choice_classifier = nn.Linear(config.hidden_size, 1)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> MultipleChoiceModelOutput:
+        """As `VanillaEncoderModel.forward` with one more axis, the choices C: `input_ids` (B, C, S) -> `logits` (B, C),
+        and the mean cross-entropy where `labels` are given."""
+        given = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.model(*(None if tensor is None else tensor.flatten(0, 1) for tensor in given), **kwargs)
+        choices = (inputs_embeds if input_ids is None else input_ids).shape[1]
+        logits = self.choice_classifier(self.dropout(sentence_state(outputs))).view(-1, choices)
+        loss = None
+        if labels is not None:
+            loss = fixed_cross_entropy(logits.float(), labels, **kwargs)
+        return MultipleChoiceModelOutput(loss, logits, outputs.hidden_states, outputs.attentions)
+
+
+class VanillaDecoderForSequenceClassification(VanillaPreTrainedModel):
+    """Decoder with a classifier of the last real token, the one that has seen all others. `config.num_labels` and
+    `config.problem_type` as in `VanillaEncoderForSequenceClassification`."""
+
+    config_class = VanillaDecoderConfig
+
+    def __init__(self, config: VanillaDecoderConfig):
+        super().__init__(config)
+        self.model = VanillaDecoderModel(config)
+        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> SequenceClassifierOutputWithPast:
+        """As `VanillaDecoderModel.forward` -> `logits` (B, num_labels), and the loss where `labels` are given. Not real are
+        tokens that `attention_mask` (B, T) hides, and those with `config.pad_token_id`."""
+        outputs = self.model(
+            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache=use_cache, **kwargs
+        )
+        hidden_states = outputs.last_hidden_state
+        last = self.last_real_token(hidden_states, input_ids, attention_mask)
+        logits = self.score(hidden_states[torch.arange(len(last), device=last.device), last])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **kwargs)
+        return SequenceClassifierOutputWithPast(
+            loss, logits, outputs.past_key_values, outputs.hidden_states, outputs.attentions
+        )
+
+    def last_real_token(self, hidden_states, input_ids, attention_mask):
+        real = torch.ones(hidden_states.shape[:2], dtype=torch.long, device=hidden_states.device)
+        if attention_mask is not None and attention_mask.ndim == 2:
+            real = real * (attention_mask[:, -real.shape[1] :] != 0)
+        if input_ids is not None and self.config.pad_token_id is not None:
+            real = real * (input_ids != self.config.pad_token_id)
+        return (real * torch.arange(real.shape[1], device=real.device)).argmax(-1)
+
+
+__all__ = [
+    "VanillaDecoderForCausalLM",
+    "VanillaDecoderForSequenceClassification",
+    "VanillaDecoderModel",
+    "VanillaEncoderForMaskedLM",
+    "VanillaEncoderForMultipleChoice",
+    "VanillaEncoderForNextSentencePrediction",
+    "VanillaEncoderForPreTraining",
+    "VanillaEncoderForQuestionAnswering",
+    "VanillaEncoderForSequenceClassification",
+    "VanillaEncoderForTokenClassification",
+    "VanillaEncoderModel",
+    "VanillaPreTrainedModel",
+    "VanillaSeq2SeqForConditionalGeneration",
+    "VanillaSeq2SeqModel",
+]
