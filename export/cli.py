@@ -253,12 +253,21 @@ def main(argv=None):
         args.run(args)
     except ImportError as error:
         remedy = f": pip install 'vanilla-transformer[{args.extras}]'" if error.name else ""
-        sys.exit(f"vanilla-transformer: {error}{remedy}")
+        fail(f"{error}{remedy}")
     except Exception as error:
         # What the library raises for wrong input; a config's type checks have classes of their own.
         if isinstance(error, OSError | ValueError | FloatingPointError) or type(error).__module__ == "huggingface_hub.errors":
-            sys.exit(f"vanilla-transformer: {error}")
+            fail(error, getattr(error, "exit_code", 1))
         raise
+
+
+def fail(error: object, code: int = 1):
+    """Ends the process with one line."""
+    line = f"vanilla-transformer: {' '.join(str(error).split())}"
+    if code == 1:
+        sys.exit(line)
+    print(line, file=sys.stderr)
+    sys.exit(code)
 
 
 if __name__ == "__main__":
