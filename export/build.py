@@ -19,7 +19,7 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
 import vanilla_transformer
-from vanilla_transformer.files import new_directory, refuse_existing
+from vanilla_transformer.files import new_directory, output_path
 
 from . import cpu, cuda, optimize, portable
 from .artifact import TOKENIZER_FILES, write_manifest
@@ -87,7 +87,7 @@ def export(
         FileNotFoundError, ValueError: as `load_checkpoint`; ValueError for a target or dtype that is unknown or that cannot
             hold the model, and if the graphs do not give what torch gives. Half precision is compared where there is a GPU.
     """
-    refuse_existing(out, force)
+    output_path(out, [checkpoint])
     if (dtype or "fp32") not in DTYPES.get(target, ()):
         raise ValueError(f"no target {target!r} with dtype {dtype!r}, expected one of: {KNOWN_DTYPES}")
     model = load_checkpoint(checkpoint)
@@ -99,7 +99,7 @@ def export(
             found = f"{name}={getattr(model.config, name)!r} does not fit the {target} target"
             raise ValueError(f"{found}, expected {expected}: use --target portable")
     tokens = None if shortlist is None else checked(model, shortlist)
-    with new_directory(out, force) as directory:
+    with new_directory(out, force, [checkpoint]) as directory:
         config = write_configs(model, Path(checkpoint), directory)
         specs = graph_specs(config, type(model).__name__, target, dtype, activations)
         graphs, steps = {}, {}

@@ -1,14 +1,11 @@
 """An export directory is whole or refused, and directories appear whole or not at all."""
 
 import json
-import os
-import stat
 
 import onnx
 import pytest
 from checkpoints import copy_of, edit_json, seal
 
-from vanilla_transformer.files import new_directory
 from vanilla_transformer_export.artifact import SCHEMA_VERSION, read_artifact, write_manifest
 from vanilla_transformer_export.runtime import Runtime
 
@@ -209,64 +206,3 @@ def test_a_graph_the_manifest_does_not_list_is_refused(exported, tmp_path):
     (directory / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match="manifest.json lists no onnx/model.onnx"):
         Runtime(directory)
-
-
-# ---------------------------------------------------------------------------------------------------------- new_directory
-
-
-def test_a_new_directory_appears_when_the_block_ends(tmp_path):
-    with new_directory(tmp_path / "deep/out") as directory:
-        (directory / "file").write_text("text")
-        assert not (tmp_path / "deep/out").exists()
-        assert directory.parent == tmp_path / "deep"
-    assert (tmp_path / "deep/out/file").read_text() == "text"
-    assert list((tmp_path / "deep").iterdir()) == [tmp_path / "deep/out"]
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-@pytest.mark.parametrize("force", [False, True])
-def test_an_error_in_the_block_changes_nothing(tmp_path, error, force):
-    if force:
-        (tmp_path / "out").mkdir()
-        (tmp_path / "out/old").write_text("old")
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(error), new_directory(tmp_path / "out", force) as directory:
-        (directory / "file").write_text("half")
-        raise error
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize("kind", ["directory", "empty directory", "file", "link"])
-def test_what_exists_is_replaced_only_by_force(tmp_path, kind):
-    out = tmp_path / "out"
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere/kept").touch()
-    if kind == "file":
-        out.write_text("old")
-    elif kind == "link":
-        out.symlink_to(tmp_path / "elsewhere")
-    else:
-        out.mkdir()
-    if kind == "directory":
-        (out / "old").touch()
-    with pytest.raises(FileExistsError, match=r"out exists already.*--force"), new_directory(out):
-        pytest.fail("the block must not run")
-    with new_directory(out, force=True) as directory:
-        (directory / "new").touch()
-    assert [path.name for path in out.iterdir()] == ["new"]
-    assert not out.is_symlink()
-    assert (tmp_path / "elsewhere/kept").exists()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "out"]
-
-
-@pytest.mark.parametrize("umask, mode", [(0o022, 0o755), (0o077, 0o700), (0o002, 0o775)])
-def test_permissions_follow_the_umask(tmp_path, umask, mode):
-    before = os.umask(umask)
-    try:
-        with new_directory(tmp_path / "out") as directory:
-            (directory / "file").touch()
-    finally:
-        after = os.umask(before)
-    assert after == umask  # reading it did not change it
-    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == mode
-    assert stat.S_IMODE((tmp_path / "out/file").stat().st_mode) == mode & 0o666

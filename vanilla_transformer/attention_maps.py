@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from torch.nn import functional as F
 from transformers import AutoTokenizer, PreTrainedModel
 
-from .files import new_file, refuse_existing
+from .files import new_file, output_path
 from .info import config_and_class
 
 KINDS = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}  # of seq2seq
@@ -36,7 +36,7 @@ def save_attention_maps(
         FileExistsError: if `out` exists and `force` is not given.
         ValueError: as `attention_maps` and `draw`, and if the checkpoint is not one of ours.
     """
-    refuse_existing(out, force)
+    output_path(out, [checkpoint])
     _, model_class = config_and_class(checkpoint)
     model = model_class.from_pretrained(checkpoint, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)

@@ -12,7 +12,7 @@ anything is written.
 
 import os
 
-from ..files import new_directory, refuse_existing
+from ..files import new_directory, output_path
 from .plan import Plan, plan_to_ours, plan_to_theirs
 from .tensors import TensorFiles
 from .torch_nn import from_torch
@@ -40,7 +40,7 @@ def convert(source: str | os.PathLike, out: str | os.PathLike, to: str | None = 
         ValueError: for a family or architecture that is not known, a field that cannot be represented, unknown, missing or
             misshapen tensors, tied tensors that differ, and pickles that hold more than tensors.
     """
-    refuse_existing(out, force)
+    output_path(out, [source])
     return plan(source, to).write(out, force)
 
 
@@ -52,7 +52,7 @@ def convert_torch(
 
     Raises: as `from_torch`; FileExistsError, FileNotFoundError and ValueError as `convert`.
     """
-    refuse_existing(out, force)
+    output_path(out, [source])
     if "num_attention_heads" not in fields:
         raise ValueError(f"num_attention_heads must be given, a state dict does not hold it; got {sorted(fields)}")
     if embeddings is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from ..files import new_directory, refuse_existing
+from ..files import new_directory
 from ..info import config_and_class
 
 
@@ -18,10 +18,8 @@ def average(checkpoints: list[str | os.PathLike], out: str | os.PathLike, force:
         FileExistsError: if `out` exists and `force` is not given.
         ValueError: as `averaged`.
     """
-    refuse_existing(out, force)
-    model = averaged(checkpoints)
-    with new_directory(out, force) as directory:
-        model.save_pretrained(directory)
+    with new_directory(out, force, checkpoints) as directory:
+        averaged(checkpoints).save_pretrained(directory)
         for file in sorted(Path(checkpoints[0]).glob("tokenizer*")):
             shutil.copyfile(file, directory / file.name)
 

@@ -10,7 +10,7 @@ import torch
 from accelerate import PartialState
 from transformers import set_seed
 
-from ..files import new_directory, refuse_existing
+from ..files import new_directory, output_path
 from .averaging import averaged, load
 from .card import CARD, model_card
 from .checkpoints import UNFINISHED, final_state, unfinished_checkpoint, whole_checkpoints
@@ -35,7 +35,7 @@ def train(recipe: Recipe, output: Path, force: bool = False) -> dict[str, float]
         ValueError: for text and settings that do not fit each other, and, unless `force` is given, if `<output>-run` is the
             state of a run of another recipe.
     """
-    refuse_existing(output, force)
+    output_path(output)
     state = output.with_name(output.name + "-run")
     arguments = training_arguments(recipe, state)
     checkpoint = unfinished_checkpoint(state, recipe, force)

@@ -1,0 +1,488 @@
+"""Outputs appear whole or not at all, and nothing that is not ours is ever removed, wherever a run is stopped."""
+
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+from itertools import count
+from pathlib import Path
+
+import psutil
+import pytest
+
+from vanilla_transformer import files
+from vanilla_transformer.files import new_directory, new_file
+
+# What file operations are announced to Python's audit hooks as.
+OPERATIONS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.chmod", "os.listdir", "os.scandir")
+CHECKPOINT = {"config.json": '{"model_type": "vanilla-encoder"}', "model.safetensors": "weights", "README.md": "card"}
+
+
+def write(directory: Path, contents: dict[str, str]):
+    for name, text in contents.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+
+
+def read(directory: Path) -> dict[str, str]:
+    return {path.relative_to(directory).as_posix(): path.read_text() for path in directory.rglob("*") if path.is_file()}
+
+
+def manifest(*names: str) -> str:
+    return json.dumps({"schema_version": 1, "files": dict.fromkeys(names, {})})
+
+
+def save(out: Path, contents: dict[str, str], **options):
+    with new_directory(out, **options) as directory:
+        write(directory, contents)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where a test works; not the working directory, nor the home directory, which hold something else."""
+    for name in ("work", "home", "place"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path / "place"
+
+
+# --------------------------------------------------------------------------------------------------- what is written
+
+
+def test_a_new_directory_appears_when_the_block_ends(folder):
+    with new_directory(folder / "deep/out") as directory:
+        (directory / "file").write_text("text")
+        assert not (folder / "deep/out").exists()
+    assert read(folder) == {"deep/out/file": "text"}
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("force", [False, True])
+def test_an_error_in_the_block_changes_nothing(folder, error, force):
+    if force:
+        write(folder / "deep/out", CHECKPOINT)
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(error), new_directory(folder / "deep/out", force) as directory:
+        (directory / "file").write_text("half")
+        raise error
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("umask, mode", [(0o022, 0o755), (0o077, 0o700), (0o002, 0o775)])
+def test_modes_follow_the_umask_whoever_wrote_the_files(folder, umask, mode):
+    before = os.umask(umask)
+    try:
+        with new_directory(folder / "out") as directory:
+            (directory / "deep").mkdir(mode=0o700)
+            (directory / "deep/file").touch(mode=0o600)
+        with new_file(folder / "file") as file:
+            file.touch(mode=0o600)
+    finally:
+        after = os.umask(before)
+    assert after == umask
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
+    assert modes == {"out": mode, "deep": mode, "file": mode & 0o666}
+
+
+def test_a_new_file_has_the_name_it_will_have_while_it_is_written(folder):
+    with new_file(folder / "deep/map.png") as file:
+        assert file.name == "map.png" and not (folder / "deep/map.png").exists()
+        file.write_text("new")
+    assert read(folder) == {"deep/map.png": "new"}
+    message = "map.png exists already; expected a new path, or --force"
+    with pytest.raises(FileExistsError, match=message), new_file(folder / "deep/map.png"):
+        pytest.fail("the block must not run")
+    with new_file(folder / "deep/map.png", force=True) as file:
+        file.write_text("newer")
+    assert read(folder) == {"deep/map.png": "newer"}
+    with pytest.raises(IsADirectoryError, match="deep is a directory, expected a file"), new_file(folder / "deep", force=True):
+        pytest.fail("the block must not run")
+
+
+# ------------------------------------------------------------------------------------------------- what is replaced
+
+
+def refused(error, message, out, **options):
+    with pytest.raises(error, match=message), new_directory(out, **options):
+        pytest.fail("the block must not run")
+
+
+@pytest.mark.parametrize("out", [".", "./", "..", "sub/..", "", "../..", "/", "~", "../home"])
+def test_the_working_directory_the_home_directory_and_those_above_are_never_replaced(folder, out):
+    write(Path.cwd(), CHECKPOINT)  # ours alone, so that nothing else keeps it
+    Path("sub").mkdir()
+    before = sorted(folder.parent.rglob("*"))
+    refused(ValueError, "is the (working|home) directory or holds it", os.path.expanduser(out), force=True)
+    assert sorted(folder.parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize("out", ["model", "link", "model/../model", "above"])
+def test_inputs_and_what_holds_them_are_never_replaced(folder, out):
+    write(folder / "model", CHECKPOINT)
+    write(folder / "above", CHECKPOINT | {"vocab.txt": "a"})
+    (folder / "link").symlink_to(folder / "model")
+    inputs = [folder / "model", folder / "above/vocab.txt", "org/name-on-the-hub"]
+    refused(ValueError, "is the input .* or holds it", folder / out, force=True, inputs=inputs)
+    save(folder / "model/onnx", {"graph": "new"}, inputs=inputs)  # inside one is a place as any other
+    assert read(folder / "model") == CHECKPOINT | {"onnx/graph": "new"}
+
+
+def test_a_file_is_not_replaced_by_a_directory(folder):
+    (folder / "out").write_text("notes")
+    refused(NotADirectoryError, "out is a file, expected a directory or a new path", folder / "out", force=True)
+
+
+def test_a_link_stays_and_what_it_leads_to_is_replaced(folder):
+    write(folder / "real", CHECKPOINT)
+    (folder / "out").symlink_to(folder / "real")
+    save(folder / "out", {"config.json": "new"}, force=True)
+    assert (folder / "out").is_symlink() and read(folder / "real") == {"config.json": "new"}
+    (folder / "nowhere").symlink_to(folder / "missing")
+    refused(FileNotFoundError, "nowhere is a link to .*missing, which does not exist: expected a new path", folder / "nowhere")
+
+
+def test_an_empty_directory_is_taken(folder):
+    (folder / "out").mkdir()
+    save(folder / "out", {"file": "new"})
+    assert read(folder) == {"out/file": "new"}
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        CHECKPOINT,
+        {"config.json": '{"model_type": "bert", "vanilla_transformer_version": "0.1.0"}', "vocab.txt": "a"},
+        {"config.json": "{}", "manifest.json": manifest("config.json", "onnx/model.onnx"), "onnx/model.onnx": "graph"},
+        CHECKPOINT | {"__pycache__/layers.pyc": "", ".DS_Store": ""},
+    ],
+    ids=["checkpoint", "converted", "export", "with what systems leave"],
+)
+def test_what_we_wrote_is_replaced_by_force_only(folder, contents):
+    write(folder / "out", contents)
+    refused(FileExistsError, "out exists already; expected a new path, or --force to replace it", folder / "out")
+    assert read(folder / "out") == contents
+    for text in ("new", "newer"):
+        save(folder / "out", CHECKPOINT | {"README.md": text}, force=True)
+        assert read(folder) == {f"out/{name}": found for name, found in (CHECKPOINT | {"README.md": text}).items()}
+
+
+@pytest.mark.parametrize(
+    "contents, message",
+    [
+        ({"notes": "mine"}, "out holds notes: expected an export or a checkpoint that vanilla-transformer wrote"),
+        ({"config.json": '{"model_type": "bert"}'}, "out holds config.json: expected"),
+        ({"config.json": "[]"}, "out holds config.json: expected"),
+        ({"manifest.json": '{"name": "a web application"}'}, "out holds manifest.json: expected"),
+        (CHECKPOINT | {"notes.md": ""}, "out also holds notes.md, which vanilla-transformer did not write: move it away"),
+        (CHECKPOINT | {".git/HEAD": ""}, r"also holds \.git/HEAD"),
+        (CHECKPOINT | {"checkpoint-9/config.json": "{}"}, "also holds checkpoint-9/config.json"),
+        (CHECKPOINT | {"onnx/model.onnx": ""}, "also holds onnx/model.onnx"),
+        (CHECKPOINT | {f"note{n}": "" for n in range(8)}, "also holds note0, note1, note2, note3, note4 and 3 more"),
+        ({"manifest.json": manifest("config.json"), "config.json": "{}", "onnx/mine.onnx": ""}, "also holds onnx/mine.onnx"),
+    ],
+)
+def test_nothing_of_others_is_replaced(folder, contents, message):
+    write(folder / "out", contents)
+    refused(FileExistsError, message, folder / "out", force=True)
+    assert read(folder / "out") == contents
+
+
+def test_neither_an_empty_folder_nor_a_link_of_others_is_replaced(folder):
+    write(folder / "out", CHECKPOINT)
+    (folder / "out/empty").mkdir()
+    (folder / "out/vocab").symlink_to(folder)
+    refused(FileExistsError, "also holds empty, vocab, which", folder / "out", force=True)
+
+
+@pytest.mark.parametrize("change", ["appeared", "changed", "grew", "replaced"])
+def test_what_others_put_there_meanwhile_stays_and_the_result_is_kept_beside_it(folder, change):
+    out = folder / "out"
+    if change != "appeared":
+        write(out, CHECKPOINT)
+    message = r"out cannot be replaced, .* the result is in .*out\.kept-1"
+    with pytest.raises(FileExistsError, match=message), new_directory(out, force=True) as directory:
+        write(directory, {"config.json": "new"})
+        if change == "replaced":
+            out.rename(folder / "elsewhere")
+        write(out, {"README.md": "my card"} if change == "changed" else CHECKPOINT | {"notes": "mine"})
+    theirs = read(out)
+    assert theirs == (CHECKPOINT | ({"README.md": "my card"} if change == "changed" else {"notes": "mine"}))
+    assert read(folder / "out.kept-1") == {"config.json": "new"}
+    assert not (folder / ".out.partial").exists()
+
+
+def test_a_file_that_appeared_meanwhile_stays(folder):
+    with pytest.raises(FileExistsError, match=r"the result is in .*map\.png\.kept-1"), new_file(folder / "map.png") as file:
+        file.write_text("new")
+        (folder / "map.png").write_text("theirs")
+    assert read(folder) == {"map.png": "theirs", "map.png.kept-1": "new"}
+
+
+def test_files_are_placed_without_links_too(folder, monkeypatch):
+    def link(*_):
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(os, "link", link)
+    test_a_new_file_has_the_name_it_will_have_while_it_is_written(folder)
+    test_a_file_that_appeared_meanwhile_stays(folder / "other")
+
+
+# -------------------------------------------------------------------------------------------------- one at a time
+
+
+def test_a_second_run_is_refused_at_its_start(folder):
+    with new_directory(folder / "out"):
+        message = rf"out is being written by process {os.getpid()}, started .*: expected to be alone"
+        refused(FileExistsError, message, folder / "out")
+    save(folder / "out", {"file": "new"})
+
+
+def claim_of(folder, process, start, where=None):
+    claim = folder / f".out.partial/{where or files.host()}-{process}-{start}"
+    claim.mkdir(parents=True)
+    return claim
+
+
+def dead_process():
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    return ended.pid
+
+
+@pytest.mark.parametrize("kind", ["ended", "another process of that number"])
+def test_what_a_dead_process_left_is_removed(folder, kind):
+    process = dead_process() if kind == "ended" else os.getpid()
+    write(claim_of(folder, process, start=12345) / "new", {"half": ""})
+    save(folder / "out", {"file": "new"})
+    assert read(folder) == {"out/file": "new"}
+
+
+def test_what_a_process_of_another_machine_left_is_named_and_stays(folder):
+    claim = claim_of(folder, 17, 0, "other-4")
+    write(claim / "old", CHECKPOINT)
+    message = (
+        r"written by process 17 of other-4, started 19.*, another machine: if that is over, move .*/old back to .*/out and "
+    )
+    refused(FileExistsError, message, folder / "out")
+    assert read(claim / "old") == CHECKPOINT
+
+
+def test_containers_of_one_machine_are_several(folder):
+    assert socket.gethostname() in files.host()
+    if Path("/proc/self/ns/pid").exists():
+        assert str(os.stat("/proc/self/ns/pid").st_ino) in files.host()
+
+
+def test_a_claim_that_has_no_name_is_waited_for_and_then_taken(folder):
+    (folder / ".out.partial").mkdir()
+    save(folder / "out", {"file": "new"})
+    assert read(folder) == {"out/file": "new"}
+
+
+@pytest.mark.parametrize("name", ["notes", "a-b-c"])
+def test_what_is_no_claim_is_named_and_stays(folder, name):
+    write(folder / ".out.partial", {name: "mine"})
+    refused(FileExistsError, rf"\.out\.partial/{name} is of no run of vanilla-transformer", folder / "out")
+    assert read(folder) == {f".out.partial/{name}": "mine"}
+
+
+def test_of_many_that_begin_at_once_one_goes_on(folder):
+    """Also where the one before them was killed, so that each of them has its claim to settle."""
+    write(claim_of(folder, dead_process(), 12345) / "new", {"half": ""})
+    begin, done = os.pipe(), os.pipe()
+    children = []
+    for number in range(12):
+        if not (child := os.fork()):
+            code = 1
+            try:
+                os.close(begin[1])
+                os.close(done[1])
+                os.read(begin[0], 1)
+                with new_directory(folder / "out") as directory:
+                    (directory / "file").write_text(str(number))
+                    os.read(done[0], 1)  # until all have tried
+                code = 0
+            except FileExistsError:
+                code = 3
+            finally:
+                os._exit(code)
+        children.append(child)
+    os.close(begin[1])
+    codes = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in children[1:]]
+    os.close(done[1])
+    codes.append(os.waitstatus_to_exitcode(os.wait()[1]))
+    assert sorted(codes) == [0, *[3] * 11]
+    assert len(read(folder)) == 1 and not (folder / ".out.partial").exists()
+
+
+# -------------------------------------------------------------------------------------------- stopped at every step
+
+
+def stopped(step: int, work) -> bool:
+    """Whether `work`, run by a process that is killed before its file operation number `step`, was killed."""
+    if child := os.fork():
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert code in (0, 9)
+        return code == 9
+    code = 1
+    try:
+        steps = count()
+
+        def watch(event, _):
+            if event in OPERATIONS and next(steps) == step:
+                os._exit(9)
+
+        sys.addaudithook(watch)
+        work()
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def save_file(out, text, **options):
+    with new_file(out, **options) as file:
+        file.write_text(text)
+
+
+NEW = {"config.json": '{"model_type": "vanilla-decoder"}', "onnx/model.onnx": "graph"}
+
+
+@pytest.mark.parametrize("before", [None, {}, CHECKPOINT], ids=["new", "empty", "replaced"])
+def test_killed_at_any_step_a_directory_is_old_or_new_and_the_same_call_goes_on(folder, before):
+    for step in count():
+        out = folder / str(step) / "out"
+        out.parent.mkdir()
+        if before is not None:
+            out.mkdir()
+            write(out, before)
+        was_killed = stopped(step, lambda out=out: save(out, NEW, force=True))
+        [old] = [*out.parent.glob(".out.partial/*/old")] or [None]
+        found = read(out) if out.exists() else read(old) if old else None
+        assert found in (before, NEW) if was_killed else found == NEW, step
+        if found == before and was_killed:  # the old one is there again for whoever comes next, also without --force
+            with pytest.raises(KeyError), new_directory(out, force=True):
+                raise KeyError
+            assert (read(out) if out.exists() else None) == before, step
+        if found == NEW:  # a checkpoint with a graph in it is not replaced
+            (out / "onnx/model.onnx").unlink()
+            (out / "onnx").rmdir()
+        save(out, NEW, force=True)
+        assert read(out.parent) == {f"out/{name}": text for name, text in NEW.items()}, step
+        assert [path.name for path in out.parent.iterdir()] == ["out"], step
+        if not was_killed:
+            assert step > 10
+            return
+
+
+@pytest.mark.parametrize("before", [None, "old"])
+def test_killed_at_any_step_a_file_is_old_or_new_and_the_same_call_goes_on(folder, before):
+    for step in count():
+        out = folder / str(step) / "map.png"
+        out.parent.mkdir()
+        if before:
+            out.write_text(before)
+        was_killed = stopped(step, lambda out=out: save_file(out, "new", force=True))
+        [old] = [*out.parent.glob(".map.png.partial/*/old")] or [None]
+        found = out.read_text() if out.exists() else old.read_text() if old else None
+        assert found in (before, "new") if was_killed else found == "new", step
+        save_file(out, "newer", force=True)
+        assert read(out.parent) == {"map.png": "newer"}, step
+        if not was_killed:
+            assert step > 5
+            return
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_interrupted_at_any_step_nothing_is_lost_or_left(folder, monkeypatch, error):
+    """As `killed`, but Python goes on with what it does when an error passes by."""
+    rename = Path.rename
+    for step in count():
+        out = folder / str(step) / "out"
+        write(out, CHECKPOINT)
+        steps = count()
+
+        def interrupted(path, target, steps=steps, step=step):
+            done = rename(path, target)
+            if next(steps) == step:
+                raise error
+            return done
+
+        monkeypatch.setattr(Path, "rename", interrupted)
+        try:
+            save(out, NEW, force=True)
+        except error:
+            assert read(out) in (CHECKPOINT, NEW), step
+            left = [path.name for path in out.parent.glob(".out.partial/*/*")]
+            assert left in ([], ["trash"]), step  # what was about to be removed
+        else:
+            assert step >= 3
+            return
+
+
+# ---------------------------------------------------------------------------------------------------- mount points
+
+
+@pytest.fixture
+def mount(folder, monkeypatch):
+    """A directory that cannot be renamed or removed and is said to be a mount point, which only root may make."""
+    place = folder / "mount"
+    place.mkdir()
+    rename, ismount = Path.rename, os.path.ismount
+
+    def busy(path, target):
+        if path == place:
+            raise OSError(16, "Device or resource busy", str(path))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", busy)
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == place or ismount(path))
+    return place
+
+
+def test_an_empty_mount_point_is_filled_in_place_what_says_it_is_whole_last(mount, monkeypatch):
+    (mount / "lost+found").mkdir()
+    placed, place = [], files.place
+    monkeypatch.setattr(files, "place", lambda path, out: (placed.append(out.name), place(path, out)))
+    save(mount, NEW | {"manifest.json": "{}", "tokenizer.json": "{}"})
+    assert placed == ["onnx", "tokenizer.json", "config.json", "manifest.json"]
+    assert sorted(path.name for path in mount.iterdir()) == [
+        "config.json",
+        "lost+found",
+        "manifest.json",
+        "onnx",
+        "tokenizer.json",
+    ]
+    refused(
+        ValueError, "mount is a mount point that holds config.json, manifest.json, .*: expected an empty one", mount, force=True
+    )
+
+
+def test_what_appeared_in_a_mount_point_stays(mount):
+    message = r"mount cannot be replaced, .*the result is in .*mount\.kept-1"
+    with pytest.raises(FileExistsError, match=message), new_directory(mount) as directory:
+        write(directory, NEW)
+        write(mount, {"notes": "mine"})
+    assert read(mount) == {"notes": "mine"} | {f"mount.kept-1/{name}": text for name, text in NEW.items()}
+
+
+def test_killed_at_any_step_a_mount_point_is_filled_by_the_next_call(mount):
+    for step in count():
+        was_killed = stopped(step, lambda: save(mount, NEW))
+        try:
+            save(mount, NEW)
+        except ValueError as error:  # the first had all it needed
+            assert "is a mount point that holds" in str(error)
+        assert read(mount) == NEW and not (mount / ".partial").exists(), step
+        for name in ("config.json", "onnx/model.onnx"):
+            (mount / name).unlink()
+        (mount / "onnx").rmdir()
+        if not was_killed:
+            assert step > 10
+            return
+
+
+def test_a_process_is_known_by_its_start():
+    assert psutil.Process().create_time() == pytest.approx(int(files.owner().rpartition("-")[2]), abs=1)
