@@ -1,7 +1,9 @@
 """The `vanilla-transformer` command. Its verbs have no logic of their own; each imports what it needs when it runs."""
 
 import argparse
+import contextlib
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -20,7 +22,7 @@ def train(args):
     else:
         from vanilla_transformer.training.run import train
 
-        result = json.dumps(train(recipe, args.output, args.force))
+        result = json.dumps(train(recipe, args.output, args.force, args.restart))
     if PartialState().is_main_process:
         print(result)
 
@@ -165,13 +167,14 @@ def build_parser():
     help_of_set = "change the recipe: training.learning_rate=1e-3, model.dropout=0.2 ..."
     verb.add_argument("--set", type=key_value, action="append", default=[], metavar="KEY=VALUE", help=help_of_set)
     verb.add_argument("--dry-run", action="store_true", help="print sizes, and time and memory of a few updates; write nothing")
-    verb.add_argument("--force", action="store_true", help="replace OUTPUT if it exists, and its state")
+    verb.add_argument("--force", action="store_true", help="replace OUTPUT if it is a checkpoint of ours")
+    verb.add_argument("--restart", action="store_true", help="begin anew: move OUTPUT-run, if it is there, to a free name")
 
     verb = verbs.add_parser("average", help="the mean of the weights of several checkpoints", formatter_class=formatter)
     verb.set_defaults(run=average, extras="torch")
     verb.add_argument("checkpoints", nargs="+", type=Path, help="checkpoint directories of one model")
     verb.add_argument("--out", type=Path, required=True, help="checkpoint directory to write")
-    verb.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    verb.add_argument("--force", action="store_true", help="replace OUT if it is ours")
 
     families = "BERT, RoBERTa, DistilBERT, ELECTRA, GPT-2, OPT, BART, mBART or Marian"
     verb = verbs.add_parser("convert", help="another project's checkpoint -> ours, and back", formatter_class=formatter)
@@ -185,7 +188,7 @@ def build_parser():
     verb.add_argument("--embeddings", type=Path, help="a file with embed_tokens; a state dict of torch needs it")
     help_of_set = "a config field; a state dict of torch needs num_attention_heads"
     verb.add_argument("--set", type=key_value, action="append", default=[], metavar="KEY=VALUE", help=help_of_set)
-    verb.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    verb.add_argument("--force", action="store_true", help="replace OUT if it is ours")
 
     verb = verbs.add_parser("info", help="shape, parameters, memory and FLOPs of a checkpoint", formatter_class=formatter)
     verb.set_defaults(run=info, extras="torch")
@@ -201,7 +204,7 @@ def build_parser():
     verb.add_argument("--layer", type=int, help="from 0 on; all if not given")
     verb.add_argument("--head", type=int, help="from 0 on; all if not given; with a layer, one map with its tokens")
     verb.add_argument("--out", type=Path, required=True, help="file to write")
-    verb.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    verb.add_argument("--force", action="store_true", help="replace OUT if it is ours")
 
     verb = verbs.add_parser("export", help="write a checkpoint as ONNX graphs", formatter_class=formatter)
     verb.set_defaults(run=export, extras="torch,cpu")
@@ -211,7 +214,7 @@ def build_parser():
     help_of_dtype = "of the weights: fp32 (if not given) or int8; cpu: int4 too; cuda: fp32, fp16, bf16 (fp16 if it holds), "
     verb.add_argument("--dtype", help=f"{help_of_dtype}int8 or int4")
     verb.add_argument("--shortlist", type=Path, help="text: only its tokens, and the special ones, can be generated")
-    verb.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    verb.add_argument("--force", action="store_true", help="replace OUT if it is ours")
 
     verb = verbs.add_parser(
         "verify", help="compare an export with its checkpoint, and their metrics on text", formatter_class=formatter
@@ -250,7 +253,10 @@ def build_parser():
 def main(argv=None):
     args = build_parser().parse_args(argv)
     try:
-        args.run(args)
+        with terminated_as_interrupted():
+            args.run(args)
+    except KeyboardInterrupt as interrupt:
+        fail("interrupted", 143 if isinstance(interrupt, Terminated) else 130)
     except ImportError as error:
         remedy = f": pip install 'vanilla-transformer[{args.extras}]'" if error.name else ""
         fail(f"{error}{remedy}")
@@ -259,6 +265,26 @@ def main(argv=None):
         if isinstance(error, OSError | ValueError | FloatingPointError) or type(error).__module__ == "huggingface_hub.errors":
             fail(error, getattr(error, "exit_code", 1))
         raise
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which is to leave as little behind as Ctrl-C."""
+
+
+@contextlib.contextmanager
+def terminated_as_interrupted():
+    def terminate(*_):
+        raise Terminated
+
+    try:
+        before = signal.signal(signal.SIGTERM, terminate)
+    except ValueError:  # not the main thread: the program that called decides what signals do
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def fail(error: object, code: int = 1):

@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from checkpoints import copy_of, toy_corpus, write_corpus
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from vanilla_transformer.training import averaging
 from vanilla_transformer.training.tokenizer import train_tokenizer
 from vanilla_transformer_export.cli import key_value, main
 
@@ -330,3 +333,31 @@ def test_a_tokenizer_larger_than_the_model_is_an_error(exported, tmp_path):
     directory = copy_of(exported("causal").directory, tmp_path)
     train_tokenizer([text for pair in toy_corpus(50, seed=0) for text in pair], 60).save_pretrained(directory)
     assert "[0, 47]" in error_of("generate", directory, "der große alte Bub findet")
+
+
+# ------------------------------------------------------------------------------------------------------------ interrupts
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_verb_ends_with_one_line_its_code_and_nothing_on_disk(tmp_path, monkeypatch, capsys, number, code):
+    def interrupted(_):
+        assert (tmp_path / ".out.partial").is_dir()
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(averaging, "averaged", interrupted)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as caught:
+        main(["average", "one", "two", "--out", str(tmp_path / "out")])
+    assert caught.value.code == code
+    assert capsys.readouterr().err == "vanilla-transformer: interrupted\n"
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) is before  # whoever calls `main` keeps its own
+
+
+def test_the_library_leaves_signals_alone(capsys):
+    """Also the command does, where it is called in a thread: only the main one may set what they do."""
+    before, done = signal.getsignal(signal.SIGTERM), []
+    thread = threading.Thread(target=lambda: (main(["doctor"]), done.append(signal.getsignal(signal.SIGTERM))))
+    thread.start()
+    thread.join()
+    assert done == [before]

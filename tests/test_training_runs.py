@@ -481,10 +481,36 @@ def test_a_checkpoint_that_was_cut_short_is_passed_over(short, corpus, tmp_path,
 
 def test_the_state_of_another_recipe_is_refused_by_what_differs(corpus, tmp_path, monkeypatch):
     stopped(recipe_of(corpus), tmp_path / "model", STEPS, monkeypatch)
-    with pytest.raises(ValueError, match=r"unfinished run with training .*'seed': 0.*, expected .*'seed': 1.*--force"):
-        train(recipe_of(corpus, seed=1), tmp_path / "model")
-    train(recipe_of(corpus, seed=1, num_train_epochs=1), tmp_path / "model", force=True)
+    other = recipe_of(corpus, seed=1, num_train_epochs=1)
+    for force in (False, True):  # which is about the result
+        with pytest.raises(ValueError, match="a run with training.num_train_epochs=3, expected 1: --restart moves it aside"):
+            train(other, tmp_path / "model", force)
+    train(other, tmp_path / "model", restart=True)
     assert (tmp_path / "model/model.safetensors").is_file()
+    assert (tmp_path / f"model-run.kept-1/checkpoint-{STEPS}/model.safetensors").is_file()
+
+
+def test_a_finished_run_gives_its_result_again_without_an_update(short, corpus, tmp_path, monkeypatch):
+    """Where it was moved to, or by force where it is; with other settings of generation."""
+    output = tmp_path / "model"
+    train(recipe_of(corpus), output)
+    output.rename(tmp_path / "moved")
+    seen, callbacks = StopAt(), trainer.callbacks
+    monkeypatch.setattr(trainer, "callbacks", lambda recipe: [*callbacks(recipe), seen])
+    for force, beams in ((False, 5), (True, 2)):
+        train(replace(recipe_of(corpus), generation={"num_beams": beams, "max_new_tokens": 64}), output, force)
+        assert are_equal(weights(output), weights(short[0]))
+        assert json.loads((output / "generation_config.json").read_text())["num_beams"] == beams
+    assert seen.steps == []
+
+
+def test_a_run_whose_schedule_has_no_end_is_made_longer(corpus, tmp_path, monkeypatch):
+    """To the weights of one that was begun as long."""
+    settings = dict(save_strategy="steps", save_steps=5, tokens_per_batch=512)
+    train(recipe_of(corpus, max_steps=10, **settings), tmp_path / "long")
+    train(recipe_of(corpus, max_steps=5, **settings), tmp_path / "model")
+    train(recipe_of(corpus, max_steps=10, **settings), tmp_path / "model", force=True)
+    assert are_equal(weights(tmp_path / "model"), weights(tmp_path / "long"))
 
 
 @pytest.mark.slow

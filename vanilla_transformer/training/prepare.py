@@ -10,11 +10,9 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from .batches import SIDES
 from .draws import Augmented, BpeDropout, Draw
-from .recipe import AUGMENTATION, Recipe
+from .recipe import AUGMENTATION, SPLITS, Recipe
 from .tasks import TASKS
 from .tokenizer import train_tokenizer
-
-SPLITS = ("train", "validation", "test")
 
 
 def prepare(recipe: Recipe, checkpoint: Path | None = None) -> tuple:

@@ -22,6 +22,7 @@ RESEGMENTED = ("translation", "sequence-classification")  # whose text may have 
 UNSMOOTHED = ("question-answering", "pretraining")  # their losses are not of `labels` alone
 MASKED = ("masked-lm", "pretraining")  # few of whose tokens have a label
 SAVE_DTYPES = ("float32", "float16")
+SPLITS = ("train", "validation", "test")
 
 
 @dataclass

@@ -1,66 +1,87 @@
 """One training run, from a recipe to a checkpoint."""
 
 import json
-import shutil
+import os
+from contextlib import nullcontext
 from dataclasses import asdict
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from transformers import set_seed
+from transformers import TrainingArguments, set_seed
 
 from ..files import new_directory, output_path
 from .averaging import averaged, load
 from .card import CARD, model_card
-from .checkpoints import UNFINISHED, final_state, unfinished_checkpoint, whole_checkpoints
+from .checkpoints import final_state, open_state, whole_checkpoints
 from .curves import CURVES, draw_curves
-from .prepare import SPLITS, prepare, set_generation
-from .recipe import Recipe
+from .data import paths_of
+from .prepare import prepare, set_generation
+from .recipe import SPLITS, Recipe
 from .trainer import make_trainer, metrics_of, training_arguments
 
 PACKAGES = ("vanilla-transformer", "torch", "transformers", "accelerate", "datasets", "tokenizers")
 REPORT = "training.json"  # beside the weights: the recipe, what it gave, and how the run went
 
 
-def train(recipe: Recipe, output: Path, force: bool = False) -> dict[str, float]:
+def train(recipe: Recipe, output: Path, force: bool = False, restart: bool = False) -> dict[str, float]:
     """Writes a checkpoint to `output` and returns its metrics on the recipe's validation and test text.
 
-    The state of a running training is kept in `<output>-run`: the same call again goes on from its newest whole checkpoint,
-    to the same weights as if it had not been stopped.
+    The state of the training is kept in `<output>-run`: the same call again goes on from its newest whole checkpoint, to the
+    same weights as if it had not been stopped. What changes no weights may be another then: how they are evaluated, saved and
+    logged, where the text lies, and the number of updates, if the schedule does not depend on it.
+
+    Args:
+        force: whether a checkpoint of ours at `output` may be replaced.
+        restart: whether the state of a run that cannot be gone on with, or should not, is moved aside.
 
     Raises:
-        FileExistsError: if `output` exists and `force` is not given.
+        FileExistsError: if `output` cannot be written, see `files.new_directory`, or `<output>-run` is no state of a run.
         FloatingPointError: if the loss is not finite, naming the rows it is of; the checkpoints until then stay.
-        ValueError: for text and settings that do not fit each other, and, unless `force` is given, if `<output>-run` is the
-            state of a run of another recipe.
+        UsageError: if `<output>-run` is the state of a run of another recipe or text, and `restart` is not given.
+        ValueError: for text and settings that do not fit each other.
     """
-    output_path(output)
-    state = output.with_name(output.name + "-run")
-    arguments = training_arguments(recipe, state)
-    checkpoint = unfinished_checkpoint(state, recipe, force)
+    state = Path(f"{os.path.abspath(output)}-run")
+    arguments, inputs = training_arguments(recipe, state), inputs_of(recipe)
+    output_path(state, inputs)
+    with new_directory(output, force, [*inputs, state]) if arguments.should_save else nullcontext() as directory:
+        if arguments.should_save:
+            open_state(state, recipe, restart)
+        PartialState().wait_for_everyone()
+        trainer, tokenizer, rows = run_to_its_end(recipe, arguments)
+        metrics = evaluate(recipe, trainer, tokenizer, rows)
+        if arguments.should_save:
+            report = report_of(recipe, trainer, metrics)
+            write_result(recipe, trainer.model, tokenizer, report, directory, Path(output).name)
+    return metrics
+
+
+def inputs_of(recipe: Recipe) -> list[str | Path]:
+    """What a run reads that may be a path."""
+    files = [path for split in SPLITS if split in recipe.data for path in paths_of(recipe.data, split)]
+    named = [recipe.data.get("dataset"), recipe.tokenizer.get("path"), recipe.model.get("path")]
+    return [*files, *(name for name in named if name), *recipe.training.get("teachers", [])]
+
+
+def run_to_its_end(recipe: Recipe, arguments: TrainingArguments) -> tuple:
+    """The trainer, whose model is what the result is to be, the tokenizer, and the examples of each split."""
+    state = Path(arguments.output_dir)
+    checkpoint = next(whole_checkpoints(state), None)
     set_seed(arguments.seed)
     tokenizer, model, rows = prepare(recipe, checkpoint)
     trainer = make_trainer(recipe, arguments, tokenizer, model, rows)
-    PartialState().wait_for_everyone()  # all have looked for a checkpoint
-    if not checkpoint and arguments.should_save:
-        shutil.rmtree(state, ignore_errors=True)
-        state.mkdir(parents=True)
-        (state / UNFINISHED).write_text(json.dumps(asdict(recipe)))
-    if checkpoint and (final := final_state(checkpoint)):
+    if checkpoint and (final := final_state(checkpoint, arguments.max_steps)):
         load_final(trainer, checkpoint, final)
     else:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if count := recipe.training.get("average_last"):
         with arguments.main_process_first(local=False):  # who has noted that the last checkpoint is whole
-            model.load_state_dict(averaged(whole_checkpoints(state)[-count:]).state_dict())
+            model.load_state_dict(averaged([*islice(whole_checkpoints(state), count)][::-1]).state_dict())
     if recipe.save_dtype == "float16":  # what is measured is what is saved
         model.half().float()
-    metrics = evaluate(recipe, trainer, tokenizer, rows)
-    if arguments.should_save:
-        write_result(recipe, model, tokenizer, report_of(recipe, trainer, metrics), output, force)
-        (state / UNFINISHED).unlink()
-    return metrics
+    return trainer, tokenizer, rows
 
 
 def load_final(trainer, checkpoint, state) -> None:
@@ -95,13 +116,12 @@ def report_of(recipe, trainer, metrics) -> dict:
     }
 
 
-def write_result(recipe, model, tokenizer, report, output, force) -> None:
+def write_result(recipe, model, tokenizer, report, directory, name) -> None:
     set_generation(model, recipe)
-    with new_directory(output, force) as directory:
-        save_checkpoint(model, tokenizer, directory, recipe.save_dtype)
-        (directory / REPORT).write_text(json.dumps(report, indent=1) + "\n")
-        has_curves = draw_curves(report["history"], directory / CURVES)
-        model_card(report, model, output.name, has_curves).save(directory / CARD)
+    save_checkpoint(model, tokenizer, directory, recipe.save_dtype)
+    (directory / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    has_curves = draw_curves(report["history"], directory / CURVES)
+    model_card(report, model, name, has_curves).save(directory / CARD)
 
 
 def save_checkpoint(model, tokenizer, directory: Path, dtype: str) -> None:

@@ -1,0 +1,228 @@
+"""The state of a run: what it is gone on from, what is refused, and that nothing of the user's in it is removed."""
+
+import hashlib
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from checkpoints import write_corpus
+
+from vanilla_transformer.errors import UsageError
+from vanilla_transformer.training import run as runs
+from vanilla_transformer.training.checkpoints import WholeCheckpoints, open_state, whole_checkpoints
+from vanilla_transformer.training.recipe import Recipe
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    (tmp_path / "text").mkdir()
+    files = write_corpus(tmp_path / "text", "train", 3, seed=0)
+    training = {"learning_rate": 0.1, "max_steps": 10, "lr_scheduler_type": "inverse_sqrt", "logging_steps": 5}
+    data = {"directory": str(tmp_path / "text"), "train": [file.name for file in files]}
+    return Recipe("translation", data, {"kind": "bpe", "vocab_size": 60}, {"dropout": 0.1}, training, {"num_beams": 4})
+
+
+@pytest.fixture
+def state(tmp_path):
+    return tmp_path / "model-run"
+
+
+def changed(recipe, table, **values):
+    return replace(recipe, **{table: getattr(recipe, table) | values})
+
+
+def checkpoint(state: Path, step: int, arguments=None, **facts) -> Path:
+    """One as the trainer leaves it, with what our callback does then."""
+    path = state / f"checkpoint-{step}"
+    path.mkdir(parents=True)
+    (path / "model.safetensors").write_text(f"weights {step}")
+    (path / "trainer_state.json").write_text("{}")
+    callback, arguments = WholeCheckpoints(), arguments or SimpleNamespace(save_total_limit=None)
+    callback.on_train_begin(arguments, None, None)
+    assert arguments.save_total_limit is None  # the trainer's own would remove what is not ours
+    arguments.output_dir, arguments.should_save = str(state), True
+    callback.on_save(arguments, SimpleNamespace(global_step=step, best_model_checkpoint=None, **facts), None)
+    return path
+
+
+def names(state):
+    return sorted(path.name for path in state.iterdir())
+
+
+# ------------------------------------------------------------------------------------------------------ whose it is
+
+
+def test_a_state_is_opened_again_by_the_same_recipe(recipe, state):
+    open_state(state, recipe, restart=False)
+    facts = json.loads((state / "run.json").read_text())
+    text = (Path(recipe.data["directory"]) / recipe.data["train"][0]).read_bytes()
+    assert facts["text"]["train"][0] == hashlib.sha256(text).hexdigest()
+    assert facts["training"] == recipe.training
+    open_state(state, recipe, restart=False)
+    assert names(state) == ["run.json"]
+
+
+def test_what_no_run_wrote_is_refused_and_stays(recipe, state):
+    state.mkdir()
+    open_state(state, recipe, restart=False)  # an empty one is taken
+    (state / "run.json").unlink()
+    (state / "notes").write_text("mine")
+    for restart in (False, True):
+        with pytest.raises(
+            FileExistsError, match=r"model-run is not the state of a run, it has no run\.json: expected another"
+        ):
+            open_state(state, recipe, restart)
+    assert names(state) == ["notes"]
+
+
+@pytest.mark.parametrize(
+    "table, values, message",
+    [
+        ("training", {"learning_rate": 0.2}, "with training.learning_rate=0.1, expected 0.2: --restart moves it aside"),
+        ("training", {"seed": 1}, "with training.seed=None, expected 1"),
+        ("model", {"dropout": 0.2}, "with model.dropout=0.1, expected 0.2"),
+        ("tokenizer", {"vocab_size": 61}, "with tokenizer.vocab_size=60, expected 61"),
+        ("training", {"max_steps": 9}, "with training.max_steps=10, expected 9"),
+        (
+            "training",
+            {"max_steps": 11, "lr_scheduler_type": "linear"},
+            "with training.lr_scheduler_type='inverse_sqrt', expected",
+        ),
+    ],
+)
+def test_the_state_of_another_recipe_is_refused_by_the_key_that_differs(recipe, state, table, values, message):
+    open_state(state, recipe, restart=False)
+    with pytest.raises(UsageError, match=message):
+        open_state(state, changed(recipe, table, **values), restart=False)
+
+
+def test_a_schedule_that_ends_with_the_updates_is_not_made_longer(recipe, state):
+    linear = changed(recipe, "training", lr_scheduler_type="linear")
+    open_state(state, linear, restart=False)
+    with pytest.raises(UsageError, match="with training.max_steps=10, expected 11"):
+        open_state(state, changed(linear, "training", max_steps=11), restart=False)
+
+
+@pytest.mark.parametrize(
+    "table, values",
+    [
+        ("generation", {"num_beams": 1, "length_penalty": 0.6}),
+        ("evaluation", {"bleu_tokenize": "none"}),
+        ("training", {"logging_steps": 1, "report_to": "none"}),
+        ("training", {"max_steps": 20}),
+    ],
+)
+def test_what_changes_no_weights_may_be_another(recipe, state, table, values):
+    open_state(state, recipe, restart=False)
+    other = changed(recipe, table, **values)
+    open_state(state, replace(other, save_dtype="float16"), restart=False)
+    assert json.loads((state / "run.json").read_text())[table] == getattr(other, table)
+
+
+def test_where_scores_choose_the_weights_how_they_are_made_is_part_of_the_run(recipe, state):
+    chosen = changed(recipe, "training", early_stopping_patience=2)
+    open_state(state, chosen, restart=False)
+    with pytest.raises(UsageError, match="with generation.num_beams=4, expected 5"):
+        open_state(state, changed(chosen, "generation", num_beams=5), restart=False)
+
+
+def test_the_text_may_lie_elsewhere_but_must_be_the_same(recipe, state, tmp_path):
+    open_state(state, recipe, restart=False)
+    (tmp_path / "text").rename(tmp_path / "moved")
+    moved = changed(recipe, "data", directory=str(tmp_path / "moved"))
+    open_state(state, moved, restart=False)
+    with open(tmp_path / "moved" / recipe.data["train"][0], "a") as file:
+        file.write("one line more\n")
+    with pytest.raises(UsageError, match="with text.train="):
+        open_state(state, moved, restart=False)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_restart_moves_the_state_aside(recipe, state, is_damaged, capsys):
+    open_state(state, recipe, restart=False)
+    checkpoint(state, 5)
+    if is_damaged:
+        (state / "run.json").write_text("{")
+        with pytest.raises(ValueError, match=r"run\.json is damaged .*; --restart moves .*model-run aside and begins anew"):
+            open_state(state, recipe, restart=False)
+    for number in (1, 2):
+        open_state(state, recipe, restart=True)
+        assert names(state) == ["run.json"]
+        assert f"model-run is now {state}.kept-{number}" in capsys.readouterr().out
+    assert names(Path(f"{state}.kept-1")) == ["checkpoint-5", "run.json"]
+
+
+# ---------------------------------------------------------------------------------------------------- its checkpoints
+
+
+@pytest.mark.parametrize("damage", ["one byte", "shorter", "missing", "more", "marker"])
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(state, damage, caplog, monkeypatch):
+    older, newest = checkpoint(state, 9), checkpoint(state, 10)
+    assert list(whole_checkpoints(state)) == [newest, older]
+    weights = newest / "model.safetensors"
+    if damage == "one byte":
+        weights.write_text("wEights 10")  # of the same size
+    elif damage == "shorter":
+        weights.write_text("weights")
+    elif damage == "missing":
+        weights.unlink()
+    elif damage == "more":
+        (newest / "optimizer.pt").write_text("of another run")
+    else:
+        (newest / "files.json").write_text('{"model.saf')
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    assert list(whole_checkpoints(state)) == [older]
+    assert f"{newest} is damaged" in caplog.text
+
+
+def test_a_checkpoint_that_was_cut_short_has_no_hashes(state):
+    (checkpoint(state, 5) / "files.json").unlink()
+    assert list(whole_checkpoints(state)) == []
+
+
+@pytest.mark.parametrize("limit, kept", [(None, [5, 10, 15, 20]), (1, [20]), (2, [15, 20]), (9, [5, 10, 15, 20])])
+def test_only_checkpoints_of_the_run_are_removed_when_there_are_too_many(state, limit, kept):
+    theirs = ["checkpoint-mean", "checkpoint-5-mean", "checkpoint-4", "notes"]
+    for name in theirs:
+        (state / name).mkdir(parents=True)
+        (state / name / "model.safetensors").write_text("an average of theirs")
+    for step in (5, 10, 15, 20):
+        checkpoint(state, step, SimpleNamespace(save_total_limit=limit))
+    assert names(state) == sorted([*theirs, *(f"checkpoint-{step}" for step in kept)])
+
+
+def test_the_best_checkpoint_stays(state):
+    for step in (5, 10, 15):
+        checkpoint(state, step)
+    callback, best = WholeCheckpoints(), str(state / "checkpoint-5")
+    arguments = SimpleNamespace(save_total_limit=2, output_dir=str(state), should_save=True)
+    callback.on_train_begin(arguments, None, None)
+    callback.on_save(arguments, SimpleNamespace(global_step=15, best_model_checkpoint=best), None)
+    assert names(state) == ["checkpoint-15", "checkpoint-5"]
+
+
+# ------------------------------------------------------------------------------------------------------ train itself
+
+
+def test_a_run_refuses_outputs_and_states_that_would_harm_what_it_reads(recipe, tmp_path):
+    teacher = tmp_path / "exp-run"
+    teacher.mkdir()
+    (teacher / "config.json").write_text('{"model_type": "vanilla-encoder"}')
+    before = sorted(tmp_path.rglob("*"))
+    for name, message in (("exp-run", "exp-run is the input"), ("exp", "exp-run is the input"), (".", "is the input|holds it")):
+        with pytest.raises(ValueError, match=message):
+            runs.train(changed(recipe, "model", path=str(teacher)), tmp_path / name, force=True, restart=True)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_a_run_reads(recipe, tmp_path):
+    recipe = changed(changed(recipe, "model", path="start"), "tokenizer", path="words")
+    text = [str(tmp_path / "text" / name) for name in recipe.data["train"]]
+    assert list(map(str, runs.inputs_of(recipe))) == [*text, "words", "start"]
+    recipe = Recipe("translation", {"dataset": "set"}, {}, {}, {})
+    assert runs.inputs_of(recipe) == ["set"]
+    recipe = Recipe("sequence-classification", {"train": "a.txt"}, {}, {}, {"teachers": ["one", "two"]})
+    assert runs.inputs_of(recipe) == [Path("a.txt"), "one", "two"]
