@@ -576,6 +576,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused_with_both_sizes(corpus):
 
 def test_an_existing_output_is_refused_before_anything_is_read(tmp_path):
     (tmp_path / "model").mkdir()
+    (tmp_path / "model/notes").touch()
     missing = (tmp_path / "nowhere.en", tmp_path / "nowhere.de")
     with pytest.raises(FileExistsError, match=r"model exists already.*--force"):
         train(recipe_of((missing, missing)), tmp_path / "model")

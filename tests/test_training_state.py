@@ -95,13 +95,23 @@ def test_what_no_run_wrote_is_refused_and_stays(recipe, state):
 )
 def test_the_state_of_another_recipe_is_refused_by_the_key_that_differs(recipe, state, table, values, message):
     open_state(state, recipe, restart=False)
+    checkpoint(state, 5)
     with pytest.raises(UsageError, match=message):
         open_state(state, changed(recipe, table, **values), restart=False)
+
+
+def test_a_recipe_that_was_corrected_before_the_first_checkpoint_goes_on(recipe, state):
+    open_state(state, recipe, restart=False)
+    (state / "notes").write_text("mine")
+    open_state(state, changed(recipe, "training", learning_rate=0.2), restart=False)
+    assert json.loads((state / "run.json").read_text())["training"]["learning_rate"] == 0.2
+    assert names(state) == ["notes", "run.json"]
 
 
 def test_a_schedule_that_ends_with_the_updates_is_not_made_longer(recipe, state):
     linear = changed(recipe, "training", lr_scheduler_type="linear")
     open_state(state, linear, restart=False)
+    checkpoint(state, 5)
     with pytest.raises(UsageError, match="with training.max_steps=10, expected 11"):
         open_state(state, changed(linear, "training", max_steps=11), restart=False)
 
@@ -117,6 +127,7 @@ def test_a_schedule_that_ends_with_the_updates_is_not_made_longer(recipe, state)
 )
 def test_what_changes_no_weights_may_be_another(recipe, state, table, values):
     open_state(state, recipe, restart=False)
+    checkpoint(state, 5)
     other = changed(recipe, table, **values)
     open_state(state, replace(other, save_dtype="float16"), restart=False)
     assert json.loads((state / "run.json").read_text())[table] == getattr(other, table)
@@ -125,12 +136,14 @@ def test_what_changes_no_weights_may_be_another(recipe, state, table, values):
 def test_where_scores_choose_the_weights_how_they_are_made_is_part_of_the_run(recipe, state):
     chosen = changed(recipe, "training", early_stopping_patience=2)
     open_state(state, chosen, restart=False)
+    checkpoint(state, 5)
     with pytest.raises(UsageError, match="with generation.num_beams=4, expected 5"):
         open_state(state, changed(chosen, "generation", num_beams=5), restart=False)
 
 
 def test_the_text_may_lie_elsewhere_but_must_be_the_same(recipe, state, tmp_path):
     open_state(state, recipe, restart=False)
+    checkpoint(state, 5)
     (tmp_path / "text").rename(tmp_path / "moved")
     moved = changed(recipe, "data", directory=str(tmp_path / "moved"))
     open_state(state, moved, restart=False)

@@ -95,7 +95,7 @@ def open_state(state: Path, recipe: Recipe, restart: bool) -> None:
 
     Raises:
         FileExistsError: if `state` holds something that no run wrote.
-        UsageError: if it is of a run of another recipe or text, naming what differs, unless that changes no weights.
+        UsageError: if it has checkpoints of another recipe or text, naming what differs, unless that changes no weights.
     """
     facts = run_facts(recipe)
     if state.is_dir() and any(state.iterdir()):
@@ -106,7 +106,7 @@ def open_state(state: Path, recipe: Recipe, restart: bool) -> None:
         if restart:
             moved = keep(state, state)
             PartialState().print(f"{state} is now {moved}")
-        else:
+        elif marked_checkpoints(state):
             check_same(state, facts)
     state.mkdir(parents=True, exist_ok=True)
     write_whole(state / RUN, json.dumps(facts))
