@@ -2,15 +2,19 @@
 
 import json
 import os
+import shutil
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from itertools import count
 from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
 
 from vanilla_transformer import files
 from vanilla_transformer.files import new_directory, new_file
@@ -228,6 +232,49 @@ def test_files_are_placed_without_links_too(folder, monkeypatch):
     monkeypatch.setattr(os, "link", link)
     test_a_new_file_has_the_name_it_will_have_while_it_is_written(folder)
     test_a_file_that_appeared_meanwhile_stays(folder / "other")
+
+
+CONTENTS = st.dictionaries(
+    st.sampled_from(
+        [*CHECKPOINT, "manifest.json", "onnx/model.onnx", "notes.md", ".git/HEAD", "checkpoint-3/config.json", "deep/x"]
+    ),
+    st.sampled_from([*CHECKPOINT.values(), "{}", "[]", manifest("onnx/model.onnx", "config.json"), '{"files": {}}']),
+    max_size=4,
+)
+CONTENTS |= st.sampled_from([CHECKPOINT, CHECKPOINT | {"notes.md": ""}, {"manifest.json": manifest("onnx/x"), "onnx/x": ""}])
+SEGMENTS = st.sampled_from([["one"], ["link"]]) | st.lists(
+    st.sampled_from([".", "..", "one", "two", "link", "new", "onnx", "deep"]), min_size=1, max_size=4
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(one=CONTENTS, two=CONTENTS, segments=SEGMENTS, work=SEGMENTS, inputs=st.lists(SEGMENTS, max_size=2), force=st.booleans())
+def test_whatever_the_path_only_what_we_wrote_is_ever_gone(folder, monkeypatch, one, two, segments, work, inputs, force):
+    """Of two directories with any contents, seen from anywhere, with any inputs."""
+    top = Path(tempfile.mkdtemp(dir=folder))
+    for name, contents in (("one", one), ("two", two)):
+        (top / name).mkdir()
+        write(top / name, contents)
+    (top / "link").symlink_to(top / "two")
+    monkeypatch.chdir(where if (where := top.joinpath(*work)).is_dir() else top)
+    inputs = [top.joinpath(*input) for input in inputs]
+    before, out = read(top.parent), top.joinpath(*segments)
+    place = Path(os.path.realpath(out))
+    try:
+        save(out, {"new file": "new"}, force=force, inputs=inputs)
+    except (OSError, ValueError):
+        assert read(top.parent) == before
+    else:
+        gone = before.items() - read(top.parent).items()
+        event(f"replaced {len(gone)} files")
+        assert all(Path(os.path.realpath(top.parent / name)).is_relative_to(place) for name, _ in gone)
+        assert not gone or force
+        assert not {Path(name).name for name, _ in gone} & {"notes.md", "HEAD"}
+        for kept in (Path.cwd(), *inputs):
+            assert not gone or not Path(os.path.realpath(kept)).is_relative_to(place)
+        assert read(place) == {"new file": "new"}
+    assert not [*top.parent.rglob(".*.partial")]
+    shutil.rmtree(top)
 
 
 # -------------------------------------------------------------------------------------------------- one at a time
