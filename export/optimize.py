@@ -29,10 +29,13 @@ def optimize(model: ir.Model, target: str, dtype: str) -> dict[str, int]:
 
 def fix_reshapes(model: ir.Model) -> int:
     """Shapes that are computed become constants: an axis that stays keeps its place (0), one other is what is left (-1). The
-    cuda target can then replay a step, in which nothing may be computed on the host."""
+    cuda target can then replay a step, in which nothing may be computed on the host; and a portable step that projects no
+    more of the source is valid: a computed 0 beside -1 is not, and onnxruntime before 1.29 refuses it."""
     count = 0
     for node in [node for node in model.graph if node.op_type == "Reshape" and node.inputs[1].const_value is None]:
         before, after = node.inputs[0].shape, node.outputs[0].shape
+        if before is None or after is None or after.has_unknown_dim():  # two sizes that are unknown would be the same
+            continue
         kept = [0 if i < len(before) and before[i] == size else size for i, size in enumerate(after)]
         if sum(not isinstance(size, int) for size in kept) > 1:
             continue
@@ -407,8 +410,8 @@ TRACED_FOR_CPU = (strip_metadata, drop_reshapes, pack_projections, copy_transpos
 TRACED_FOR_CUDA = (fix_reshapes, strip_metadata, drop_reshapes, copy_transposed_weights, pack_products)
 TRACED_FOR_CUDA += (fuse_residuals, fuse_gelus)
 STEPS = {
-    ("portable", "fp32"): (strip_metadata, share_tied_weights),
-    ("portable", "int8"): (strip_metadata, copy_transposed_weights, quantize_integers),
+    ("portable", "fp32"): (fix_reshapes, strip_metadata, share_tied_weights),
+    ("portable", "int8"): (fix_reshapes, strip_metadata, copy_transposed_weights, quantize_integers),
     **dict.fromkeys([("cuda", "fp32"), ("cuda", "fp16"), ("cuda", "bf16")], TRACED_FOR_CUDA),
     ("cuda", "int8"): (*TRACED_FOR_CUDA, weight_only_int8),
     ("cuda", "int4"): (*TRACED_FOR_CUDA, weight_only_int4),
