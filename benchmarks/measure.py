@@ -205,6 +205,12 @@ def spread(values) -> dict:
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "runs": values}
 
 
+def cores() -> int:
+    from vanilla_transformer_export.doctor import processors
+
+    return processors()
+
+
 def hardware() -> dict:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -212,7 +218,7 @@ def hardware() -> dict:
     cache = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
     return {
         "cpu": facts.get("model name", platform.processor()),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "instructions": [name for name in INSTRUCTIONS if name in flags],
         "l3_bytes": 1024 * int(cache.read_text().strip().rstrip("K")) if cache.exists() else 0,
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),

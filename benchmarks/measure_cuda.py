@@ -1,11 +1,9 @@
 """The benchmark on a GPU: with the time in kernels, the bytes a step must read, `verify` and BLEU."""
 
-import os
-
 import gpu
 import quality
 import workload
-from measure import Benchmark, isolated
+from measure import Benchmark, cores, isolated
 
 NO_GPU = "no GPU was at hand"
 NO_TEXT = "no texts were given"
@@ -16,9 +14,9 @@ class CudaBenchmark(Benchmark):
     """Where there is no GPU nothing is run, and every row says so; `--quick` then tries all that a CPU can run, in float32."""
 
     packages = ("vanilla-transformer", "torch", "transformers", "onnxruntime-gpu", "onnx", "numpy")
-    preparations = max(1, len(os.sched_getaffinity(0)) // 2)  # an export keeps about two cores busy
 
     def __init__(self, options, plan, root):
+        self.preparations = max(1, cores() // 2)  # an export keeps about two cores busy
         facts = isolated(gpu.device_facts)
         device = "cuda" if facts else "cpu" if options.quick else None
         super().__init__(options, plan, root, device)

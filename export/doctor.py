@@ -8,12 +8,24 @@ import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 
+# Older ones fail in the cpu target's graphs, up to 1.26 by ending the process.
+ONNXRUNTIME = (1, 30)
 PACKAGES = ("vanilla-transformer", "numpy", "tokenizers", "onnxruntime", "onnxruntime-gpu", "torch", "transformers", "onnx")
 ONLY_GPU = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
 # What the CUDA provider of onnxruntime 1.31 loads: the libraries of CUDA 13 and cuDNN 9.
 LIBRARIES = ("libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "libcufft.so.12", "libcudnn.so.9")
 WITH_LIBRARIES = "pip install 'onnxruntime-gpu[cuda,cudnn]'"
 CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
+
+
+def require_onnxruntime() -> None:
+    """Checks the version of onnxruntime, before any graph is loaded.
+
+    Raises:
+        ImportError: naming the one that was found, if it is older than `ONNXRUNTIME`.
+    """
+    if problem := onnxruntime_problem():
+        raise ImportError(problem)
 
 
 def require(device: str) -> None:
@@ -38,19 +50,33 @@ def require_running(provider: str, running: list[str]) -> None:
 
 
 def facts() -> dict:
-    """What `vanilla-transformer doctor` prints; `cuda_problem` is `None` where CUDA can be used, and `tensorrt_problem` where
-    TensorRT can be asked for: whether its libraries are there is known once a session has it."""
+    """What `vanilla-transformer doctor` prints; `onnxruntime_problem` is `None` where onnxruntime is new enough or not there,
+    `cuda_problem` where CUDA can be used, and `tensorrt_problem` where TensorRT can be asked for: whether its libraries are
+    there is known once a session has it."""
     if CUDA in (available := providers()):
         preload()
     found = {
         "python": platform.python_version(),
         "packages": installed(),
-        "threads": len(os.sched_getaffinity(0)),
+        "threads": processors(),
         "providers": available,
+        "onnxruntime_problem": onnxruntime_problem(),
         "libraries": [name for name in LIBRARIES if loads(name)],
         "gpu": gpu(),
     }
     return {**found, "cuda_problem": cuda_problem(found), "tensorrt_problem": tensorrt_problem(found)}
+
+
+def onnxruntime_problem() -> str | None:
+    """Why the installed onnxruntime cannot be used, and the one command that mends it."""
+    try:
+        from onnxruntime import __version__ as found
+    except ImportError:
+        return None
+    if tuple(map(int, found.split(".")[:2])) >= ONNXRUNTIME:
+        return None
+    name, lowest = "onnxruntime-gpu" if "onnxruntime-gpu" in installed() else "onnxruntime", ".".join(map(str, ONNXRUNTIME))
+    return f"{name} {found} is too old for these graphs, expected {lowest} or newer: pip install '{name}>={lowest}'"
 
 
 def cuda_problem(found: dict) -> str | None:
@@ -59,6 +85,8 @@ def cuda_problem(found: dict) -> str | None:
     if "onnxruntime" in packages and "onnxruntime-gpu" in packages:
         versions = f"onnxruntime {packages['onnxruntime']} and onnxruntime-gpu {packages['onnxruntime-gpu']}"
         return f"{versions} are both installed, and one has overwritten files of the other: {ONLY_GPU}"
+    if found["onnxruntime_problem"]:
+        return found["onnxruntime_problem"]
     if CUDA not in found["providers"]:
         return f"this onnxruntime has no CUDA, its providers are {found['providers']}: {ONLY_GPU}"
     if found["gpu"] is None:
@@ -84,6 +112,11 @@ def installed() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def processors() -> int:
+    """How many this process may use, or where the system does not say, on macOS and Windows, how many there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def providers() -> list[str]:
@@ -130,7 +163,9 @@ def report(found: dict) -> str:
     lines += [f"providers    {', '.join(found['providers']) or 'none: onnxruntime is not installed'}"]
     lines += [f"libraries    {', '.join(found['libraries']) or 'none of ' + ', '.join(LIBRARIES)}"]
     lines += [f"gpu          {found['gpu'] or 'none'}"]
-    if found["providers"]:
+    if found["onnxruntime_problem"]:
+        lines += [f"no target runs: {found['onnxruntime_problem']}"]
+    elif found["providers"]:
         lines += [f"targets portable and cpu run on the CPU, with {found['threads']} threads"]
     else:
         lines += ["no target runs: pip install 'vanilla-transformer[cpu]', or [gpu] for CUDA"]

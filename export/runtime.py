@@ -23,7 +23,9 @@ except ImportError:
     ) from None
 
 from .decoding import BeamCaches, GrowingCaches, Pool, RaggedCaches, SlotCaches, cross_states, filled
-from .doctor import CUDA, TENSORRT, require, require_running
+from .doctor import CUDA, TENSORRT, processors, require, require_onnxruntime, require_running
+
+require_onnxruntime()
 
 # Fields of generation_config.json that change no token: bookkeeping, where caches lie and how the model runs, what else
 # `transformers.generate` returns, and what only an assistant model reads. Any other that is not applied must be at its default.
@@ -99,7 +101,7 @@ class Runtime:
         if self.device != "cpu":
             require(self.device)
         # onnxruntime's own default is the host's cores, not the process's.
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads = threads or processors()
         self.arena = arena
         # The decoder first: its largest matrix, the last one, is there twice while onnxruntime brings it into its own layout.
         roles = sorted(self.specs.keys() - {"beams"})

@@ -1,5 +1,8 @@
 """Which versions of onnxruntime and of other packages do, and what happens with others."""
 
+import subprocess
+import sys
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -9,6 +12,7 @@ from checkpoints import HEADS, KEY_WIDTH, START, VALUE_WIDTH, WIDTH
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
+from vanilla_transformer_export import cli, doctor
 from vanilla_transformer_export.optimize import fix_reshapes
 
 
@@ -53,3 +57,35 @@ def test_a_shape_of_unknown_sizes_stays_computed():
     x = np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4)
     session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())
     np.testing.assert_array_equal(session.run(None, {"x": x})[0], x[0])
+
+
+def answer(*command, **settings):
+    """Exit code and the one line of a command in a fresh process."""
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, **settings)
+    return done.returncode, done.stderr.strip()
+
+
+def test_an_older_onnxruntime_is_refused_by_name_before_a_graph_is_looked_for():
+    code = "import onnxruntime; onnxruntime.__version__ = '1.29.1'; from vanilla_transformer_export import cli; "
+    code += "cli.main(['generate', 'nowhere', 'A dog.'])"
+    said = "onnxruntime 1.29.1 is too old for these graphs, expected 1.30 or newer: pip install 'onnxruntime>=1.30'"
+    assert answer("-c", code) == (1, f"vanilla-transformer: {said}")
+
+
+@pytest.mark.parametrize("found", ["1.30.0", "1.31.1", "1.32.0.dev20261101001", "2.0.0"])
+def test_newer_ones_are_not(found, monkeypatch):
+    monkeypatch.setattr(onnxruntime, "__version__", found)
+    doctor.require_onnxruntime()
+
+
+def test_doctor_says_that_onnxruntime_is_too_old(monkeypatch, capsys):
+    monkeypatch.setattr(onnxruntime, "__version__", "1.9.0")
+    monkeypatch.setattr(doctor, "gpu", lambda: None)
+    monkeypatch.setattr(doctor, "installed", lambda: {"onnxruntime-gpu": "1.9.0"})
+    said = "onnxruntime-gpu 1.9.0 is too old for these graphs, expected 1.30 or newer: pip install 'onnxruntime-gpu>=1.30'"
+    cli.main(["doctor"])
+    printed = capsys.readouterr().out
+    assert f"no target runs: {said}\n" in printed and f"target cuda does not run: {said}\n" in printed
+    assert "run on the CPU" not in printed
+    with pytest.raises(ImportError, match="^onnxruntime-gpu 1.9.0 is too old"):
+        doctor.require_onnxruntime()

@@ -1,11 +1,12 @@
 """What a recipe would do, and how long it would take, from its first updates."""
 
 import math
-import resource
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import torch
 from datasets import IterableDataset
 from transformers import set_seed
@@ -52,4 +53,9 @@ def peak_memory() -> int:
     """Bytes: of the GPU where there is one, else of this process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        import resource
+    except ImportError:  # on Windows
+        return psutil.Process().memory_info().peak_wset
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
