@@ -1,5 +1,6 @@
 # make demo   translate with the shipped model, in torch and in onnxruntime; make demo TEXT="A dog runs." adds a sentence
 # make test   the test suite, without the slow tests; make test-all runs those too
+# make test-versions  the suite, and exports without torch, at the lowest and at the newest versions of what they need
 # make bench  the CPU benchmark, an hour on an idle machine: benchmarks/results/cpu.json, its tables and its plot
 # make bench-cuda  that of a GPU, ten minutes with the Python of PYTHON=, which has torch and onnxruntime-gpu: results/cuda.json
 
@@ -8,7 +9,7 @@ BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: bench bench-cuda demo test test-all lint
+.PHONY: bench bench-cuda demo test test-all test-versions lint
 
 demo: .venv/installed
 	$(BIN)/python benchmarks/demo.py $${TEXT:+"$$TEXT"}
@@ -18,6 +19,9 @@ test: .venv/installed
 
 test-all: .venv/installed
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+test-versions: .venv/installed
+	.ci/versions
 
 bench: .venv/installed
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[bench]"

@@ -2,18 +2,24 @@
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
+import torch_free
 from checkpoints import HEADS, KEY_WIDTH, START, VALUE_WIDTH, WIDTH
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
+from packaging.requirements import Requirement
 
 from vanilla_transformer_export import cli, doctor
 from vanilla_transformer_export.optimize import fix_reshapes
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("name", ["seq2seq", "seq2seq-untied", "seq2seq-rotary"])
@@ -89,3 +95,31 @@ def test_doctor_says_that_onnxruntime_is_too_old(monkeypatch, capsys):
     assert "run on the CPU" not in printed
     with pytest.raises(ImportError, match="^onnxruntime-gpu 1.9.0 is too old"):
         doctor.require_onnxruntime()
+
+
+def test_every_package_states_its_lowest_version_and_is_pinned_above_it():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = sum(project["optional-dependencies"].values(), project["dependencies"])
+    allowed = {each.name: each.specifier for each in map(Requirement, lines) if each.name != project["name"]}
+    pins = dict(line.lower().split("==") for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines())
+    for name, versions in allowed.items():
+        assert [bound.operator for bound in versions].count(">=") == 1, name
+        assert name == "onnxruntime-gpu" or versions.contains(pins[name.lower()]), name  # which cannot be beside onnxruntime
+    assert str(allowed["onnxruntime"]) == f">={'.'.join(map(str, doctor.ONNXRUNTIME))}"
+    printed = subprocess.run([sys.executable, ROOT / ".ci/floors.py"], capture_output=True, text=True, check=True).stdout
+    floors = dict(line.split("==") for line in printed.splitlines())
+    assert {name: f">={floor}" for name, floor in floors.items()} == {
+        name: next(str(bound) for bound in versions if bound.operator == ">=") for name, versions in allowed.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["seq2seq", "seq2seq-rotary", "causal", "causal-learned", "encoder", "pretraining"])
+def test_a_bare_session_gives_what_the_runtime_gives(exported, name):
+    """What `make test-versions` compares in other environments is the same here."""
+    directory = exported(name).directory
+    expected, found = torch_free.results(directory), torch_free.bare_results(directory)
+    assert torch_free.differences(found, expected) == [] and found
+    for output, values in found.items():  # nor is a difference overlooked
+        other = (np.array(values) + 1).tolist()
+        [said] = torch_free.differences({output: other}, expected)
+        assert said.startswith(f"{output}: ")
