@@ -133,6 +133,34 @@ def test_num_hidden_layers_of_a_pair_of_stacks():
     assert config.get_text_config(decoder=True).num_hidden_layers == 2
 
 
+def depths(config):
+    return config.encoder_layers, config.decoder_layers
+
+
+@pytest.mark.parametrize("name", ["N", "num_hidden_layers"])
+def test_one_depth_given_to_a_pair_of_stacks_is_that_of_both(name, tmp_path):
+    assert depths(VanillaSeq2SeqConfig(**{name: 1})) == (1, 1)
+    assert depths(VanillaSeq2SeqConfig(**{name: 2}, encoder_layers=2, decoder_layers=2)) == (2, 2)
+    assert depths(VanillaSeq2SeqConfig.preset("tiny", **{name: 3})) == (3, 3)
+    VanillaSeq2SeqConfig(**{name: 1}).save_pretrained(tmp_path)
+    assert name not in json.loads((tmp_path / "config.json").read_text())
+    assert depths(AutoConfig.from_pretrained(tmp_path)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "given", [dict(N=1, encoder_layers=6), dict(num_hidden_layers=1, decoder_layers=2), dict(N=1, num_hidden_layers=2)], ids=str
+)
+def test_one_depth_beside_another_is_refused_and_both_are_named(given):
+    with pytest.raises(ValueError, match="the depth of both stacks.*" + ".*".join(f"{n}={v}" for n, v in given.items())):
+        VanillaSeq2SeqConfig(**given)
+
+
+def test_a_file_that_was_saved_when_n_had_no_effect_loads_as_before(tmp_path):
+    saved = VanillaSeq2SeqConfig(encoder_layers=3, decoder_layers=2).to_dict() | {"N": 1}
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    assert depths(AutoConfig.from_pretrained(tmp_path)) == (3, 2)
+
+
 @pytest.mark.parametrize(
     "given, d_k, d_v",
     [({}, 64, 64), (dict(h=4), 128, 128), (dict(d_k=16), 16, 16), (dict(d_v=20), 64, 20), (dict(h=7, d_k=5, d_v=3), 5, 3)],
@@ -229,6 +257,14 @@ ERRORS = {
     ),
     "angles without a base": (dict(rope_theta=0), ["rope_theta", "above 0", "got 0"]),
     "angles with a negative base": (dict(rope_theta=-1.0), ["rope_theta", "above 0", "got -1.0"]),
+    "angles with an infinite base": (dict(rope_theta=float("inf")), ["rope_theta", "above 0", "got inf"]),
+    "an epsilon that is no number": (dict(layer_norm_eps=float("nan")), ["layer_norm_eps", "finite", "got nan"]),
+    "an epsilon below 0": (dict(layer_norm_eps=-1.0), ["layer_norm_eps", "at least 0", "got -1.0"]),
+    "an infinite deviation": (dict(initializer_range=float("inf")), ["initializer_range", "finite", "got inf"]),
+    "heads as wide as no matrix": (
+        dict(num_attention_heads=2**20, head_dim=2**10),
+        ["num_attention_heads=1048576", "head_dim=1024", "at most 268435456"],
+    ),
     "unknown activation": (dict(hidden_act="gelou"), ["hidden_act", "gelu, ", "relu", "'gelou'"]),
     "special token as text": (dict(pad_token_id="3"), ["pad_token_id", "int", "'3'"]),
 }
@@ -237,6 +273,8 @@ for name in [
     "max_position_embeddings", "sliding_window",
 ]:  # fmt: skip
     ERRORS |= {f"{name} {value}": ({name: value}, [name, "at least 1", str(value)]) for value in (0, -4)}
+for name in ["vocab_size", "hidden_size", "intermediate_size", "head_dim", "max_position_embeddings"]:
+    ERRORS[f"{name} 10**12"] = ({name: 10**12}, [name, "at most 268435456", str(10**12)])
 for name in ["embedding_dropout", "dropout", "attention_dropout", "activation_dropout", "classifier_dropout"]:
     ERRORS |= {f"{name} {value}": ({name: value}, [name, "[0, 1)", str(value)]) for value in (-0.1, 1.0)}
 for name in ["pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id"]:

@@ -1,10 +1,12 @@
 """Configurations of the three variants: encoder, decoder and encoder-decoder (seq2seq).
 
 The defaults are the base model of Vaswani et al. 2017, "Attention Is All You Need", Table 3. Every field has its Hugging
-Face name; the paper's symbols reach the same fields: `d_model`, `d_ff`, `h`, `d_k`, `d_v`, and `N` where one stack is meant.
+Face name; the paper's symbols reach the same fields: `d_model`, `d_ff`, `h`, `d_k`, `d_v`, and `N`, which is the depth of both
+stacks where there are two.
 """
 
 import difflib
+import math
 from dataclasses import fields
 from typing import Literal
 
@@ -23,6 +25,7 @@ PAPER_SYMBOLS = {
     "d_v": "value_head_dim",
 }
 CODE = "modeling_vanilla_transformer."
+DEPTHS, LARGEST = ("encoder_layers", "decoder_layers"), 2**28  # of two such sizes a matrix still has bytes that torch can count
 
 
 @strict
@@ -65,9 +68,9 @@ class VanillaTransformerConfig(PreTrainedConfig):
         pad_token_id, bos_token_id, eos_token_id, sep_token_id: 0, 1, 2 and `None`.
 
     Raises:
-        ValueError: for sizes below 1, heads that do not divide the width when `head_dim` is not given, an odd width
-            with sinusoidal positions or an odd `head_dim` with rotary ones, an unknown activation, a dropout outside
-            [0, 1), or a special token outside the vocabulary.
+        ValueError: for sizes below 1 or above 2**28, heads that do not divide the width when `head_dim` is not given, an
+            odd width with sinusoidal positions or an odd `head_dim` with rotary ones, an unknown activation, a dropout
+            outside [0, 1), or a special token outside the vocabulary.
         huggingface_hub.errors.StrictDataclassError: for a value of the wrong type.
     """
 
@@ -159,10 +162,16 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     def _check_values(self):
         sizes = ["vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "value_head_dim"]
-        depths = ["encoder_layers", "decoder_layers", "num_hidden_layers"]
-        for name in [*sizes, *depths, "max_position_embeddings", "sliding_window"]:
+        for name in [*sizes, *DEPTHS, "num_hidden_layers", "max_position_embeddings", "sliding_window"]:
             if (value := getattr(self, name, None)) is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        for name in [*sizes, "max_position_embeddings", "type_vocab_size", "relative_attention_num_buckets"]:
+            if (getattr(self, name, None) or 0) > LARGEST:
+                raise ValueError(f"{name} must be at most {LARGEST}, got {getattr(self, name)}")
+        for name in ["head_dim", "value_head_dim"]:
+            if self.num_attention_heads * (getattr(self, name) or 1) > LARGEST:
+                found = f"num_attention_heads={self.num_attention_heads} and {name}={getattr(self, name)}"
+                raise ValueError(f"num_attention_heads times {name} must be at most {LARGEST}, got {found}")
         if self.sliding_window == 1 and self.model_type != "vanilla-encoder":
             raise ValueError("sliding_window must be at least 2, got 1: the caches of transformers cannot hold a window of 1")
         if getattr(self, "type_vocab_size", 0) < 0:
@@ -171,6 +180,9 @@ class VanillaTransformerConfig(PreTrainedConfig):
         for name in [field.name for field in fields(self) if field.name.endswith("_act")]:
             if (value := getattr(self, name)) is not None and value not in ACT2FN:
                 raise ValueError(f"{name} must be one of {', '.join(sorted(ACT2FN))}, got {value!r}")
+        for name in ["layer_norm_eps", "initializer_range"]:
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
         for name in ["embedding_dropout", "dropout", "attention_dropout", "activation_dropout", "classifier_dropout"]:
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
@@ -185,7 +197,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
             raise ValueError(f"sinusoidal positions need an even hidden_size, got {self.hidden_size}")
         if self.position_embedding_type == "rotary" and (self.head_dim or 0) % 2:
             raise ValueError(f"rotary positions need an even head_dim, got {self.head_dim}")
-        if self.rope_theta <= 0:
+        if not 0 < self.rope_theta < math.inf:
             raise ValueError(f"rope_theta must be above 0, got {self.rope_theta}")
         buckets, distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
         if buckets < 4 or buckets % 2:
@@ -260,7 +272,8 @@ class VanillaDecoderConfig(VanillaTransformerConfig):
 
 @strict
 class VanillaSeq2SeqConfig(VanillaTransformerConfig):
-    """The paper's encoder-decoder: `encoder_layers` (6) and `decoder_layers` (6), Figure 1.
+    """The paper's encoder-decoder: `encoder_layers` (6) and `decoder_layers` (6), Figure 1. Given to the constructor, `N` or
+    `num_hidden_layers` is the depth of both.
 
     `decoder_start_token_id` (defaults to 1, the token `bos_token_id` names) is what generation starts from.
     `share_encoder_decoder_embeddings` (defaults to `True`): with `tie_word_embeddings`, source and target have one
@@ -278,12 +291,34 @@ class VanillaSeq2SeqConfig(VanillaTransformerConfig):
         "AutoModelForSeq2SeqLM": CODE + "VanillaSeq2SeqForConditionalGeneration",
     }
 
-    encoder_layers: int = 6
-    decoder_layers: int = 6
+    encoder_layers: int | None = None
+    decoder_layers: int | None = None
     use_cache: bool = True
     is_encoder_decoder: bool = True
     decoder_start_token_id: int | None = 1
     share_encoder_decoder_embeddings: bool = True
+
+    def __post_init__(self, **kwargs):
+        both = {name: value for name in ("N", "num_hidden_layers") if (value := kwargs.pop(name, None)) is not None}
+        given = both | {stack: value for stack in DEPTHS if (value := getattr(self, stack)) is not None}
+        depth = next(iter(both.values()), 6)
+        if both and any(value != depth for value in given.values()):
+            found = ", ".join(f"{name}={value!r}" for name, value in given.items())
+            raise ValueError(f"{' and '.join(both)} set the depth of both stacks, expected no other beside, got {found}")
+        for stack in DEPTHS:
+            setattr(self, stack, given.get(stack, depth))
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict, **kwargs) -> "VanillaSeq2SeqConfig":
+        """A file has both depths. An `N` beside them is of a config that was made when it had no effect, and has none."""
+        if config_dict.keys() >= set(DEPTHS):
+            config_dict = {name: value for name, value in config_dict.items() if name != "N"}
+        return super().from_dict(config_dict, **kwargs)
+
+    @classmethod
+    def field_names(cls) -> list[str]:
+        return [*super().field_names(), "N"]
 
     @classmethod
     def preset(cls, name: str, **overrides) -> "VanillaSeq2SeqConfig":
@@ -298,7 +333,9 @@ class VanillaSeq2SeqConfig(VanillaTransformerConfig):
         }  # fmt: skip
         if name not in presets:
             raise ValueError(f"no preset {name!r}, expected one of {sorted(presets)}")
-        return cls(**{**presets[name], **overrides})
+        of_both = overrides.keys() & {"N", "num_hidden_layers"}
+        shape = {field: value for field, value in presets[name].items() if not (of_both and field in DEPTHS)}
+        return cls(**shape | overrides)
 
 
 __all__ = ["VanillaDecoderConfig", "VanillaEncoderConfig", "VanillaSeq2SeqConfig", "VanillaTransformerConfig"]
