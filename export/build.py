@@ -14,16 +14,17 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-import vanilla_transformer
+from vanilla_transformer import checkpoint as checkpoints
+from vanilla_transformer.checkpoint import checkpoint_directory, config_and_class
 from vanilla_transformer.files import new_directory, output_path
 
 from . import cpu, cuda, optimize, portable
 from .artifact import TOKENIZER_FILES, write_manifest
 from .doctor import require
+from .errors import UsageError
 from .graphs import DTYPES, KNOWN_DTYPES, GraphSpec, example_inputs, graph_specs
 from .shortlist import checked, limited
 from .verify import verify
@@ -84,12 +85,13 @@ def export(
 
     Raises:
         FileExistsError: if `out` exists and `force` is not given.
-        FileNotFoundError, ValueError: as `load_checkpoint`; ValueError for a target or dtype that is unknown or that cannot
-            hold the model, and if the graphs do not give what torch gives. Half precision is compared where there is a GPU.
+        UsageError: for a target or dtype that is unknown.
+        FileNotFoundError, ValueError: as `load_checkpoint`; ValueError for a target or dtype that cannot hold the model, and
+            if the graphs do not give what torch gives. Half precision is compared where there is a GPU.
     """
     output_path(out, [checkpoint])
     if (dtype or "fp32") not in DTYPES.get(target, ()):
-        raise ValueError(f"no target {target!r} with dtype {dtype!r}, expected one of: {KNOWN_DTYPES}")
+        raise UsageError(f"no target {target!r} with dtype {dtype!r}, expected one of: {KNOWN_DTYPES}")
     model = load_checkpoint(checkpoint)
     activations = activations_of(model, target, dtype)
     dtype = dtype or activations
@@ -100,7 +102,7 @@ def export(
             raise ValueError(f"{found}, expected {expected}: use --target portable")
     tokens = None if shortlist is None else checked(model, shortlist)
     with new_directory(out, force, [checkpoint]) as directory:
-        config = write_configs(model, Path(checkpoint), directory)
+        config = write_configs(model, checkpoint_directory(checkpoint), directory)
         specs = graph_specs(config, type(model).__name__, target, dtype, activations)
         graphs, steps = {}, {}
         traced = cuda.prepared(model, DTYPE[activations]) if target == "cuda" else model
@@ -203,51 +205,15 @@ def load_checkpoint(checkpoint: str | os.PathLike) -> PreTrainedModel:
     """The model of a checkpoint directory or Hub id, of the class its config names, in float32 and evaluation mode.
 
     Raises:
-        FileNotFoundError: for a directory without config.json or without safetensors weights.
-        ValueError: for weights that are truncated, missing, of other shapes or not finite, and for a config of another model.
+        FileNotFoundError, ValueError: as `vanilla_transformer.checkpoint.load_checkpoint`; ValueError for a model that no
+            graph here can hold.
     """
-    path = Path(checkpoint)
-    if path.is_dir():
-        check_checkpoint_files(path)
-    elif len(path.parts) > 2 or path.is_absolute():
-        raise FileNotFoundError(f"{checkpoint} does not exist, expected a checkpoint directory or a Hub id")
-    try:
-        config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
-    except OSError as error:
-        raise FileNotFoundError(f"{checkpoint} is neither a checkpoint directory nor on the Hub: {error}") from None
-    name = (config.architectures or ["none"])[0]
-    if name not in EXPORTABLE:
-        raise ValueError(
-            f"{checkpoint} is a {config.model_type} checkpoint of architecture {name}, expected one of {', '.join(EXPORTABLE)}"
-        )
+    config, model_class = config_and_class(checkpoint)
+    if (name := model_class.__name__) not in EXPORTABLE:
+        raise ValueError(f"{checkpoint} is a {name}, expected one of {', '.join(EXPORTABLE)}")
     if getattr(config, "add_cross_attention", False):
         raise ValueError(f"{checkpoint} has add_cross_attention=True, which no graph here can hold: expected False")
-    model_class = getattr(vanilla_transformer, name)
-    # Mismatched sizes are ignored here so that they can be named below.
-    model, info = model_class.from_pretrained(
-        checkpoint, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
-    )
-    for problem in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-        if info[problem]:
-            raise ValueError(f"the weights of {checkpoint} do not fit {name}: {problem} {sorted(info[problem])[:5]}")
-    for weight_name, weight in model.named_parameters():
-        if wrong := weight.numel() - int(weight.isfinite().sum()):
-            raise ValueError(f"{weight_name} of {checkpoint} has {wrong} of {weight.numel()} values that are NaN or infinite")
-    return model.eval()
-
-
-def check_checkpoint_files(path):
-    if not (path / "config.json").is_file():
-        raise FileNotFoundError(f"{path} has no config.json: expected a checkpoint directory")
-    weights = sorted(path.glob("model*.safetensors"))
-    if not weights:
-        raise FileNotFoundError(f"{path} has no weights: expected model.safetensors, found {sorted(os.listdir(path))}")
-    for file in weights:
-        try:
-            with safe_open(file, "pt"):
-                pass  # opening reads the header and compares it with the size of the file
-        except SafetensorError as error:
-            raise ValueError(f"{file} is not a whole safetensors file ({file.stat().st_size} bytes): {error}") from None
+    return checkpoints.load_checkpoint(checkpoint)
 
 
 def write_configs(model, checkpoint, directory):

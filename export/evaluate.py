@@ -198,11 +198,11 @@ class TorchEngine:
     name = "torch"
 
     def __init__(self, checkpoint):
-        from transformers import AutoTokenizer
+        from vanilla_transformer.checkpoint import load_tokenizer
 
         from .build import load_checkpoint
 
-        self.text, self.model = AutoTokenizer.from_pretrained(checkpoint), load_checkpoint(checkpoint)
+        self.text, self.model = load_tokenizer(checkpoint), load_checkpoint(checkpoint)
         self.architecture, self.config = type(self.model).__name__, self.model.config.to_dict()
 
     @property

@@ -10,6 +10,8 @@ from tokenizers import Tokenizer
 from torch import nn
 from transformers import PreTrainedModel
 
+from vanilla_transformer.checkpoint import checkpoint_directory, read_json, readers_errors
+
 # Settings of a model that name tokens it must be able to generate.
 SPECIAL = (
     "bos_token_id",
@@ -75,11 +77,14 @@ def tokens_of(text: str | os.PathLike, checkpoint: str | os.PathLike) -> list[in
 
     Raises:
         FileNotFoundError: if either is missing.
+        ValueError: for a tokenizer that is damaged.
     """
-    path = Path(checkpoint) / "tokenizer.json"
+    path = checkpoint_directory(checkpoint) / "tokenizer.json"
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing, expected the tokenizer that makes tokens of {text}")
-    tokenizer = Tokenizer.from_file(str(path))
+    read_json(path)
+    with readers_errors(path):
+        tokenizer = Tokenizer.from_file(str(path))
     special = {token for token, facts in tokenizer.get_added_tokens_decoder().items() if facts.special}
     lines = Path(text).read_text().splitlines()
     return sorted(special.union(*(encoding.ids for encoding in tokenizer.encode_batch(lines))))

@@ -79,5 +79,7 @@ def test_the_command_prints_text_or_json(tmp_path, capsys):
 
 def test_a_checkpoint_of_another_family_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    with pytest.raises(SystemExit, match="is a bert checkpoint, expected one of ours: convert it first"):
+    with pytest.raises(
+        SystemExit, match="is a bert checkpoint of architecture none, expected one of VanillaEncoderModel, .*: convert it first"
+    ):
         main(["info", str(tmp_path)])

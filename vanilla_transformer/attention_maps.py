@@ -1,19 +1,24 @@
 """Where each head looks: attention weights as arrays and as pictures."""
 
+import math
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch.nn import functional as F
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
-from .files import new_file, output_path
-from .info import config_and_class
+from .checkpoint import load_checkpoint, load_tokenizer, readers_errors
+from .errors import UsageError
+from .files import new_file
 
 KINDS = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}  # of seq2seq
+PICTURES = ("eps", "jpeg", "jpg", "pdf", "png", "ps", "svg", "svgz", "tif", "tiff", "webp")
 DPI = 100
+LARGEST_MAPS = 2**27  # values of all layers and heads, one gigabyte
 SMALL, TOKEN, LARGEST = 1.5, 0.25, 50.0  # inches: a map of a grid, a token of a map by itself, a picture at most
 
 
@@ -34,14 +39,14 @@ def save_attention_maps(
 
     Raises:
         FileExistsError: if `out` exists and `force` is not given.
-        ValueError: as `attention_maps` and `draw`, and if the checkpoint is not one of ours.
+        UsageError: as `attention_maps` and `draw`, and for the name of a file that is no picture.
+        FileNotFoundError, ValueError: as `attention_maps`, `checkpoint.load_checkpoint` and `checkpoint.load_tokenizer`.
     """
-    output_path(out, [checkpoint])
-    _, model_class = config_and_class(checkpoint)
-    model = model_class.from_pretrained(checkpoint, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    figure = draw(attention_maps(model, tokenizer, *texts, kind=kind), layer, head)
-    with new_file(out, force) as file:
+    if Path(out).suffix.lower().removeprefix(".") not in PICTURES:
+        raise UsageError(f"{out} is no name of a picture, expected one that ends in .{', .'.join(PICTURES)}")
+    with new_file(out, force, [checkpoint]) as file:
+        model, tokenizer = load_checkpoint(checkpoint), load_tokenizer(checkpoint)
+        figure = draw(attention_maps(model, tokenizer, *texts, kind=kind), layer, head)
         figure.savefig(file, dpi=DPI)
 
 
@@ -53,18 +58,18 @@ def attention_maps(
     evaluation mode, with the eager attention implementation.
 
     Raises:
-        ValueError: for a text without tokens, a kind that the model does not have, and a target it does not read.
+        UsageError: for a kind that the model does not have, and a target it does not read or needs.
+        ValueError: for a text without tokens or with more than maps can show.
     """
     name, is_pair = type(model).__name__, model.config.is_encoder_decoder
     kinds = tuple(KINDS) if is_pair else ("decoder",) if "Decoder" in name else ("encoder",)
     kind = kinds[-1] if kind is None else kind
     if kind not in kinds:
-        raise ValueError(f"{name} has no {kind!r} attention, expected one of {', '.join(kinds)}")
+        raise UsageError(f"{name} has no {kind!r} attention, expected one of {', '.join(kinds)}")
     if target is not None and not is_pair:
-        raise ValueError(f"{name} reads one text, got the target {target!r} too")
+        raise UsageError(f"{name} reads one text, got the target {target!r} too")
     for text in [source] if target is None else [source, target]:
-        if not tokenizer(text, add_special_tokens=False)["input_ids"]:
-            raise ValueError(f"the text {text!r} has no tokens, expected at least one")
+        check_tokens(model, tokenizer, text)
     model.eval().set_attn_implementation("eager")  # the others give no weights
     # A decoder goes on from a text: the token that ends one is not in it.
     ids = tokenizer(source, return_tensors="pt", add_special_tokens=kinds != ("decoder",))["input_ids"]
@@ -78,13 +83,26 @@ def attention_maps(
     return AttentionMaps(kind, weights, *(tokenizer.convert_ids_to_tokens(row[0]) for row in (queries, keys)))
 
 
+def check_tokens(model, tokenizer, text):
+    with readers_errors(tokenizer.name_or_path):  # a damaged tokenizer may panic, and only here
+        ids = tokenizer(text)["input_ids"]
+        own = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if not own:
+        raise ValueError(f"the text {text!r} has no tokens, expected at least one")
+    if (largest := max(ids)) >= (size := model.config.vocab_size):
+        raise ValueError(f"the tokenizer gives the token {largest}, expected one of [0, {size - 1}], the model's vocabulary")
+    maps = model.config.num_hidden_layers * model.config.num_attention_heads
+    if len(ids) > (most := math.isqrt(LARGEST_MAPS // maps)):
+        raise ValueError(f"a text has {len(ids)} tokens, expected at most {most} for maps of {maps} layers and heads")
+
+
 def decoder_input_ids(model, tokenizer, ids, target):
     """The start token and the target's, but for its last one, which is only predicted."""
     if target is not None:
         labels = tokenizer(text_target=target, return_tensors="pt")["input_ids"]
         return F.pad(labels[:, :-1], (1, 0), value=model.config.decoder_start_token_id)
     if not model.can_generate():
-        raise ValueError(f"{type(model).__name__} cannot generate, expected a target")
+        raise UsageError(f"{type(model).__name__} cannot generate, expected a target")
     return model.generate(ids, do_sample=False, num_return_sequences=1)[:, :-1]
 
 
@@ -92,7 +110,7 @@ def draw(maps: AttentionMaps, layer: int | None = None, head: int | None = None)
     """A grid of all layers and heads, or of those of the one `layer` or `head`; one map alone has its tokens beside it.
 
     Raises:
-        ValueError: for a layer or a head that does not exist.
+        UsageError: for a layer or a head that does not exist.
     """
     layers, heads = (chosen(*found) for found in zip(("layer", "head"), (layer, head), maps.weights.shape))
     is_alone = len(layers) == len(heads) == 1
@@ -116,5 +134,5 @@ def draw(maps: AttentionMaps, layer: int | None = None, head: int | None = None)
 
 def chosen(name, index, count):
     if index is not None and not 0 <= index < count:
-        raise ValueError(f"{name} is {index}, expected one of 0 to {count - 1}")
+        raise UsageError(f"{name} is {index}, expected one of 0 to {count - 1}")
     return range(count) if index is None else [index]

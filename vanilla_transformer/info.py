@@ -1,5 +1,6 @@
 """What a checkpoint is and what it costs: parameters per block, memory, floating point operations per token."""
 
+import copy
 import math
 import os
 import re
@@ -7,9 +8,10 @@ from collections import Counter
 
 import torch
 from torch import nn
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-import vanilla_transformer
+from .checkpoint import config_and_class
+from .configuration_vanilla_transformer import VanillaTransformerConfig
 
 BYTES = {"float32": 4, "float16 or bfloat16": 2, "int8": 1, "int4": 0.5}
 
@@ -24,13 +26,12 @@ def info(source: str | os.PathLike) -> dict:
 
     Raises:
         OSError: if there is no config.
-        ValueError: if it is not one of ours.
+        ValueError: if it is damaged or not one of ours.
     """
     config, model_class = config_and_class(source)
     name = model_class.__name__
-    with torch.device("meta"):
-        model = model_class(config)
-    parameters = parameters_by_block(model)
+    model = with_one_layer(model_class, config)
+    parameters = parameters_by_block(model, config)
     total = sum(parameters.values())
     heads = config.num_attention_heads * (config.head_dim + config.value_head_dim)
     decoder_layers = config.get_text_config(decoder=True).num_hidden_layers if "Encoder" not in name else 0
@@ -42,38 +43,44 @@ def info(source: str | os.PathLike) -> dict:
         "total_parameters": total,
         "memory": {dtype: math.ceil(total * size) for dtype, size in BYTES.items()},
         "cache_values": heads * decoder_layers,
-        "flops": flops(model) | {"attention to one token, per layer": 2 * heads},
+        "flops": flops(model, config) | {"attention to one token, per layer": 2 * heads},
     }
 
 
-def config_and_class(source: str | os.PathLike) -> tuple[PreTrainedConfig, type[PreTrainedModel]]:
-    """Of a checkpoint directory or Hub id; raises as `info`."""
-    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-    if not isinstance(config, vanilla_transformer.VanillaTransformerConfig):
-        raise ValueError(f"{source} is a {config.model_type} checkpoint, expected one of ours: convert it first")
-    name = (config.architectures or [None])[0]
-    if name not in vanilla_transformer.__all__:
-        raise ValueError(f"{source} has the architecture {name}, expected one of ours")
-    return config, getattr(vanilla_transformer, name)
+def depth_fields(config):
+    return ("encoder_layers", "decoder_layers") if config.is_encoder_decoder else ("num_hidden_layers",)
 
 
 def shape_fields(config):
-    depths = ("encoder_layers", "decoder_layers") if config.is_encoder_decoder else ("num_hidden_layers",)
     widths = ("hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "value_head_dim", "vocab_size")
-    return (*depths, *widths, "position_embedding_type", "norm_first", "tie_word_embeddings")
+    return (*depth_fields(config), *widths, "position_embedding_type", "norm_first", "tie_word_embeddings")
 
 
-def parameters_by_block(model: PreTrainedModel) -> dict[str, int]:
+def with_one_layer(model_class: type[PreTrainedModel], config: VanillaTransformerConfig) -> PreTrainedModel:
+    """On the meta device, without values. The layers of a stack are alike: one of each is enough to count, however many."""
+    shallow = copy.deepcopy(config)
+    for name in depth_fields(config):
+        setattr(shallow, name, 1)
+    with torch.device("meta"):
+        return model_class(shallow)
+
+
+def times(name: str, config: VanillaTransformerConfig) -> int:
+    """How often the model of `config` has what has this name in the model `with_one_layer`."""
+    stack = re.match(r"(?:model\.)?(?:(encoder|decoder)\.)?layers\.", name)
+    return getattr(config, f"{stack[1]}_layers" if stack[1] else "num_hidden_layers") if stack else 1
+
+
+def parameters_by_block(model: PreTrainedModel, config: VanillaTransformerConfig) -> dict[str, int]:
     """Embeddings, all layers of a stack together, final norms, and the modules of the head."""
     found = Counter()
     for name, parameter in model.named_parameters():
-        name = name.removeprefix("model.")
-        block = re.match(r"((encoder|decoder)\.)?(layers|\w+)", name).group()
-        found[block] += parameter.numel()
+        block = re.match(r"((encoder|decoder)\.)?(layers|\w+)", name.removeprefix("model.")).group()
+        found[block] += parameter.numel() * times(name, config)
     return dict(found)
 
 
-def flops(model: PreTrainedModel) -> dict[str, int]:
+def flops(model: PreTrainedModel, config: VanillaTransformerConfig) -> dict[str, int]:
     found = Counter()
     is_pair, is_decoder = model.config.is_encoder_decoder, "Decoder" in type(model).__name__
     sentence_heads = ("pooler", "next_sentence", "score")
@@ -86,7 +93,7 @@ def flops(model: PreTrainedModel) -> dict[str, int]:
                 per = "source token"
             if any(part in sentence_heads for part in name.split(".")):
                 per = "sequence"
-            found[per] += 2 * module.in_features * module.out_features
+            found[per] += 2 * module.in_features * module.out_features * times(name, config)
     return dict(found)
 
 

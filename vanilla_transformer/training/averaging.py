@@ -2,13 +2,13 @@
 
 import os
 import shutil
-from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
+from ..checkpoint import TOKENIZER_FILES, checkpoint_directory
+from ..checkpoint import load_checkpoint as load
 from ..files import new_directory
-from ..info import config_and_class
 
 
 def average(checkpoints: list[str | os.PathLike], out: str | os.PathLike, force: bool = False) -> None:
@@ -16,23 +16,27 @@ def average(checkpoints: list[str | os.PathLike], out: str | os.PathLike, force:
 
     Raises:
         FileExistsError: if `out` exists and `force` is not given.
-        ValueError: as `averaged`.
+        FileNotFoundError, ValueError: as `averaged`.
     """
     with new_directory(out, force, checkpoints) as directory:
+        first = checkpoint_directory(checkpoints[0])
         averaged(checkpoints).save_pretrained(directory)
-        for file in sorted(Path(checkpoints[0]).glob("tokenizer*")):
-            shutil.copyfile(file, directory / file.name)
+        for name in TOKENIZER_FILES:
+            if (first / name).is_file():
+                shutil.copyfile(first / name, directory / name)
 
 
 def averaged(checkpoints: list[str | os.PathLike]) -> PreTrainedModel:
     """The model of the first checkpoint with the mean, in float64, of the weights of all.
 
     Raises:
-        ValueError: if their architectures or the shapes of their weights differ.
+        FileNotFoundError, ValueError: as `checkpoint.load_checkpoint`; ValueError if their architectures or the shapes of
+            their weights differ.
     """
-    model, *others = (load(checkpoint) for checkpoint in checkpoints)
+    model = load(checkpoints[0])
     sums = {name: weight.double() for name, weight in model.named_parameters()}
-    for checkpoint, other in zip(checkpoints[1:], others):
+    for checkpoint in checkpoints[1:]:
+        other = load(checkpoint)
         found = dict(other.named_parameters())
         shapes, expected = ({name: tuple(weight.shape) for name, weight in of.items()} for of in (found, sums))
         if type(other) is not type(model) or shapes != expected:
@@ -43,8 +47,3 @@ def averaged(checkpoints: list[str | os.PathLike]) -> PreTrainedModel:
         for name, weight in model.named_parameters():
             weight.copy_(sums[name] / len(checkpoints))
     return model
-
-
-def load(checkpoint):
-    _, model_class = config_and_class(checkpoint)
-    return model_class.from_pretrained(checkpoint, dtype=torch.float32)

@@ -1,0 +1,324 @@
+"""Reading a checkpoint that anyone may have written: its files are checked before a model is built from them, what is wrong is
+one line that names the file, and no code beside the weights is ever run."""
+
+import contextlib
+import inspect
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import huggingface_hub
+import torch
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.utils import validate_repo_id
+from safetensors import SafetensorError, safe_open
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+import vanilla_transformer
+from vanilla_transformer import VanillaDecoderConfig, VanillaEncoderConfig, VanillaSeq2SeqConfig, VanillaTransformerConfig
+
+CONFIG, GENERATION_CONFIG, WEIGHTS = "config.json", "generation_config.json", "model.safetensors"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "vocab.json",
+    "vocab.txt",
+    "source.spm",
+    "target.spm",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "merges.txt",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
+# Of a Hub repository; the folders in it hold exports and the checkpoints of a training run.
+FILES = ("*.json", "*.txt", "*.spm", "*.model", "*.jinja", "*.safetensors")
+CONFIGS = {config.model_type: config for config in (VanillaEncoderConfig, VanillaDecoderConfig, VanillaSeq2SeqConfig)}
+TORCH_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+MOST_LABELS = 2**20
+
+Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]  # of tensors by name
+
+
+def load_checkpoint(source: str | os.PathLike) -> PreTrainedModel:
+    """The model of a checkpoint of ours, a directory or Hub id, of the class its config names, in float32 and evaluation mode.
+
+    Raises:
+        FileNotFoundError: without a directory, config.json or safetensors weights.
+        ValueError: for files that are damaged or do not fit each other, a checkpoint of another family, and weights that are
+            missing, too many, of other shapes or not finite.
+    """
+    directory = checkpoint_directory(source)
+    config, model_class = read_config(directory)
+    if (directory / GENERATION_CONFIG).is_file():
+        read_json(directory / GENERATION_CONFIG)
+    shapes: Shapes = {}
+    for file in weight_files(directory):
+        shapes |= stored_shapes(file)
+    check_depth(config, shapes, directory)
+    check_shapes(model_class, config, shapes, directory)
+    with readers_errors(directory):
+        model = model_class.from_pretrained(directory, config=config, dtype=torch.float32, use_safetensors=True)
+    for name, weight in model.named_parameters():
+        if wrong := weight.numel() - int(weight.isfinite().sum()):
+            raise ValueError(f"{name} of {source} has {wrong} of {weight.numel()} values that are NaN or infinite")
+    return model.eval()
+
+
+def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
+    """The tokenizer of a checkpoint, a directory or Hub id.
+
+    Raises:
+        FileNotFoundError: without a directory, or files of a tokenizer.
+        ValueError: for files that are damaged, and for a tokenizer that is code beside them.
+    """
+    directory = checkpoint_directory(source)
+    found = [directory / name for name in TOKENIZER_FILES if (directory / name).is_file()]
+    if not found:
+        raise FileNotFoundError(f"{directory} has no tokenizer, expected one of {', '.join(TOKENIZER_FILES[:7])}")
+    contents = {file.name: read_json(file) for file in found if file.suffix == ".json"}
+    code = contents.get("tokenizer_config.json", {}).get("auto_map")
+    try:
+        with readers_errors(directory):
+            return AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    except ValueError:
+        if not code:
+            raise
+    raise ValueError(f"{directory} has a tokenizer of its own code, which is not run: expected one of transformers, got {code}")
+
+
+# --------------------------------------------------------------------------------------------------------- where it lies
+
+
+def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FILES) -> Path:
+    """The directory `source`, or that of the `files` of the Hub id `source`, downloaded if they are not in the cache.
+
+    Raises:
+        FileNotFoundError: if it is neither.
+        NotADirectoryError: if it is a file.
+    """
+    path, name, expected = Path(source), os.fspath(source), "expected a checkpoint directory or a Hub id"
+    if name and path.is_dir():
+        return path
+    if name and os.path.lexists(path):
+        raise NotADirectoryError(f"{source} is not a directory, {expected}")
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        raise FileNotFoundError(f"{source or repr(name)} does not exist, {expected}") from None
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(files), ignore_patterns=["*/*"]))
+    except RepositoryNotFoundError:
+        reason = "the Hub has none of this name, or not for this login"
+    except LocalEntryNotFoundError:
+        reason = "it is not in the cache, and the Hub cannot be reached"
+    except (OSError, ValueError) as error:  # what the Hub client raises is one or the other
+        reason = one_line(error)
+    raise FileNotFoundError(f"{source} is neither a checkpoint directory nor on the Hub: {reason}")
+
+
+# --------------------------------------------------------------------------------------------------------------- configs
+
+
+def config_and_class(source: str | os.PathLike) -> tuple[VanillaTransformerConfig, type[PreTrainedModel]]:
+    """Of a checkpoint of ours, a directory or Hub id. Raises: as `load_checkpoint`, but for weights."""
+    return read_config(checkpoint_directory(source, (CONFIG,)))
+
+
+def read_config(directory: Path) -> tuple[VanillaTransformerConfig, type[PreTrainedModel]]:
+    content, name = read_raw_config(directory)
+    if (model_type := content["model_type"]) not in CONFIGS:
+        known = [name for config_class in CONFIGS.values() for name in architectures_of(config_class)]
+        found = f"{directory} is a {model_type} checkpoint of architecture {name}"
+        raise ValueError(f"{found}, expected one of {', '.join(known)}: convert it first")
+    config_class = CONFIGS[model_type]
+    if name not in (known := architectures_of(config_class)):
+        raise ValueError(f"{directory} is a {model_type} checkpoint of architecture {name}, expected one of {', '.join(known)}")
+    config = made_config(config_class, content, directory)
+    config.auto_map = dict(config.default_auto_map)  # a file may name another's code; ours is what is saved with our models
+    return config, getattr(vanilla_transformer, name)
+
+
+def read_raw_config(directory: Path) -> tuple[dict, str]:
+    """The content of config.json, which names its `model_type`, and the architecture it names, or "none"."""
+    path = directory / CONFIG
+    if not path.is_file():
+        raise FileNotFoundError(f"{directory} has no config.json: expected a checkpoint directory")
+    content = read_json(path)
+    if not isinstance(model_type := content.get("model_type"), str):
+        raise ValueError(f"{path} has the model_type {shown(model_type)}, expected a name")
+    if not isinstance(names := content.get("architectures") or ["none"], list) or not isinstance(names[0], str):
+        raise ValueError(f"{path} has the architectures {shown(names)}, expected a list of names")
+    return content, names[0]
+
+
+def architectures_of(config_class: type[VanillaTransformerConfig]) -> list[str]:
+    references = (code for auto_name, code in config_class.default_auto_map.items() if auto_name != "AutoConfig")
+    return [code.rpartition(".")[2] for code in references]
+
+
+def made_config(config_class: type[PreTrainedConfig], content: dict, directory: Path) -> PreTrainedConfig:
+    """The config of a file's `content`, which may have names of its own, but none that would replace a method of the class."""
+    path = directory / CONFIG
+    settable = {"model_type", *(field.name for field in fields(config_class)), *config_class.attribute_map}
+    for name in content:
+        attribute = inspect.getattr_static(config_class, name, None)
+        if attribute is not None and name not in settable and not isinstance(attribute, property):
+            raise ValueError(f"{path} has the key {name}, expected none of a class's own attributes")
+    labels = content.get("num_labels")
+    if labels is not None and (type(labels) is not int or not 0 <= labels <= MOST_LABELS):
+        raise ValueError(f"{path} has num_labels {shown(labels)}, expected at most {MOST_LABELS}")
+    if "quantization_config" in content:
+        raise ValueError(f"{path} has a quantization_config, expected weights in floating point")
+    with readers_errors(path):
+        config = config_class.from_dict(content)
+    if config.is_encoder_decoder != config_class.is_encoder_decoder:
+        raise ValueError(f"{path} has is_encoder_decoder {config.is_encoder_decoder}, expected {not config.is_encoder_decoder}")
+    return config
+
+
+# --------------------------------------------------------------------------------------------------------------- weights
+
+
+def weight_files(directory: Path, names: tuple[str, ...] = (WEIGHTS,)) -> list[Path]:
+    """The first of `names` that is there, whole or as the shards its index names.
+
+    Raises:
+        FileNotFoundError: if there is none, or a shard is missing.
+        ValueError: for an index that is none.
+    """
+    for name in names:
+        if (directory / name).is_file():
+            return [directory / name]
+        if (index := directory / f"{name}.index.json").is_file():
+            return shards(index, Path(name).suffix)
+    found = ", ".join(sorted(os.listdir(directory))[:10]) or "nothing"
+    raise FileNotFoundError(f"{directory} has no weights: expected {' or '.join(names)}, found {found}")
+
+
+def shards(index: Path, suffix: str) -> list[Path]:
+    content = read_json(index)
+    places = content.get("weight_map")
+    if not isinstance(places, dict) or not places or not all(isinstance(file, str) for file in places.values()):
+        raise ValueError(f"{index} has the weight_map {shown(places)}, expected the file of each tensor")
+    if not isinstance(content.get("metadata", {}), dict):
+        raise ValueError(f"{index} has the metadata {shown(content['metadata'])}, expected a JSON object")
+    names = sorted(set(places.values()))
+    if wrong := [name for name in names if Path(name).name != name or Path(name).suffix != suffix]:
+        raise ValueError(f"{index} names {shown(wrong)}, expected {suffix} files beside it")
+    if missing := [name for name in names if not (index.parent / name).is_file()]:
+        raise FileNotFoundError(f"{index.parent} lacks {', '.join(missing[:5])}, which {index.name} names")
+    return [index.parent / name for name in names]
+
+
+def stored_shapes(file: Path) -> Shapes:
+    """Of the tensors of a safetensors file, by its header.
+
+    Raises:
+        ValueError: for a file that is not whole, and a type of tensors that has no place here.
+    """
+    found: Shapes = {}
+    try:
+        with safe_open(file, "pt") as tensors:  # reads the header and compares it with the size of the file
+            for name in tensors.keys():  # noqa: SIM118, it is no dict
+                part = tensors.get_slice(name)
+                if part.get_dtype() not in TORCH_DTYPES:
+                    raise ValueError(f"{file}: {name} is of type {part.get_dtype()}, expected one of {list(TORCH_DTYPES)}")
+                found[name] = tuple(part.get_shape()), TORCH_DTYPES[part.get_dtype()]
+    except SafetensorError as error:
+        raise ValueError(f"{file} is not a whole safetensors file ({file.stat().st_size} bytes): {error}") from None
+    return found
+
+
+def check_depth(config: VanillaTransformerConfig, shapes: Shapes, where: Path) -> None:
+    """Before anything is built or counted by `config`: it can name any depth and width, files only those they hold."""
+    layers = len({number for name in shapes for number in re.findall(r"(?<=\.)\d+(?=\.)", f".{name}")})
+    widest = max((size for shape, _ in shapes.values() for size in shape), default=0)
+    for field, most in {
+        "num_hidden_layers": layers,
+        "encoder_layers": layers,
+        "decoder_layers": layers,
+        "hidden_size": widest,
+    }.items():
+        if (found := getattr(config, field, 0)) > most:
+            raise ValueError(f"{where} has {field} {found} in its config.json, expected at most {most} by its tensors")
+
+
+def check_shapes(model_class: type[PreTrainedModel], config: VanillaTransformerConfig, shapes: Shapes, where: Path) -> None:
+    """The tensors must be those of the model, no more and no less; tied ones may be there or not."""
+    with readers_errors(where), torch.device("meta"):
+        model = model_class(config)
+    tied = {bare(name) for name in model.get_expanded_tied_weights_keys(all_submodels=True)}
+    expected = {bare(name): tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = {bare(name): shape for name, (shape, _) in shapes.items()}
+    other = {name: f"{found[name]} for {expected[name]}" for name in expected.keys() & found.keys()}
+    problems = {
+        "missing": expected.keys() - tied - found.keys(),
+        "unexpected": found.keys() - expected.keys(),
+        "of another shape": {f"{name} {other[name]}" for name in other if found[name] != expected[name]},
+        "no floating point": {name for name, (_, dtype) in shapes.items() if not dtype.is_floating_point},
+    }
+    for problem, names in problems.items():
+        if names:
+            some = ", ".join(sorted(names)[:5])
+            raise ValueError(f"the weights of {where} do not fit {model_class.__name__}: {len(names)} are {problem}: {some}")
+
+
+def bare(name: str) -> str:
+    """Without the prefix that the classes with a head have and the bodies have not: each loads the other's files."""
+    return name.removeprefix("model.")
+
+
+# ---------------------------------------------------------------------------------------------------------------- errors
+
+
+def read_json(path: Path) -> dict:
+    """The JSON object that the file `path` holds.
+
+    Raises:
+        ValueError: if it holds something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {one_line(error)}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds {shown(content)}, expected a JSON object")
+    return content
+
+
+@contextlib.contextmanager
+def readers_errors(path: Path) -> Iterator[None]:
+    """Around what other libraries make of the file or directory `path`: for one that they cannot read they raise errors of
+    every class, here a ValueError that names it."""
+    try:
+        yield
+    except (OSError, ImportError):  # these say what they are about
+        raise
+    except BaseException as error:
+        is_panic = type(error).__name__ == "PanicException"  # of Rust, and no Exception
+        if not (is_panic or isinstance(error, Exception)):
+            raise
+        raise ValueError(f"{path} cannot be read: {one_line(error)}") from None
+
+
+def one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
+
+
+def shown(value: object) -> str:
+    return f"{value!r:.100}"
