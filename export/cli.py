@@ -3,9 +3,12 @@
 import argparse
 import contextlib
 import json
+import os
 import signal
 import sys
 from pathlib import Path
+
+from .errors import UsageError
 
 
 def train(args):
@@ -24,7 +27,7 @@ def train(args):
 
         result = json.dumps(train(recipe, args.output, args.force, args.restart))
     if PartialState().is_main_process:
-        print(result)
+        say(result)
 
 
 def average(args):
@@ -36,19 +39,27 @@ def average(args):
 def convert(args):
     from vanilla_transformer import conversion
 
-    if Path(args.source).is_file():
-        print(json.dumps(conversion.convert_torch(args.source, args.out, args.embeddings, args.force, **dict(args.set))))
+    is_file = Path(args.source).is_file()
+    others = {"--to": args.to, "--dry-run": args.dry_run} if is_file else {"--embeddings": args.embeddings, "--set": args.set}
+    for name, value in others.items():
+        if value:
+            kinds = "checkpoints" if is_file else "a file with a state dict"
+            raise UsageError(f"{name} is for {kinds}, and {args.source} is none")
+    if is_file:
+        fields = dict(args.set)
+        conversion.check_fields(fields)
+        say(json.dumps(conversion.convert_torch(args.source, args.out, args.embeddings, args.force, **fields)))
     elif args.dry_run:
-        print(conversion.plan(args.source, args.to))
+        say(conversion.plan(args.source, args.to))
     else:
-        print(json.dumps(conversion.convert(args.source, args.out, args.to, args.force)))
+        say(json.dumps(conversion.convert(args.source, args.out, args.to, args.force)))
 
 
 def info(args):
     from vanilla_transformer.info import info, report
 
     facts = info(args.directory)
-    print(json.dumps(facts) if args.json else report(facts))
+    say(json.dumps(facts) if args.json else report(facts))
 
 
 def attention(args):
@@ -66,7 +77,7 @@ def export(args):
     tokens = None if args.shortlist is None else tokens_of(args.shortlist, args.checkpoint)
     manifest = export(args.checkpoint, args.out, args.force, target=args.target, dtype=args.dtype, shortlist=tokens)
     files = {name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")}
-    print(json.dumps({"out": str(args.out), "files": files, "parity": manifest["parity"]}))
+    say(json.dumps({"out": str(args.out), "files": files, "parity": manifest["parity"]}))
 
 
 def verify(args):
@@ -74,11 +85,11 @@ def verify(args):
     from .verify import verify
 
     report = verify(args.out, load_checkpoint(args.checkpoint), args.cases, args.seed)
-    print(report)
+    say(report)
     if settings := metric_settings(args):
         from .evaluate import compare
 
-        print(json.dumps(compare(args.out, args.checkpoint, batch_size=args.batch_size, **settings)))
+        say(json.dumps(compare(args.out, args.checkpoint, batch_size=args.batch_size, **settings)))
     if report.failures:
         sys.exit("\n".join(report.failures))
 
@@ -102,7 +113,7 @@ def evaluate(args):
     from .evaluate import evaluate
 
     options = {"batch_size": args.batch_size, **metric_settings(args), **generation_options(args)}
-    print(json.dumps(evaluate(args.directory, **options)))
+    say(json.dumps(evaluate(args.directory, **options)))
 
 
 def metric_settings(args):
@@ -114,15 +125,15 @@ def doctor(args):
     from .doctor import facts, report
 
     found = facts()
-    print(json.dumps(found) if args.json else report(found))
+    say(json.dumps(found) if args.json else report(found))
 
 
 def add_metric_settings(verb):
-    verb.add_argument("--source", type=Path, help="for BLEU: one sentence a line, .gz or plain")
-    verb.add_argument("--target", type=Path, help="its translations, line by line")
+    verb.add_argument("--source", type=path, help="for BLEU: one sentence a line, .gz or plain")
+    verb.add_argument("--target", type=path, help="its translations, line by line")
     verb.add_argument("--bleu-tokenize", help="of sacreBLEU: 13a (if not given), or none for text that is in tokens already")
-    verb.add_argument("--text", type=Path, help="for (pseudo-)perplexity: any text; for accuracy: one text a line")
-    verb.add_argument("--labels", type=Path, help="for accuracy: the name or id of each text's label, line by line")
+    verb.add_argument("--text", type=path, help="for (pseudo-)perplexity: any text; for accuracy: one text a line")
+    verb.add_argument("--labels", type=path, help="for accuracy: the name or id of each text's label, line by line")
     verb.add_argument("--batch-size", type=positive, default=32, help="sentences run together")
 
 
@@ -139,18 +150,52 @@ def add_generation_options(verb):
 
 def key_value(text):
     """`name=value`, the value as JSON where it is that, else as a string."""
-    name, separator, value = text.partition("=")
+    name, separator, value = unicode(text).partition("=")
     if not separator:
         raise argparse.ArgumentTypeError(f"expected key=value, got {text!r}")
     try:
         return name, json.loads(value)
     except json.JSONDecodeError:
         return name, value
+    except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
+        raise argparse.ArgumentTypeError(f"expected a value in JSON or text, got {text[:40]!r}...: {error}") from None
+
+
+def unicode(text):
+    """An argument that is a text. Bytes that are no UTF-8 may be a path's."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"expected UTF-8, got {os.fsencode(text)!r}") from None
+    return text
+
+
+def source(text):
+    """A directory or Hub id; an empty one, as of a variable that is not set, would be the working directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a path, got ''")
+    return text
+
+
+def path(text):
+    return Path(source(text))
 
 
 def positive(text):
-    if (value := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {value}")
+    return whole(text, 1)
+
+
+def natural(text):
+    return whole(text, 0)
+
+
+def whole(text, least):
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, got {text[:40]!r}") from None
+    if not least <= value < 2**63:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least {least} and below 2**63, got {text[:40]}")
     return value
 
 
@@ -162,8 +207,8 @@ def build_parser():
     verb = verbs.add_parser("train", help="train a model as a recipe says", formatter_class=formatter)
     verb.set_defaults(run=train, extras="train,cpu")
     verb.add_argument("recipe", help="a recipe's name (a wrong one lists them) or its .toml file")
-    verb.add_argument("--data", type=Path, help="directory of the recipe's text files")
-    verb.add_argument("--output", type=Path, required=True, help="checkpoint directory to write; OUTPUT-run holds the state")
+    verb.add_argument("--data", type=path, help="directory of the recipe's text files")
+    verb.add_argument("--output", type=path, required=True, help="checkpoint directory to write; OUTPUT-run holds the state")
     help_of_set = "change the recipe: training.learning_rate=1e-3, model.dropout=0.2 ..."
     verb.add_argument("--set", type=key_value, action="append", default=[], metavar="KEY=VALUE", help=help_of_set)
     verb.add_argument("--dry-run", action="store_true", help="print sizes, and time and memory of a few updates; write nothing")
@@ -172,67 +217,67 @@ def build_parser():
 
     verb = verbs.add_parser("average", help="the mean of the weights of several checkpoints", formatter_class=formatter)
     verb.set_defaults(run=average, extras="torch")
-    verb.add_argument("checkpoints", nargs="+", type=Path, help="checkpoint directories of one model")
-    verb.add_argument("--out", type=Path, required=True, help="checkpoint directory to write")
+    verb.add_argument("checkpoints", nargs="+", type=path, help="checkpoint directories of one model")
+    verb.add_argument("--out", type=path, required=True, help="checkpoint directory to write")
     verb.add_argument("--force", action="store_true", help="replace OUT if it is ours")
 
     families = "BERT, RoBERTa, DistilBERT, ELECTRA, GPT-2, OPT, BART, mBART or Marian"
     verb = verbs.add_parser("convert", help="another project's checkpoint -> ours, and back", formatter_class=formatter)
     verb.set_defaults(run=convert, extras="torch")
     verb.add_argument(
-        "source", help=f"checkpoint directory or Hub id ({families}), or a torch.nn.Transformer's state dict file"
+        "source", type=source, help=f"checkpoint directory or Hub id ({families}), or a torch.nn.Transformer's state dict file"
     )
-    verb.add_argument("out", type=Path, help="checkpoint directory to write")
+    verb.add_argument("out", type=path, help="checkpoint directory to write")
     verb.add_argument("--to", choices=("bert", "gpt2", "bart", "marian"), help="convert one of our checkpoints to this family")
     verb.add_argument("--dry-run", action="store_true", help="print which tensor becomes which, and write nothing")
-    verb.add_argument("--embeddings", type=Path, help="a file with embed_tokens; a state dict of torch needs it")
+    verb.add_argument("--embeddings", type=path, help="a file with embed_tokens; a state dict of torch needs it")
     help_of_set = "a config field; a state dict of torch needs num_attention_heads"
     verb.add_argument("--set", type=key_value, action="append", default=[], metavar="KEY=VALUE", help=help_of_set)
     verb.add_argument("--force", action="store_true", help="replace OUT if it is ours")
 
     verb = verbs.add_parser("info", help="shape, parameters, memory and FLOPs of a checkpoint", formatter_class=formatter)
     verb.set_defaults(run=info, extras="torch")
-    verb.add_argument("directory", help="checkpoint directory or Hub id")
+    verb.add_argument("directory", type=source, help="checkpoint directory or Hub id")
     verb.add_argument("--json", action="store_true", help="print JSON")
 
     verb = verbs.add_parser("attention", help="draw where each head looks, as PNG", formatter_class=formatter)
     verb.set_defaults(run=attention, extras="train")
-    verb.add_argument("checkpoint", help="checkpoint directory or Hub id")
-    verb.add_argument("source", help="a text")
-    verb.add_argument("target", nargs="?", help="its translation; that of the model if not given")
+    verb.add_argument("checkpoint", type=source, help="checkpoint directory or Hub id")
+    verb.add_argument("source", type=unicode, help="a text")
+    verb.add_argument("target", type=unicode, nargs="?", help="its translation; that of the model if not given")
     verb.add_argument("--kind", help="encoder, decoder or cross (if not given), for models that have all three")
-    verb.add_argument("--layer", type=int, help="from 0 on; all if not given")
-    verb.add_argument("--head", type=int, help="from 0 on; all if not given; with a layer, one map with its tokens")
-    verb.add_argument("--out", type=Path, required=True, help="file to write")
+    verb.add_argument("--layer", type=natural, help="from 0 on; all if not given")
+    verb.add_argument("--head", type=natural, help="from 0 on; all if not given; with a layer, one map with its tokens")
+    verb.add_argument("--out", type=path, required=True, help="file to write")
     verb.add_argument("--force", action="store_true", help="replace OUT if it is ours")
 
     verb = verbs.add_parser("export", help="write a checkpoint as ONNX graphs", formatter_class=formatter)
     verb.set_defaults(run=export, extras="torch,cpu")
-    verb.add_argument("checkpoint", help="checkpoint directory or Hub id")
-    verb.add_argument("out", type=Path, help="export directory to write")
+    verb.add_argument("checkpoint", type=source, help="checkpoint directory or Hub id")
+    verb.add_argument("out", type=path, help="export directory to write")
     verb.add_argument("--target", default="portable", help="portable (standard operators), cpu or cuda (onnxruntime's own)")
     help_of_dtype = "of the weights: fp32 (if not given) or int8; cpu: int4 too; cuda: fp32, fp16, bf16 (fp16 if it holds), "
     verb.add_argument("--dtype", help=f"{help_of_dtype}int8 or int4")
-    verb.add_argument("--shortlist", type=Path, help="text: only its tokens, and the special ones, can be generated")
+    verb.add_argument("--shortlist", type=path, help="text: only its tokens, and the special ones, can be generated")
     verb.add_argument("--force", action="store_true", help="replace OUT if it is ours")
 
     verb = verbs.add_parser(
         "verify", help="compare an export with its checkpoint, and their metrics on text", formatter_class=formatter
     )
     verb.set_defaults(run=verify, extras="torch,cpu")
-    verb.add_argument("out", type=Path, help="export directory")
-    verb.add_argument("checkpoint", help="checkpoint directory or Hub id")
+    verb.add_argument("out", type=path, help="export directory")
+    verb.add_argument("checkpoint", type=source, help="checkpoint directory or Hub id")
     verb.add_argument("--cases", type=positive, default=60, help="random batches to compare")
-    verb.add_argument("--seed", type=int, default=0, help="of the batches")
+    verb.add_argument("--seed", type=natural, default=0, help="of the batches")
     add_metric_settings(verb)
 
     verb = verbs.add_parser("generate", help="translate or continue text with an export", formatter_class=formatter)
     verb.set_defaults(run=generate, extras="cpu")
-    verb.add_argument("out", type=Path, help="export directory")
+    verb.add_argument("out", type=path, help="export directory")
     verb.add_argument("text", nargs="*", help="texts; without any, the lines of standard input")
     verb.add_argument("--threads", type=positive, help="processor threads; all this process may use if not given")
     verb.add_argument("--device", help="cpu, cuda or tensorrt; that of the target if not given")
-    verb.add_argument("--engine-cache", type=Path, help="where tensorrt keeps what it compiled; nowhere if not given")
+    verb.add_argument("--engine-cache", type=path, help="where tensorrt keeps what it compiled; nowhere if not given")
     verb.add_argument("--stream", action="store_true", help="one text after the other, each as it is generated; without beams")
     add_generation_options(verb)
     help_of_set = "another generation setting: do_sample=true, top_p=0.9, seed=1, no_repeat_ngram_size=3 ..."
@@ -240,7 +285,7 @@ def build_parser():
 
     verb = verbs.add_parser("evaluate", help="BLEU, perplexity or accuracy on text", formatter_class=formatter)
     verb.set_defaults(run=evaluate, extras="train,cpu")
-    verb.add_argument("directory", help="checkpoint directory (torch) or export directory (onnxruntime)")
+    verb.add_argument("directory", type=source, help="checkpoint directory (torch) or export directory (onnxruntime)")
     add_metric_settings(verb)
     add_generation_options(verb)
 
@@ -285,6 +330,22 @@ def terminated_as_interrupted():
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def say(result: object) -> None:
+    """Prints `result` at once: that it cannot be written is found here, and not where the interpreter ends.
+
+    Raises:
+        OSError: if standard output is closed, or nobody reads it.
+    """
+    if sys.stdout is None:
+        raise OSError("standard output is closed, expected a place for the result")
+    try:
+        print(result, flush=True)
+    except OSError as error:
+        with contextlib.suppress(OSError, ValueError):  # what is left in the buffer is not tried again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise OSError(f"standard output cannot be written: {error.strerror or error}") from None
 
 
 def fail(error: object, code: int = 1):

@@ -297,7 +297,8 @@ def test_a_truncated_file_is_refused(bert):
 def test_a_hub_id_is_downloaded_without_pickles_where_there_are_safetensors(bert, has_safetensors, monkeypatch, tmp_path):
     calls = []
 
-    def download(hub_id, allow_patterns):
+    def download(hub_id, allow_patterns, ignore_patterns):
+        assert ignore_patterns == ["*/*"]  # a run's checkpoints, exports
         calls.append((hub_id, "pytorch_model*.bin" in allow_patterns, "*.safetensors" in allow_patterns))
         return str(bert[0])
 
@@ -315,7 +316,7 @@ def test_a_hub_id_that_cannot_be_reached_is_named():
 
 
 def test_missing_files_are_named(bert, tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere is no checkpoint directory"):
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist, expected a checkpoint directory or a Hub id"):
         plan(tmp_path / "nowhere")
     (bert[0] / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="has no weights: expected model.safetensors or pytorch_model.bin, found"):

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from .checkpoint import load_checkpoint, load_tokenizer, readers_errors
 from .errors import UsageError
 from .files import new_file
+from .info import depth_fields
 
 KINDS = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}  # of seq2seq
 PICTURES = ("eps", "jpeg", "jpg", "pdf", "png", "ps", "svg", "svgz", "tif", "tiff", "webp")
@@ -84,14 +85,14 @@ def attention_maps(
 
 
 def check_tokens(model, tokenizer, text):
-    with readers_errors(tokenizer.name_or_path):  # a damaged tokenizer may panic, and only here
+    with readers_errors(tokenizer.name_or_path or "the tokenizer"):  # a damaged tokenizer may panic, and only here
         ids = tokenizer(text)["input_ids"]
         own = tokenizer(text, add_special_tokens=False)["input_ids"]
     if not own:
         raise ValueError(f"the text {text!r} has no tokens, expected at least one")
     if (largest := max(ids)) >= (size := model.config.vocab_size):
         raise ValueError(f"the tokenizer gives the token {largest}, expected one of [0, {size - 1}], the model's vocabulary")
-    maps = model.config.num_hidden_layers * model.config.num_attention_heads
+    maps = max(getattr(model.config, name) for name in depth_fields(model.config)) * model.config.num_attention_heads
     if len(ids) > (most := math.isqrt(LARGEST_MAPS // maps)):
         raise ValueError(f"a text has {len(ids)} tokens, expected at most {most} for maps of {maps} layers and heads")
 

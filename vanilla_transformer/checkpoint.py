@@ -12,7 +12,7 @@ from pathlib import Path
 
 import huggingface_hub
 import torch
-from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError, StrictDataclassError
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -21,7 +21,7 @@ import vanilla_transformer
 from vanilla_transformer import VanillaDecoderConfig, VanillaEncoderConfig, VanillaSeq2SeqConfig, VanillaTransformerConfig
 
 CONFIG, GENERATION_CONFIG, WEIGHTS = "config.json", "generation_config.json", "model.safetensors"
-TOKENIZER_FILES = (
+VOCABULARIES = (
     "tokenizer.json",
     "vocab.json",
     "vocab.txt",
@@ -29,12 +29,9 @@ TOKENIZER_FILES = (
     "target.spm",
     "spiece.model",
     "sentencepiece.bpe.model",
-    "merges.txt",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
+    "tokenizer_config.json",  # all there is of a tokenizer of bytes
 )
+TOKENIZER_FILES = (*VOCABULARIES, "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
 # Of a Hub repository; the folders in it hold exports and the checkpoints of a training run.
 FILES = ("*.json", "*.txt", "*.spm", "*.model", "*.jinja", "*.safetensors")
 CONFIGS = {config.model_type: config for config in (VanillaEncoderConfig, VanillaDecoderConfig, VanillaSeq2SeqConfig)}
@@ -87,8 +84,8 @@ def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
     """
     directory = checkpoint_directory(source)
     found = [directory / name for name in TOKENIZER_FILES if (directory / name).is_file()]
-    if not found:
-        raise FileNotFoundError(f"{directory} has no tokenizer, expected one of {', '.join(TOKENIZER_FILES[:7])}")
+    if not {file.name for file in found} & set(VOCABULARIES):
+        raise FileNotFoundError(f"{directory} has no tokenizer, expected one of {', '.join(VOCABULARIES)}")
     contents = {file.name: read_json(file) for file in found if file.suffix == ".json"}
     code = contents.get("tokenizer_config.json", {}).get("auto_map")
     try:
@@ -243,7 +240,7 @@ def stored_shapes(file: Path) -> Shapes:
     return found
 
 
-def check_depth(config: VanillaTransformerConfig, shapes: Shapes, where: Path) -> None:
+def check_depth(config: VanillaTransformerConfig, shapes: Shapes, where: Path | str) -> None:
     """Before anything is built or counted by `config`: it can name any depth and width, files only those they hold."""
     layers = len({number for name in shapes for number in re.findall(r"(?<=\.)\d+(?=\.)", f".{name}")})
     widest = max((size for shape, _ in shapes.values() for size in shape), default=0)
@@ -254,7 +251,7 @@ def check_depth(config: VanillaTransformerConfig, shapes: Shapes, where: Path) -
         "hidden_size": widest,
     }.items():
         if (found := getattr(config, field, 0)) > most:
-            raise ValueError(f"{where} has {field} {found} in its config.json, expected at most {most} by its tensors")
+            raise ValueError(f"{field} is {found} in the config of {where}, expected at most {most} by its tensors")
 
 
 def check_shapes(model_class: type[PreTrainedModel], config: VanillaTransformerConfig, shapes: Shapes, where: Path) -> None:
@@ -312,12 +309,12 @@ def readers_errors(path: Path) -> Iterator[None]:
         is_panic = type(error).__name__ == "PanicException"  # of Rust, and no Exception
         if not (is_panic or isinstance(error, Exception)):
             raise
-        raise ValueError(f"{path} cannot be read: {one_line(error)}") from None
+        raise ValueError(f"{path}: {one_line(error)}") from None
 
 
 def one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
-    return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
+    return text if isinstance(error, ValueError | StrictDataclassError) else f"{type(error).__name__}: {text}"
 
 
 def shown(value: object) -> str:

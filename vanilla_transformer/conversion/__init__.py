@@ -12,12 +12,13 @@ anything is written.
 
 import os
 
+from ..errors import UsageError
 from ..files import new_directory, output_path
 from .plan import Plan, plan_to_ours, plan_to_theirs
 from .tensors import TensorFiles
-from .torch_nn import from_torch
+from .torch_nn import check_fields, from_torch
 
-__all__ = ["Plan", "convert", "convert_torch", "from_torch", "plan"]
+__all__ = ["Plan", "check_fields", "convert", "convert_torch", "from_torch", "plan"]
 
 
 def plan(source: str | os.PathLike, to: str | None = None) -> Plan:
@@ -50,13 +51,15 @@ def convert_torch(
     """`from_torch` on the files `source` and `embeddings` (safetensors, or pickles of tensors), saved as the checkpoint
     `out`. `fields` are those of `from_torch`, `num_attention_heads` among them. Returns what was written.
 
-    Raises: as `from_torch`; FileExistsError, FileNotFoundError and ValueError as `convert`.
+    Raises:
+        UsageError: without `num_attention_heads` or `embeddings`, and for a field that no config has.
+        FileExistsError, FileNotFoundError, ValueError: as `convert`; ValueError as `from_torch`.
     """
     output_path(out, [source])
     if "num_attention_heads" not in fields:
-        raise ValueError(f"num_attention_heads must be given, a state dict does not hold it; got {sorted(fields)}")
+        raise UsageError(f"num_attention_heads must be given, a state dict does not hold it; got {sorted(fields)}")
     if embeddings is None:
-        raise ValueError("embeddings must be given, a file with embed_tokens: a state dict does not hold them")
+        raise UsageError("embeddings must be given, a file with embed_tokens: a state dict does not hold them")
     state_dict, tables = ({name: files.read(name) for name in files.shapes} for files in map(TensorFiles, (source, embeddings)))
     model = from_torch(state_dict, embeddings=tables, **fields)
     with new_directory(out, force) as directory:

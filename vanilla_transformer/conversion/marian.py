@@ -61,6 +61,8 @@ def check_tensors(files, theirs):
         name = f"{side}.embed_positions.weight"
         if name in files.shapes:
             table = files.read(name).double()
+            if table.shape[1:] != (theirs.d_model,):
+                raise ValueError(f"{name} has the shape {list(table.shape)}, expected rows of d_model {theirs.d_model}")
             half = theirs.d_model // 2
             frequencies = 10000.0 ** (-torch.arange(half, dtype=torch.double) * 2 / theirs.d_model)
             angles = torch.arange(len(table), dtype=torch.double)[:, None] * frequencies

@@ -1,6 +1,5 @@
 """A conversion, decided and checked before anything is written."""
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -8,15 +7,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-import huggingface_hub
 import torch
 import transformers
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import CONFIG_MAPPING, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.utils import logging
 
 import vanilla_transformer
 
+from ..checkpoint import (
+    CONFIG,
+    CONFIGS,
+    GENERATION_CONFIG,
+    VOCABULARIES,
+    check_depth,
+    checkpoint_directory,
+    load_tokenizer,
+    made_config,
+    read_json,
+    read_raw_config,
+    readers_errors,
+)
 from ..files import new_directory
 from . import bart, bert, distilbert, electra, gpt2, marian, mbart, opt, roberta
 from .fields import require
@@ -35,15 +46,6 @@ FAMILIES = {
     "mbart": mbart,
     "marian": marian,
 }
-OURS = ("vanilla-encoder", "vanilla-decoder", "vanilla-seq2seq")
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.txt",
-    "vocab.json",
-    "source.spm",
-    "sentencepiece.bpe.model",
-)
 # What a config says about labels and tokens means the same everywhere.
 SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 COMMON = (*SPECIAL_TOKENS, "sep_token_id", "vocab_size", "tie_word_embeddings", "use_cache")
@@ -82,12 +84,22 @@ class Plan:
             example = [
                 torch.empty(self.files.shapes[name][0], dtype=self.files.shapes[name][1], device="meta") for name in step.reads
             ]
-            with torch.device("meta"):
-                made = step.function(*example)
+            made = self._made(step, example)
             dtypes = [tensor.dtype for tensor in made] if step.reads else [self.dtype] * len(made)
             for name, tensor, dtype in zip(step.writes, made, dtypes, strict=True):
                 self.shapes[name] = (tuple(tensor.shape), dtype)
         self._check_shapes()
+
+    def _made(self, step, example):
+        try:
+            with torch.device("meta"):
+                made = step.function(*example)
+        except (IndexError, RuntimeError):  # fewer axes than it has to have, or of other lengths
+            made = ()
+        if len(made) == len(step.writes):
+            return made
+        found = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in zip(step.reads, example))
+        raise ValueError(f"{self.files.path} has {found}, which gives no {' and '.join(step.writes)} ({step.note})")
 
     def _check_shapes(self):
         tied = self.model.get_expanded_tied_weights_keys(all_submodels=True)
@@ -153,18 +165,19 @@ class Plan:
 def plan_to_ours(source: str | os.PathLike) -> Plan:
     """Another project's checkpoint -> ours."""
     path, theirs = open_checkpoint(source)
-    if theirs.model_type in OURS:
+    if theirs.model_type in CONFIGS:
         raise ValueError(f"{source} is a {theirs.model_type} checkpoint already, expected a family to convert it to")
     family = FAMILIES[theirs.model_type]
     architecture = architecture_of(theirs, family.ARCHITECTURES)
     files = TensorFiles(path)
     files.rename(lambda name: modern_name(name).removeprefix(family.PREFIX))
-    fields = common_fields(theirs) | family.config(theirs, architecture, files.shapes)
+    model_class = getattr(vanilla_transformer, family.ARCHITECTURES[architecture])
+    with readers_errors(path / CONFIG):
+        config = model_class.config_class(**common_fields(theirs) | family.config(theirs, architecture, files.shapes))
+    check_depth(config, files.shapes, path)
     if hasattr(family, "check_tensors"):
         family.check_tensors(files, theirs)
 
-    model_class = getattr(vanilla_transformer, family.ARCHITECTURES[architecture])
-    config = model_class.config_class(**fields)
     model = empty_model(model_class, config, files, theirs)
     steps, left_out = forward_steps(model, family, theirs, architecture, files)
     plan = Plan(model, files, steps, left_out, config.dtype)
@@ -216,8 +229,8 @@ def plan_to_theirs(source: str | os.PathLike, to: str) -> Plan:
     if to not in BACK:
         raise ValueError(f"checkpoints can be converted to {', '.join(BACK)}, got {to!r}")
     path, ours = open_checkpoint(source)
-    if ours.model_type not in OURS:
-        raise ValueError(f"{source} is a {ours.model_type} checkpoint, expected one of {', '.join(OURS)}")
+    if ours.model_type not in CONFIGS:
+        raise ValueError(f"{source} is a {ours.model_type} checkpoint, expected one of {', '.join(CONFIGS)}")
     family = BACK[to]
     names = {our_name: name for name, our_name in family.ARCHITECTURES.items()}
     architecture = names[architecture_of(ours, names)]
@@ -225,6 +238,7 @@ def plan_to_theirs(source: str | os.PathLike, to: str) -> Plan:
     config_class, model_class = (getattr(transformers, name) for name in (family.CONFIG, architecture))
     config = config_class(**common_fields(ours), **family.config_back(ours, architecture))
     files = TensorFiles(path)
+    check_depth(ours, files.shapes, path)
     if not any(name.startswith("model.") for name in files.shapes):
         files.rename(lambda name: f"model.{name}")
     model = empty_model(model_class, config, files, ours)
@@ -257,32 +271,13 @@ def backward_steps(model, family: ModuleType, ours, architecture, files) -> tupl
 
 def open_checkpoint(source):
     """The directory, downloaded if `source` is a Hub id, and its config."""
-    path = Path(source)
-    if not path.is_dir():
-        if path.is_absolute() or len(path.parts) > 2 or path.exists():
-            raise FileNotFoundError(f"{source} is no checkpoint directory, expected one or a Hub id")
-        path = download(str(source))
-    if not (path / "config.json").is_file():
-        raise FileNotFoundError(f"{path} has no config.json: expected a checkpoint directory")
-    try:
-        model_type = json.loads((path / "config.json").read_text())["model_type"]
-    except (ValueError, KeyError) as error:
-        raise ValueError(f"{path}/config.json names no model_type: {error!r}") from None
-    if model_type not in (*FAMILIES, *OURS):
+    path = checkpoint_directory(source)
+    if not Path(source).is_dir() and not list(path.glob("*.safetensors")):
+        path = checkpoint_directory(source, ("pytorch_model*.bin",))  # pickles only if there is nothing else
+    content, _ = read_raw_config(path)
+    if (model_type := content["model_type"]) not in (*FAMILIES, *CONFIGS):
         raise ValueError(f"{source} is a {model_type} checkpoint, expected one of {', '.join(FAMILIES)}")
-    return path, AutoConfig.from_pretrained(path, trust_remote_code=False)
-
-
-def download(hub_id):
-    """Pickles only if there is nothing else."""
-    files = ["*.json", "*.txt", "*.spm", "*.model", "*.safetensors"]
-    try:
-        path = Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=files))
-        if not list(path.glob("*.safetensors")):
-            huggingface_hub.snapshot_download(hub_id, allow_patterns=["pytorch_model*.bin"])
-    except (OSError, ValueError) as error:  # what the Hub client raises is one or the other
-        raise FileNotFoundError(f"{hub_id} is neither a checkpoint directory nor on the Hub: {error}") from None
-    return path
+    return path, made_config(CONFIGS.get(model_type) or CONFIG_MAPPING[model_type], content, path)
 
 
 def architecture_of(config, known):
@@ -317,9 +312,12 @@ def empty_model(model_class, config, files, source_config):
 def with_companions(plan, path):
     """The generation config and the tokenizer of the source. Old checkpoints have the first inside config.json."""
     if plan.model.can_generate():
-        has_file = (path / "generation_config.json").is_file()
-        where = {} if has_file else {"config_file_name": "config.json", "_from_model_config": True}
-        plan.generation_config = GenerationConfig.from_pretrained(path, **where)
-    if any((path / name).is_file() for name in TOKENIZER_FILES):
-        plan.tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        has_file = (path / GENERATION_CONFIG).is_file()
+        where = {} if has_file else {"config_file_name": CONFIG, "_from_model_config": True}
+        file = path / (GENERATION_CONFIG if has_file else CONFIG)
+        read_json(file)
+        with readers_errors(file):
+            plan.generation_config = GenerationConfig.from_pretrained(path, **where)
+    if any((path / name).is_file() for name in VOCABULARIES):
+        plan.tokenizer = load_tokenizer(path)
     return plan

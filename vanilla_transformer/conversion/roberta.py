@@ -19,6 +19,8 @@ PREFIX = "roberta."
 
 def config(theirs, architecture, names):
     require(theirs, is_decoder=False, add_cross_attention=False, position_embedding_type=(None, "absolute"))
+    if theirs.pad_token_id is None or theirs.pad_token_id < 0:
+        raise ValueError(f"pad_token_id={theirs.pad_token_id} cannot be converted, expected a token: positions start behind it")
     has_pooler = architecture != "RobertaModel" or "pooler.dense.weight" in names
     return encoder_fields(theirs) | {
         "max_position_embeddings": theirs.max_position_embeddings - theirs.pad_token_id - 1,

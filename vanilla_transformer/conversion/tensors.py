@@ -11,19 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
-DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+from ..checkpoint import TORCH_DTYPES, WEIGHTS, Shapes, stored_shapes, weight_files
+
+DTYPES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+PICKLE = "pytorch_model.bin"
 
 
 # ---------------------------------------------------------------------------------------------------------------- pairs
@@ -113,23 +106,16 @@ class TensorFiles:
 
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
-        self.shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        self.shapes: Shapes = {}
         self._where: dict[str, tuple[Path, str]] = {}
         self._pickled: dict[str, torch.Tensor] = {}
-        for file in weight_files(self.path):
+        for file in [self.path] if self.path.is_file() else weight_files(self.path, (WEIGHTS, PICKLE)):
             self._open_safetensors(file) if file.suffix == ".safetensors" else self._open_pickle(file)
 
     def _open_safetensors(self, file):
-        try:
-            with safe_open(file, "pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118, it is no dict
-                    part = tensors.get_slice(name)
-                    dtype = TORCH_DTYPES.get(part.get_dtype())
-                    if dtype is None:
-                        raise ValueError(f"{file}: {name} is of type {part.get_dtype()}, expected one of {list(TORCH_DTYPES)}")
-                    self.shapes[name], self._where[name] = (tuple(part.get_shape()), dtype), (file, name)
-        except SafetensorError as error:
-            raise ValueError(f"{file} is not a whole safetensors file ({file.stat().st_size} bytes): {error}") from None
+        found = stored_shapes(file)
+        self.shapes |= found
+        self._where |= {name: (file, name) for name in found}
 
     def _open_pickle(self, file):
         try:
@@ -137,8 +123,11 @@ class TensorFiles:
         except Exception as error:  # torch raises its own, zipfile's and pickle's errors
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ValueError(f"{file} does not load with weights_only=True: {reason}") from None
-        if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
-            raise ValueError(f"{file} holds {type(tensors).__name__}, expected a state dict: names and tensors")
+        if not isinstance(tensors, dict) or not all(map(is_named_tensor, tensors, tensors.values())):
+            raise ValueError(f"{file} holds {type(tensors).__name__}, expected a state dict: names and dense tensors")
+        for name, tensor in tensors.items():
+            if tensor.dtype not in DTYPES:
+                raise ValueError(f"{file}: {name} is of type {tensor.dtype}, expected one of {list(DTYPES.values())}")
         self._pickled |= tensors
         self.shapes |= {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
@@ -159,26 +148,14 @@ class TensorFiles:
             return tensors.get_tensor(stored)
 
 
-def weight_files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        index = path / f"{name}.index.json"
-        if index.is_file():
-            files = [path / file for file in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-            if missing := [file.name for file in files if not file.is_file()]:
-                raise FileNotFoundError(f"{path} lacks {', '.join(missing)}, which {index.name} names")
-            return files
-        if (path / name).is_file():
-            return [path / name]
-    found = sorted(os.listdir(path)) if path.is_dir() else "nothing"
-    raise FileNotFoundError(f"{path} has no weights: expected model.safetensors or pytorch_model.bin, found {found}")
+def is_named_tensor(name: object, value: object) -> bool:
+    return isinstance(name, str) and isinstance(value, torch.Tensor) and value.layout == torch.strided
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
 
 
-def write_safetensors(path: Path, shapes: dict[str, tuple[tuple[int, ...], torch.dtype]], tensors) -> None:
+def write_safetensors(path: Path, shapes: Shapes, tensors) -> None:
     """Writes `tensors`, pairs of name and tensor in the order of `shapes`, one after the other: the header, which comes
     first, needs their shapes and types only."""
     header, start = {"__metadata__": {"format": "pt"}}, 0

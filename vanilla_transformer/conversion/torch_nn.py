@@ -1,13 +1,18 @@
 """torch.nn.TransformerEncoder, TransformerDecoder and Transformer: queries, keys and values are one matrix; what a state dict
 does not hold (heads, order of norms, activation, embeddings) is given."""
 
+import dataclasses
+import difflib
 import re
 
 import torch
-from transformers import PreTrainedModel
+from huggingface_hub.errors import StrictDataclassError
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from .. import configuration_vanilla_transformer as configurations
 from .. import modeling_vanilla_transformer as models
+from ..checkpoint import CONFIGS, check_depth, one_line
+from ..errors import UsageError
 
 EMBEDDINGS = ("embed_tokens", "embed_positions", "decoder_embed_tokens", "decoder_embed_positions")
 ENCODER_NAMES = {
@@ -34,13 +39,18 @@ def from_torch(
             `layer_norm_eps`; and for how it was fed: `scale_embedding`, `position_embedding_type`, token ids ...
 
     Raises:
-        ValueError: for tensors of none of the three modules, missing tensors, embeddings that are unknown or of other
-            shapes, and as the config does.
+        UsageError: for fields that no config has, or whose values it refuses.
+        ValueError: for tensors of none of the three modules, missing tensors, and embeddings that are unknown or of other
+            shapes.
     """
+    check_fields(fields)
     if unknown := embeddings.keys() - set(EMBEDDINGS):
         raise ValueError(f"unknown embeddings {sorted(unknown)}, expected some of {', '.join(EMBEDDINGS)}")
     if "embed_tokens" not in embeddings:
         raise ValueError(f"embed_tokens is missing from the embeddings, got {sorted(embeddings)}")
+    for name, tensor in [*embeddings.items(), *((n, t) for n, t in state_dict.items() if n.endswith("linear1.weight"))]:
+        if tensor.dim() != 2 or not tensor.is_floating_point():
+            raise ValueError(f"{name} is {list(tensor.shape)}, {tensor.dtype}, expected a matrix of floating point")
     is_pair = any(name.startswith("encoder.") for name in state_dict)
     sides = ("encoder.", "decoder.") if is_pair else ("",)
     stacks = {side: {n.removeprefix(side): t for n, t in state_dict.items() if n.startswith(side)} for side in sides}
@@ -62,9 +72,7 @@ def from_torch(
             table = embeddings.get(name) if table is None else table
             if table is not None:
                 weights[f"{side}embeddings.{name}.weight"] = table
-    depths = {
-        side: 1 + max((int(n.split(".")[1]) for n in t if n.startswith("layers.")), default=-1) for side, t in stacks.items()
-    }
+    depths = {side: len({n.split(".")[1] for n in t if n.startswith("layers.")}) for side, t in stacks.items()}
     found = {
         "vocab_size": len(embeddings["embed_tokens"]),
         "hidden_size": embeddings["embed_tokens"].shape[-1],
@@ -95,6 +103,8 @@ def stack_weights(tensors):
             if projection == "out_proj.":
                 found[f"{attention}.o_proj.{part}"] = tensor
             else:
+                if tensor.dim() == 0 or len(tensor) % 3 or not len(tensor):
+                    raise ValueError(f"{name} has the shape {list(tensor.shape)}, expected queries, keys and values in one")
                 found |= {f"{attention}.{p}_proj.{part}": t for p, t in zip("qkv", tensor.chunk(3), strict=True)}
         elif match := re.fullmatch(r"(layers\.\d+)\.(\w+)\.(weight|bias)", name):
             layer, their_name, part = match.groups()
@@ -110,12 +120,26 @@ def stack_weights(tensors):
     return found
 
 
+def check_fields(fields: dict) -> None:
+    """Raises a UsageError for names that are none of a config of ours."""
+    common = {field.name for field in dataclasses.fields(PreTrainedConfig)}
+    known = {name for config_class in CONFIGS.values() for name in config_class.field_names()} - common
+    for name in fields:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            raise UsageError(f"no config field {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+
+
 def build(is_pair, fields, weights):
     is_decoder = any(".cross_attn." in name for name in weights)
     kind = "Seq2Seq" if is_pair else "Decoder" if is_decoder else "Encoder"
     if kind == "Decoder":
         fields["add_cross_attention"] = True
-    config = getattr(configurations, f"Vanilla{kind}Config")(**fields)
+    try:
+        config = getattr(configurations, f"Vanilla{kind}Config")(**fields)
+    except (ValueError, TypeError, StrictDataclassError) as error:
+        raise UsageError(one_line(error)) from None
+    check_depth(config, {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items()}, "the state dict")
     with torch.device("meta"):
         model = getattr(models, f"Vanilla{kind}Model")(config)
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
