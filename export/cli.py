@@ -217,7 +217,7 @@ def build_parser():
 
     verb = verbs.add_parser("average", help="the mean of the weights of several checkpoints", formatter_class=formatter)
     verb.set_defaults(run=average, extras="torch")
-    verb.add_argument("checkpoints", nargs="+", type=path, help="checkpoint directories of one model")
+    verb.add_argument("checkpoints", nargs="+", type=source, help="checkpoint directories of one model")
     verb.add_argument("--out", type=path, required=True, help="checkpoint directory to write")
     verb.add_argument("--force", action="store_true", help="replace OUT if it is ours")
 

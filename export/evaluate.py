@@ -17,6 +17,7 @@ import numpy as np
 from vanilla_transformer.training.data import read_lines, read_parallel, read_text
 
 from .artifact import MANIFEST
+from .errors import UsageError
 from .graphs import stacked
 from .logits import log_sum_exp
 
@@ -73,6 +74,8 @@ def compare(export: str | os.PathLike, checkpoint: str | os.PathLike, **settings
 def bleu(engine, source, target, batch_size, bleu_tokenize="13a", **options):
     import sacrebleu
 
+    if bleu_tokenize not in (known := sacrebleu.metrics.BLEU.TOKENIZERS):
+        raise UsageError(f"bleu_tokenize is {bleu_tokenize!r}, expected one of {', '.join(known)}")
     sources, targets = zip(*read_parallel(source, target))
     metric, outputs = sacrebleu.metrics.BLEU(tokenize=bleu_tokenize), [""] * len(sources)
     for chosen in batches(sources, batch_size):
@@ -202,7 +205,7 @@ class TorchEngine:
 
         from .build import load_checkpoint
 
-        self.text, self.model = load_tokenizer(checkpoint), load_checkpoint(checkpoint)
+        self.model, self.text = load_checkpoint(checkpoint), load_tokenizer(checkpoint)
         self.architecture, self.config = type(self.model).__name__, self.model.config.to_dict()
 
     @property
@@ -219,6 +222,8 @@ class TorchEngine:
         return self.tokenizer.encode_batch(texts, add_special_tokens=special_tokens)
 
     def generate(self, texts, **options):
+        if (beams := options.get("num_beams", 1)) > self.model.config.vocab_size:
+            raise UsageError(f"num_beams is {beams}, expected at most {self.model.config.vocab_size}, the vocabulary")
         inputs = self.text(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
         return self.text.batch_decode(self.model.generate(**inputs, **options), skip_special_tokens=True)
 

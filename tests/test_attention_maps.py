@@ -167,11 +167,47 @@ def test_the_verb_writes_a_picture_and_replaces_it_with_force_only(checkpoint, t
     assert [path.name for path in out.parent.iterdir()] == ["map.png"]
 
 
-@pytest.mark.parametrize("options, message", [(["--layer", "5"], "layer is 5"), (["--kind", "self"], "no 'self' attention")])
-def test_the_verb_writes_nothing_when_it_is_asked_for_what_is_not_there(checkpoint, tmp_path, options, message):
-    with pytest.raises(SystemExit, match=message):
-        main(["attention", str(checkpoint), SOURCE, "--out", str(tmp_path / "map.png"), *options])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--layer", "5"], "layer is 5, expected one of 0 to 1"),
+        (["--layer", "1" + 18 * "0"], "layer is 1000000000000000000, expected one of 0 to 1"),
+        (["--layer", "1" + 30 * "0"], "below 2**63, got 1000000000"),
+        (["--head", "-1"], "at least 0 and below 2**63, got -1"),
+        (["--head", "x"], "expected a whole number of at least 0, got 'x'"),
+        (["--kind", "self"], "no 'self' attention"),
+        (["--out", "map"], "map is no name of a picture, expected one that ends in .eps, .jpeg, .jpg, .pdf, .png,"),
+        (["--out", "map.safetensors"], "map.safetensors is no name of a picture"),
+        (["--out", ".png"], ".png is no name of a picture"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_the_verb_writes_nothing_when_it_is_asked_for_what_is_not_there(
+    checkpoint, tmp_path, options, message, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(["attention", str(checkpoint), SOURCE, "--out", "map.png", *options])
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["PNG", "pdf", "svg", "jpg", "webp"])
+def test_the_name_of_a_picture_says_its_kind(checkpoint, tmp_path, kind):
+    save_attention_maps(checkpoint, tmp_path / f"map.{kind}", SOURCE, TARGET, layer=0, head=0)
+    assert (tmp_path / f"map.{kind}").stat().st_size > 1000
+
+
+def test_a_text_with_more_tokens_than_maps_can_show_is_refused(checkpoint, tmp_path):
+    with pytest.raises(ValueError, match="has 5[0-9]{3} tokens, expected at most 4729 for maps of 6 layers and heads"):
+        save_attention_maps(checkpoint, tmp_path / "map.png", "dog " * 5000)
+
+
+def test_a_tokenizer_that_is_larger_than_the_vocabulary_is_refused():
+    model, _ = made(PAIR)
+    with pytest.raises(ValueError, match=r"gives the token \d+, expected one of \[0, 59\], the model's vocabulary"):
+        attention_maps(model, train_tokenizer(LINES, 80), LINES[0] + LINES[1])
 
 
 def test_no_room_on_the_disk_leaves_no_half_picture(checkpoint, tmp_path, monkeypatch):

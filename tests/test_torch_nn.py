@@ -141,11 +141,91 @@ def test_what_is_wrong_is_named():
     )
 
 
-def test_the_command_needs_heads_and_embeddings(tmp_path):
+@pytest.mark.parametrize(
+    "name, tensor, message",
+    [
+        ("encoder.layers.0.linear1.weight", torch.tensor(1.0), r"linear1.weight is \[\], torch.float32, expected a matrix"),
+        ("encoder.layers.0.linear1.weight", torch.ones(INNER, D).long(), "torch.int64, expected a matrix of floating point"),
+        (
+            "encoder.layers.0.self_attn.in_proj_weight",
+            torch.ones(35, D),
+            r"\[35, 12\], expected queries, keys and values",
+        ),
+        (
+            "encoder.layers.99999999999.linear1.weight",
+            torch.ones(INNER, D),
+            "tensors that are missing for a VanillaSeq2SeqModel",
+        ),
+        ("encoder.layers.x.linear1.weight", torch.ones(INNER, D), "layers.x.linear1.weight belongs to no"),
+    ],
+)
+def test_a_tensor_that_no_module_has_is_refused(name, tensor, message):
+    refused(message, module().state_dict() | {name: tensor})
+
+
+@pytest.mark.parametrize("shape", [(), (D,), (1, V, D)])
+def test_embeddings_that_are_no_matrix_are_refused(shape):
+    refused(r"embed_tokens is \[.*\], torch.float32, expected a matrix", embed_tokens=torch.ones(shape))
+
+
+@pytest.fixture
+def files(tmp_path):
     save_file(module().encoder.state_dict(), tmp_path / "state.safetensors")
-    save_file({"embed_tokens": torch.zeros(V, D)}, tmp_path / "tables.safetensors")
+    save_file({"embed_tokens": torch.zeros(V, D, dtype=torch.float64)}, tmp_path / "tables.safetensors")
+    return tmp_path
+
+
+def usage_error(capsys, files, *options):
+    with pytest.raises(SystemExit) as caught:
+        main(["convert", str(files / "state.safetensors"), str(files / "ours"), *options])
+    assert caught.value.code == 2
+    assert not (files / "ours").exists()
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_command_needs_heads_and_embeddings(files, capsys):
     with pytest.raises(ValueError, match="num_attention_heads must be given"):
-        convert_torch(tmp_path / "state.safetensors", tmp_path / "ours", tmp_path / "tables.safetensors")
-    with pytest.raises(SystemExit, match="vanilla-transformer: .*embeddings"):
-        main(["convert", str(tmp_path / "state.safetensors"), str(tmp_path / "ours"), "--set", "num_attention_heads=3"])
-    assert not (tmp_path / "ours").exists()
+        convert_torch(files / "state.safetensors", files / "ours", files / "tables.safetensors")
+    assert "embeddings must be given" in usage_error(capsys, files, "--set", "num_attention_heads=3")
+    assert not (files / "ours").exists()
+
+
+@pytest.mark.parametrize(
+    "setting, message",
+    [
+        ("num_attention_heads=x", "'num_attention_heads'"),
+        ("num_attention_heads=1.5", "'num_attention_heads'"),
+        ("num_attention_heads=7", "hidden_size=12 and num_attention_heads=7"),
+        ("num_attention_heads=1000000000000", "num_attention_heads must be at most 268435456, got 1000000000000"),
+        ("layer_norm_eps=NaN", "layer_norm_eps must be at least 0 and finite, got nan"),
+        ("N=1.5", "'num_hidden_layers'"),
+        ("norm_frist=true", "no config field 'norm_frist'; did you mean 'norm_first'?"),
+        ("force=true", "no config field 'force'"),
+        ("state_dict=1", "no config field 'state_dict'"),
+        ("dtype=nope", "no config field 'dtype'"),
+        ("encoder_layers=2", "no config field 'encoder_layers'"),  # of one stack
+        ("=5", "no config field ''"),
+        ("x=" + "[" * 100_000, "expected a value in JSON or text"),
+        ("x=" + "9" * 5000, "expected a value in JSON or text"),
+        ("hidden_act=\udce9", "expected UTF-8, got b'hidden_act=\\xe9'"),
+    ],
+    ids=lambda text: ascii(text)[:30],
+)
+def test_a_setting_that_no_config_has_is_wrong_usage(files, setting, message, capsys):
+    given = ("--embeddings", str(files / "tables.safetensors"), "--set", "num_attention_heads=3")
+    assert message in usage_error(capsys, files, *given, "--set", setting)
+
+
+def test_layers_that_the_state_dict_does_not_hold_are_refused_before_any_is_built(files):
+    with pytest.raises(ValueError, match="num_hidden_layers is 1000000000 in the config of the state dict, expected at most 2"):
+        from_torch(module().encoder.state_dict(), HEADS, {"embed_tokens": torch.zeros(V, D).double()}, num_hidden_layers=10**9)
+
+
+def test_options_of_the_other_kind_of_source_are_not_passed_over(files, capsys):
+    assert "--dry-run is for checkpoints, and" in usage_error(capsys, files, "--dry-run")
+    assert "--to is for checkpoints, and" in usage_error(capsys, files, "--to", "bert")
+    for option in (["--set", "norm_first=true"], ["--embeddings", "tables.safetensors"]):
+        with pytest.raises(SystemExit) as caught:
+            main(["convert", str(files), str(files / "ours"), *option])
+        assert caught.value.code == 2
+        assert f"{option[0]} is for a file with a state dict, and {files} is none" in capsys.readouterr().err

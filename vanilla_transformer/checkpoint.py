@@ -144,6 +144,8 @@ def read_config(directory: Path) -> tuple[VanillaTransformerConfig, type[PreTrai
     config_class = CONFIGS[model_type]
     if name not in (known := architectures_of(config_class)):
         raise ValueError(f"{directory} is a {model_type} checkpoint of architecture {name}, expected one of {', '.join(known)}")
+    if content.get("return_dict", True) is not True:
+        raise ValueError(f"{directory / CONFIG} has return_dict {shown(content['return_dict'])}, expected true")
     config = made_config(config_class, content, directory)
     config.auto_map = dict(config.default_auto_map)  # a file may name another's code; ours is what is saved with our models
     return config, getattr(vanilla_transformer, name)
@@ -178,10 +180,14 @@ def made_config(config_class: type[PreTrainedConfig], content: dict, directory: 
     labels = content.get("num_labels")
     if labels is not None and (type(labels) is not int or not 0 <= labels <= MOST_LABELS):
         raise ValueError(f"{path} has num_labels {shown(labels)}, expected at most {MOST_LABELS}")
+    for name in ("id2label", "label2id"):
+        if not isinstance(content.get(name) or {}, dict):
+            raise ValueError(f"{path} has {name} {shown(content[name])}, expected a JSON object")
     if "quantization_config" in content:
         raise ValueError(f"{path} has a quantization_config, expected weights in floating point")
+    of_machine = ("attn_implementation", "experts_implementation")  # which is not the one that wrote it
     with readers_errors(path):
-        config = config_class.from_dict(content)
+        config = config_class.from_dict({name: value for name, value in content.items() if name not in of_machine})
     if config.is_encoder_decoder != config_class.is_encoder_decoder:
         raise ValueError(f"{path} has is_encoder_decoder {config.is_encoder_decoder}, expected {not config.is_encoder_decoder}")
     return config
@@ -245,9 +251,9 @@ def check_depth(config: VanillaTransformerConfig, shapes: Shapes, where: Path | 
     layers = len({number for name in shapes for number in re.findall(r"(?<=\.)\d+(?=\.)", f".{name}")})
     widest = max((size for shape, _ in shapes.values() for size in shape), default=0)
     for field, most in {
-        "num_hidden_layers": layers,
         "encoder_layers": layers,
         "decoder_layers": layers,
+        "num_hidden_layers": layers,
         "hidden_size": widest,
     }.items():
         if (found := getattr(config, field, 0)) > most:

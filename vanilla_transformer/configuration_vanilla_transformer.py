@@ -126,6 +126,9 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs):
         self._warn_near_misses(kwargs)
+        for name, field in self.attribute_map.items():
+            if name in kwargs:
+                setattr(self, field, kwargs.pop(name))  # under its own name, by which `@strict` checks the type
         super().__post_init__(**kwargs)
         self._check_values()  # before `@strict` does, whose errors are no ValueErrors
         if self.head_dim is None:

@@ -43,7 +43,6 @@ def from_torch(
         ValueError: for tensors of none of the three modules, missing tensors, and embeddings that are unknown or of other
             shapes.
     """
-    check_fields(fields)
     if unknown := embeddings.keys() - set(EMBEDDINGS):
         raise ValueError(f"unknown embeddings {sorted(unknown)}, expected some of {', '.join(EMBEDDINGS)}")
     if "embed_tokens" not in embeddings:
@@ -120,10 +119,10 @@ def stack_weights(tensors):
     return found
 
 
-def check_fields(fields: dict) -> None:
-    """Raises a UsageError for names that are none of a config of ours."""
+def check_fields(fields: dict, *config_classes: type[PreTrainedConfig]) -> None:
+    """Raises a UsageError for names that none of `config_classes`, by default all of ours, adds to those of every config."""
     common = {field.name for field in dataclasses.fields(PreTrainedConfig)}
-    known = {name for config_class in CONFIGS.values() for name in config_class.field_names()} - common
+    known = {name for config in config_classes or CONFIGS.values() for name in config.field_names()} - common
     for name in fields:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
@@ -135,8 +134,10 @@ def build(is_pair, fields, weights):
     kind = "Seq2Seq" if is_pair else "Decoder" if is_decoder else "Encoder"
     if kind == "Decoder":
         fields["add_cross_attention"] = True
+    config_class = getattr(configurations, f"Vanilla{kind}Config")
+    check_fields(fields, config_class)
     try:
-        config = getattr(configurations, f"Vanilla{kind}Config")(**fields)
+        config = config_class(**fields)
     except (ValueError, TypeError, StrictDataclassError) as error:
         raise UsageError(one_line(error)) from None
     check_depth(config, {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items()}, "the state dict")
