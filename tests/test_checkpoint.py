@@ -256,7 +256,8 @@ FIELDS = [
     (dict(dtype="nope"), "nope"),
     (dict(quantization_config={}), "quantization_config, expected weights in floating point"),
     (dict(is_encoder_decoder=False), "is_encoder_decoder False, expected True"),
-    (dict(return_dict=False), "return_dict False, expected true"),
+    (dict(return_dict=False), "return_dict False, expected True"),
+    (dict(output_hidden_states="x"), "output_hidden_states 'x', expected False"),
     (dict(to_dict=5), "the key to_dict, expected none of a class's own attributes"),
     (dict(attribute_map={}), "the key attribute_map, expected none of"),
 ]

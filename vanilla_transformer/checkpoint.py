@@ -45,7 +45,7 @@ TORCH_DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-MOST_LABELS = 2**20
+FLAGS, MOST_LABELS = [False, True, None], 2**20
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]  # of tensors by name
 
@@ -144,8 +144,9 @@ def read_config(directory: Path) -> tuple[VanillaTransformerConfig, type[PreTrai
     config_class = CONFIGS[model_type]
     if name not in (known := architectures_of(config_class)):
         raise ValueError(f"{directory} is a {model_type} checkpoint of architecture {name}, expected one of {', '.join(known)}")
-    if content.get("return_dict", True) is not True:
-        raise ValueError(f"{directory / CONFIG} has return_dict {shown(content['return_dict'])}, expected true")
+    for name, allowed in {"return_dict": [True], "output_hidden_states": FLAGS, "output_attentions": FLAGS}.items():
+        if not any(content.get(name, allowed[0]) is value for value in allowed):
+            raise ValueError(f"{directory / CONFIG} has {name} {shown(content[name])}, expected {allowed[0]}")
     config = made_config(config_class, content, directory)
     config.auto_map = dict(config.default_auto_map)  # a file may name another's code; ours is what is saved with our models
     return config, getattr(vanilla_transformer, name)
