@@ -20,11 +20,10 @@ from gpu import device_facts
 from measure import hardware, spread, versions
 from transformers import set_seed
 
-from vanilla_transformer.training.dry_run import QUIET
+from vanilla_transformer.training.dry_run import quiet_trainer
 from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import read_recipe
 from vanilla_transformer.training.tasks import translation
-from vanilla_transformer.training.trainer import make_trainer, training_arguments
 
 RECIPES = ("wmt14-en-de-base", "wmt14-en-de-big")
 VARIANTS = {"eager": {}, "compiled": {"training.torch_compile": True}}
@@ -38,14 +37,13 @@ FIGURES = ("tokens_per_second", "mfu")
 def measured(name: str, changes: dict, data: list[Path], folder: Path) -> dict:
     """Of the recipe `name` with `changes`: `FIGURES`, each a median and its range over records of the log."""
     source, target = map(str, data)
-    recipe = read_recipe(name, {"tokenizer.vocab_size": PIECES, **changes})
-    recipe.data = {"train": [source, target]}
-    recipe.training |= QUIET | {"logging_steps": LOGGED, "max_steps": UPDATES, "disable_tqdm": True}
+    recipe = read_recipe(name, {"data": {"train": [source, target]}, "tokenizer.vocab_size": PIECES, **changes})
     set_seed(0)
     tokenizer, _, rows = prepare(recipe)
     settings = {"vocab_size": VOCABULARY, **recipe.model}
     model = translation.MODEL(translation.CONFIG.preset(settings.pop("preset"), **settings))
-    trainer = make_trainer(recipe, training_arguments(recipe, folder), tokenizer, model, rows)
+    settings = {"logging_steps": LOGGED, "max_steps": UPDATES, "disable_tqdm": True}
+    trainer = quiet_trainer(recipe, folder, tokenizer, model, rows, **settings)
     trainer.train()
     records = [record for record in trainer.state.log_history if "tokens_per_second" in record and record["step"] > WARM_UP]
     figures = {figure: spread([record[figure] for record in records]) for figure in FIGURES if figure in records[0]}

@@ -10,7 +10,6 @@ import json
 import statistics
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,10 +24,10 @@ from transformers import (
     set_seed,
 )
 
-from vanilla_transformer.training.dry_run import QUIET
+from vanilla_transformer.training.dry_run import quiet_trainer
 from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import read_recipe
-from vanilla_transformer.training.trainer import make_trainer, training_arguments
+from vanilla_transformer_export.cli import key_value
 
 PACKAGES = ("vanilla-transformer", "torch", "transformers", "accelerate", "datasets")
 BATCH_SIZES = (8, 64, 512)  # sentences: the Trainer's default, a common one, and about what the recipe's updates hold
@@ -65,8 +64,7 @@ def measured(trainer, pad_token_id) -> float:
 def ours(recipe, prepared, folder):
     tokenizer, model, rows = prepared
     updates = 1 + -(-TOKENS // (2 * recipe.training["tokens_per_update"]))
-    recipe = replace(recipe, training=recipe.training | QUIET | {"max_steps": updates, "disable_tqdm": True})
-    return make_trainer(recipe, training_arguments(recipe, folder), tokenizer, model, rows)
+    return quiet_trainer(recipe, folder, tokenizer, model, rows, max_steps=updates, disable_tqdm=True)
 
 
 def marian_of(config) -> MarianMTModel:
@@ -135,7 +133,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="directory of the recipe's text")
     parser.add_argument("--recipe", default="multi30k-en-de")
-    parser.add_argument("--set", action="append", default=[], type=lambda text: text.split("=", 1), metavar="KEY=VALUE")
+    parser.add_argument("--set", action="append", default=[], type=key_value, metavar="KEY=VALUE")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results/training.json")
     options = parser.parse_args()

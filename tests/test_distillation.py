@@ -81,8 +81,8 @@ def test_a_model_learns_from_its_teachers_what_labels_do_not_say(teachers, tmp_p
 
 
 @pytest.mark.parametrize("dropout", [0, 0.5])
-def test_words_are_replaced_by_others_as_often_as_asked(tmp_path, dropout):
-    recipe = classifier(tmp_path / "student", tokenizer=PIECES | {"dropout": dropout}, teachers=["somewhere"], replaced=0.25)
+def test_words_are_replaced_by_others_as_often_as_asked(teachers, tmp_path, dropout):
+    recipe = classifier(tmp_path / "student", tokenizer=PIECES | {"dropout": dropout}, teachers=teachers, replaced=0.25)
     tokenizer, _, rows = prepare(recipe)
     draw, plain = draw_of(recipe, tokenizer, rows["train"]), rows["train"]
     drawn = [(row, draw(row, Random(f"{epoch} {place}"))) for epoch in range(200) for place, row in enumerate(plain)]
@@ -102,14 +102,14 @@ def test_words_are_replaced_by_others_as_often_as_asked(tmp_path, dropout):
     assert draw(plain[0], Random(3)) == draw(plain[0], Random(3))
 
 
-def test_of_as_many_texts_as_asked_there_is_a_part_of_any_length_from_anywhere(tmp_path):
+def test_of_as_many_texts_as_asked_there_is_a_part_of_any_length_from_anywhere(teachers, tmp_path):
     augmented, text = Augmented(0.0, 0.6, ["f"]), "a b c d e"
     found = Counter(augmented(text, Random(number)) for number in range(30_000))
     parts = {(start, end): text[2 * start : 2 * end - 1] for start in range(5) for end in range(start + 1, 6)}
     expected = {part: 0.6 / 5 / (6 - (end - start)) for (start, end), part in parts.items()}  # a length, then a place for it
     expected[text] += 0.4
     assert {part: count / 30_000 for part, count in found.items()} == pytest.approx(expected, abs=0.01)
-    recipe = classifier(tmp_path / "student", teachers=["somewhere"], spans=1.0)
+    recipe = classifier(tmp_path / "student", teachers=teachers, spans=1.0)
     tokenizer, _, rows = prepare(recipe)
     draw = draw_of(recipe, tokenizer, rows["train"])
     drawn = [(row["text"], *draw(row, Random(place))) for place, row in enumerate(rows["train"])]
@@ -132,7 +132,7 @@ def test_teachers_have_to_know_the_labels(teachers, tmp_path):
 
 
 def test_text_is_not_augmented_without_teachers(tmp_path):
-    with pytest.raises(ValueError, match="the recipe has {'replaced': 0.1}, expected training.teachers too"):
+    with pytest.raises(ValueError, match="training.replaced is 0.1, expected training.teachers too"):
         train(classifier(tmp_path / "student", replaced=0.1), tmp_path / "student")
     assert [path.name for path in tmp_path.iterdir()] == ["student.txt"]
 

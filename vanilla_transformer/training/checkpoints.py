@@ -17,7 +17,8 @@ from transformers.utils import logging
 from ..errors import UsageError
 from ..files import keep
 from .data import paths_of
-from .recipe import SPLITS, Recipe
+from .recipe import Recipe
+from .values import SPLITS
 
 logger = logging.get_logger(__name__)
 

@@ -3,13 +3,12 @@
 import math
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import torch
 from datasets import IterableDataset
-from transformers import set_seed
+from transformers import EarlyStoppingCallback, Seq2SeqTrainer, set_seed
 
 from ..info import shape_fields
 from .prepare import prepare
@@ -17,7 +16,7 @@ from .recipe import Recipe
 from .trainer import make_trainer, training_arguments
 
 TRIED = 3  # updates, the first of which is not counted
-QUIET = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False, "logging_steps": 1, "max_steps": TRIED}
+QUIET = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
 
 
 def dry_run(recipe: Recipe) -> str:
@@ -25,10 +24,9 @@ def dry_run(recipe: Recipe) -> str:
     lines. Nothing stays on disk."""
     with tempfile.TemporaryDirectory() as state:
         whole = training_arguments(recipe, Path(state))
-        arguments = training_arguments(replace(recipe, training=recipe.training | QUIET), Path(state))
-        set_seed(arguments.seed)
+        set_seed(whole.seed)
         tokenizer, model, rows = prepare(recipe)
-        trainer = make_trainer(recipe, arguments, tokenizer, model, rows)
+        trainer = quiet_trainer(recipe, Path(state), tokenizer, model, rows, logging_steps=1, max_steps=TRIED)
         trainer.train()
     logs = [record for record in trainer.state.log_history if "tokens_per_second" in record][1:]
     tokens = sum(record["tokens"] for record in logs) / len(logs)
@@ -47,6 +45,13 @@ def dry_run(recipe: Recipe) -> str:
     lines += [f"time         {seconds * updates / 3600:>12.2f} hours without evaluation, as {len(logs)} updates took"]
     lines += [f"memory       {peak_memory() / 1e9:>12.2f} GB"]
     return "\n".join(lines)
+
+
+def quiet_trainer(recipe: Recipe, state: Path, tokenizer, model, rows, **changes) -> Seq2SeqTrainer:
+    """The recipe's, with `changes` of its training arguments, which neither evaluates nor saves."""
+    trainer = make_trainer(recipe, training_arguments(recipe, state, **QUIET, **changes), tokenizer, model, rows)
+    trainer.remove_callback(EarlyStoppingCallback)  # which refuses to wait for no evaluation
+    return trainer
 
 
 def peak_memory() -> int:

@@ -6,33 +6,96 @@ from random import Random
 
 from accelerate import PartialState
 from datasets import Dataset, IterableDataset
+from sacrebleu.metrics import BLEU
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 
+from ..errors import UsageError
 from .batches import SIDES
+from .checks import told
 from .draws import Augmented, BpeDropout, Draw
-from .recipe import AUGMENTATION, SPLITS, Recipe
+from .origins import check_held_out, check_teachers, config_of, loaded
+from .recipe import AUGMENTATION, Recipe
 from .tasks import TASKS
 from .tokenizer import train_tokenizer
+from .values import SPLITS
+
+TOKENS = ("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
+
+
+def check_complete(recipe: Recipe) -> None:
+    """What a run needs that a recipe may leave open, and the checkpoints it starts from, before any text is read.
+
+    Raises:
+        UsageError: for a key that is missing, or one that is not that of the checkpoints.
+        FileNotFoundError, ValueError: for checkpoints that are not there, or cannot be what the recipe says.
+    """
+    data, tokenizer, path = recipe.data, recipe.tokenizer, recipe.model.get("path")
+    if not data.keys() & {"train", "dataset"}:
+        raise UsageError(f"the recipe has no training text: its [data] is {data}, expected `train`")
+    if recipe.task == "causal-lm" and "block_size" not in data:
+        raise UsageError("the recipe has no data.block_size, expected the number of tokens in an example")
+    if not (path or "path" in tokenizer or tokenizer.get("vocab_size") or tokenizer.get("kind") == "character"):
+        raise UsageError("the recipe has no tokenizer.vocab_size, expected it for a new tokenizer, or tokenizer.path")
+    check_evaluated(recipe)
+    asked = [name for name in AUGMENTATION if recipe.training.get(name)]
+    if asked and "teachers" not in recipe.training:
+        seen = f"training.{asked[0]} is {recipe.training[asked[0]]}"
+        raise UsageError(f"{seen}, expected training.teachers too: labels say nothing of other text")
+    if path:
+        check_start(recipe, path)
+    check_teachers(recipe)
+
+
+def check_evaluated(recipe):
+    """Of what else only the first evaluation would find."""
+    strategy = recipe.training.get("eval_strategy", "no")
+    if strategy != "no" and not recipe.data.keys() & {"validation", "validation_fraction", "folds", "dataset"}:
+        raise UsageError(f'training.eval_strategy is {strategy!r}, expected "no", or data.validation too')
+    if name := recipe.evaluation.get("bleu_tokenize"):
+        try:
+            BLEU(tokenize=name)
+        except (ImportError, RuntimeError) as error:  # what cuts Japanese or Korean is a package of its own
+            raise UsageError(f"evaluation.bleu_tokenize is {name!r}, which cannot be had here: {error}") from None
+
+
+def check_start(recipe, path):
+    """A checkpoint to go on from has a config that can have the fields of [model]."""
+    task, settings = TASKS[recipe.task], {name: value for name, value in recipe.model.items() if name not in ("path", "preset")}
+    config = config_of("model.path", path)
+    if not isinstance(config, task.CONFIG):
+        expected = f"one of {task.CONFIG.model_type}"
+        raise ValueError(f"model.path is {path!r}, a checkpoint of {config.model_type}, expected {expected}")
+    told("model", task.CONFIG.from_pretrained, path, **settings)
+    check_held_out("model.path", path, recipe.data)
 
 
 def prepare(recipe: Recipe, checkpoint: Path | None = None) -> tuple:
-    """The tokenizer, that of `checkpoint` if there is one, a new model, and the examples of each split."""
-    task = TASKS[recipe.task]
+    """The tokenizer, that of `checkpoint` if there is one, a new model, and the examples of each split.
+
+    Raises:
+        UsageError, FileNotFoundError, ValueError: as `check_complete`; ValueError for text that is not as it should be.
+    """
+    check_complete(recipe)
+    task, tokenizer = TASKS[recipe.task], given_tokenizer(recipe, checkpoint)
     text = {split: found for split in SPLITS if (found := task.read(recipe.data, split)) is not None}
     if "train" not in text:
         raise ValueError(f"the recipe has no training text: its [data] is {recipe.data}, expected `train`")
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint) if checkpoint else make_tokenizer(recipe, task, text["train"])
+    if tokenizer is None:
+        settings = {name: value for name, value in recipe.tokenizer.items() if name != "dropout"}
+        tokenizer = train_tokenizer(task.texts(text["train"]), for_encoder=task.FOR_ENCODER, **settings)
     model = make_model(recipe, task, tokenizer, text)
     rows = {split: examples(task, split, found, tokenizer, model.config, recipe) for split, found in text.items()}
     return tokenizer, model, rows
 
 
-def make_tokenizer(recipe, task, text):
-    settings = dict(recipe.tokenizer)
-    path, _ = settings.pop("path", recipe.model.get("path")), settings.pop("dropout", None)
-    if path:
-        return AutoTokenizer.from_pretrained(path)
-    return train_tokenizer(task.texts(text), for_encoder=task.FOR_ENCODER, **settings)
+def given_tokenizer(recipe, checkpoint):
+    """`None` where a new one is to be trained."""
+    if checkpoint:
+        return AutoTokenizer.from_pretrained(checkpoint)
+    for table in ("tokenizer", "model"):
+        if path := getattr(recipe, table).get("path"):
+            return loaded(AutoTokenizer, f"{table}.path", path)
+    return None
 
 
 def make_model(recipe, task, tokenizer, text) -> PreTrainedModel:
@@ -40,7 +103,7 @@ def make_model(recipe, task, tokenizer, text) -> PreTrainedModel:
     settings = {**task.config_fields(text), **recipe.model}
     path, preset = settings.pop("path", None), settings.pop("preset", None)
     if path:
-        model = task.MODEL.from_pretrained(path, **settings)
+        model = pretrained(task.MODEL, path, settings)
     else:
         settings = {"vocab_size": len(tokenizer), **settings}
         model = task.MODEL(task.CONFIG.preset(preset, **settings) if preset else task.CONFIG(**settings))
@@ -48,6 +111,13 @@ def make_model(recipe, task, tokenizer, text) -> PreTrainedModel:
         raise ValueError(f"the tokenizer has {len(tokenizer)} entries, expected vocab_size={model.config.vocab_size}")
     set_generation(model, recipe)
     return model
+
+
+def pretrained(model_class, path, settings):
+    try:
+        return model_class.from_pretrained(path, **settings)
+    except RuntimeError as error:  # weights of other shapes
+        raise ValueError(f"model.path is {path!r}, expected a checkpoint of the shape in [model]: {error}") from None
 
 
 def set_generation(model, recipe) -> None:
@@ -58,9 +128,17 @@ def set_generation(model, recipe) -> None:
 
 
 def generation_config(recipe, config) -> GenerationConfig:
+    for name, value in recipe.generation.items():
+        if name in TOKENS and (unknown := [token for token in tokens_in(value) if not 0 <= token < config.vocab_size]):
+            raise UsageError(f"generation.{name} has {unknown[0]}, expected tokens from 0 to {config.vocab_size - 1}")
     names = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
     tokens = {name: getattr(config, name) for name in names if hasattr(config, name)}
     return GenerationConfig(**tokens, **recipe.generation)
+
+
+def tokens_in(value) -> list[int]:
+    """Those of a token, a list, or a list of lists."""
+    return [token for item in value for token in tokens_in(item)] if isinstance(value, list) else [value]
 
 
 def examples(task, split, text, tokenizer, config, recipe):

@@ -19,11 +19,11 @@ from .checkpoints import final_state, open_state, whole_checkpoints
 from .curves import CURVES, draw_curves
 from .data import paths_of
 from .prepare import prepare, set_generation
-from .recipe import SPLITS, Recipe
+from .recipe import REPORT, Recipe
 from .trainer import make_trainer, metrics_of, training_arguments
+from .values import SPLITS
 
 PACKAGES = ("vanilla-transformer", "torch", "transformers", "accelerate", "datasets", "tokenizers")
-REPORT = "training.json"  # beside the weights: the recipe, what it gave, and how the run went
 
 
 def train(recipe: Recipe, output: Path, force: bool = False, restart: bool = False) -> dict[str, float]:

@@ -7,24 +7,31 @@ import torch
 from datasets import Dataset, IterableDataset
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
+from ..errors import UsageError
 from .batches import TokenBatches, TokenStream, collate_batches
 from .callbacks import Watch, callbacks
+from .checks import told
 from .distillation import Teachers, with_text
 from .draws import Drawn
 from .loss import loss_function
 from .prepare import draw_of, lengths
-from .recipe import AUGMENTATION, MASKED, OWN, Recipe
+from .recipe import MASKED, Recipe
 from .tasks import TASKS
+from .values import OWN
 
 
-def training_arguments(recipe: Recipe, state: Path) -> Seq2SeqTrainingArguments:
+def training_arguments(recipe: Recipe, state: Path, **changes) -> Seq2SeqTrainingArguments:
+    """What the recipe's `Trainer` takes, with `changes` over it; its checkpoints go to `state`.
+
+    Raises:
+        UsageError: for what the arguments, this machine, or the number of processes do not allow.
+    """
     settings = {name: value for name, value in recipe.training.items() if name not in OWN}
     if total := recipe.training.get("tokens_per_update"):
         each = recipe.training.get("tokens_per_batch", total) * int(os.environ.get("WORLD_SIZE", 1))
         if total % each:
-            raise ValueError(
-                f"tokens_per_update is {total}, expected a multiple of {each}, the tokens of a batch on all processes"
-            )
+            expected = f"a multiple of {each}, the tokens of a batch on all processes"
+            raise UsageError(f"training.tokens_per_update is {total}, expected {expected}")
         settings |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": total // each}
     defaults = {
         "save_total_limit": max(2, recipe.training.get("average_last", 1)),
@@ -42,7 +49,7 @@ def training_arguments(recipe: Recipe, state: Path) -> Seq2SeqTrainingArguments:
         "generation_num_beams": 1,  # while training
         "report_to": "none",
     }
-    return Seq2SeqTrainingArguments(output_dir=str(state), **{**defaults, **settings})
+    return told("training", Seq2SeqTrainingArguments, output_dir=str(state), **{**defaults, **settings, **changes})
 
 
 def keep_labelled(model, args, inputs):
@@ -63,8 +70,6 @@ def make_trainer(recipe, arguments, tokenizer, model, rows) -> Seq2SeqTrainer:
     if paths := recipe.training.get("teachers"):
         teachers, collator = Teachers(paths, model, arguments.device), with_text(collator)
         model.register_forward_pre_hook(teachers.see, with_kwargs=True)
-    elif asked := {name: value for name in AUGMENTATION if (value := recipe.training.get(name))}:
-        raise ValueError(f"the recipe has {asked}, expected training.teachers too: labels say nothing of other text")
     trainer = Seq2SeqTrainer(
         model=model,
         args=arguments,

@@ -5,6 +5,7 @@
 | `CONFIG`, `MODEL` | the classes of the model |
 | `PIPELINE` | the Hub's name for what the model does |
 | `DATA`, `EVALUATION` | the keys of a recipe's tables of these names |
+| `METRICS` | the numbers that `metrics` gives, of which a recipe may name one as the best |
 | `read(data, split)` | a `datasets.Dataset` of text for `"train"`, `"validation"` or `"test"`, `None` if the recipe has none |
 | `texts(dataset)` | all its text, for a new tokenizer |
 | `FOR_ENCODER` | whether that tokenizer marks sequences as an encoder wants it |

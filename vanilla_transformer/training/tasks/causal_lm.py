@@ -15,6 +15,7 @@ PIPELINE = "text-generation"
 # example has `block_size` tokens. With `documents = "line"` each line is a text of its own, which no other one is read with.
 DATA = ("directory", "train", "validation", "test", "validation_fraction", "block_size", "documents")
 EVALUATION = ()
+METRICS = ("nll", "perplexity")
 FOR_ENCODER = False
 
 draw = None

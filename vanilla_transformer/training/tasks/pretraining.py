@@ -17,6 +17,7 @@ CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForPreTraining
 PIPELINE = "fill-mask"
 DATA = ("directory", "train", "validation", "test", "encoding", "max_length")  # tokens of a pair; the longer sentence is cut
 EVALUATION = ()
+METRICS = ("nll", "next_sentence_accuracy")
 FOR_ENCODER = True
 FOLLOWS, DOES_NOT = 0, 1
 

@@ -16,6 +16,7 @@ PIPELINE = "text-classification"
 # part `fold` (from 0 on) is the validation split.
 DATA = ("directory", "train", "validation", "test", "encoding", "folds", "fold")
 EVALUATION = ()
+METRICS = ("accuracy",)
 FOR_ENCODER = True
 
 draw = None

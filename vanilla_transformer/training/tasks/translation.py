@@ -14,6 +14,7 @@ PIPELINE = "translation"
 # Each split is a file of the source and one of the target, line by line.
 DATA = (*SOURCES, "streaming", "train", "validation", "test")
 EVALUATION = ("bleu_tokenize",)  # of sacreBLEU, "13a" by default
+METRICS = ("bleu", "chrf")
 FOR_ENCODER = False
 
 draw = None

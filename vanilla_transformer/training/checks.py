@@ -1,0 +1,145 @@
+"""What has to go together in a recipe, whose values are each of their type and range: before anything is read or built."""
+
+from collections import Counter
+from functools import partial
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from sacrebleu.metrics import BLEU
+from transformers import GenerationConfig, get_scheduler
+
+from ..errors import UsageError
+from .values import SPLITS, check_name
+
+RESEGMENTED = ("translation", "sequence-classification")  # whose text may have other pieces in each epoch
+UNSMOOTHED = ("question-answering", "pretraining")  # their losses are not of `labels` alone
+ROWS = ("per_device_train_batch_size", "gradient_accumulation_steps")  # what an update is of, without tokens_per_update
+
+
+def check_together(recipe, task) -> None:
+    """Raises UsageError, with what the libraries say that take the values where they know better."""
+    check_data(recipe.data, recipe.task == "masked-lm")
+    check_tokenizer(recipe)
+    check_training(recipe, task)
+    check_model(recipe, task)
+    told("generation", check_generation, recipe.generation)
+    if name := recipe.evaluation.get("bleu_tokenize"):
+        check_name("evaluation.bleu_tokenize", name, BLEU.TOKENIZERS)
+
+
+def told(table: str, make, *args, **settings):
+    """What `make` gives; what it does not accept is a UsageError of `table`, in one line."""
+    try:
+        return make(*args, **settings)
+    except (ValueError, TypeError, NotImplementedError, StrictDataclassError) as error:
+        raise UsageError(f"{table}: {' '.join(str(error).split())}") from None
+
+
+def check_generation(settings):
+    """As it is done when a result is saved: what would have no effect is refused too."""
+    GenerationConfig(**settings).validate(strict=True)
+
+
+def check_data(data, is_masked):
+    files = [name for name in SPLITS if name in data]
+    if "dataset" in data and (unread := [name for name in ("directory", *files) if name in data]):
+        raise UsageError(f"data.dataset is {data['dataset']!r}, expected no data.{unread[0]} beside it")
+    for name in ("config", "columns", "streaming"):
+        if data.get(name) and "dataset" not in data:
+            raise UsageError(f"data.{name} is {data[name]!r}, expected data.dataset too: it is of a data set")
+    if ("fold" in data) != ("folds" in data):
+        raise UsageError(f"data.folds is {data.get('folds')} and data.fold {data.get('fold')}, expected both or neither")
+    if "folds" in data and is_masked and not data.get("labelled"):
+        raise UsageError(f"data.folds is {data['folds']}, expected data.labelled=true too: folds are of labelled text")
+    if "folds" in data and not data["fold"] < data["folds"]:
+        raise UsageError(f"data.fold is {data['fold']}, expected one of 0 to {data['folds'] - 1}")
+    parts = [name for name in ("validation", "validation_fraction", "folds") if name in data]
+    if len(parts) > 1:
+        seen = f"data.{parts[0]} is {data[parts[0]]!r}"
+        raise UsageError(f"{seen}, expected no data.{parts[1]} beside it: both say what is held out")
+    if data.get("stride", 0) >= data.get("max_length", 2**63):
+        raise UsageError(f"data.stride is {data['stride']}, expected less than data.max_length={data['max_length']}")
+
+
+def check_tokenizer(recipe):
+    tokenizer, is_new = recipe.tokenizer, not (recipe.tokenizer.get("path") or recipe.model.get("path"))
+    if (dropout := tokenizer.get("dropout")) and recipe.task not in RESEGMENTED:
+        raise UsageError(f"tokenizer.dropout is {dropout}, expected 0: the pieces of {recipe.task} are not drawn")
+    if is_new and dropout and (kind := tokenizer.get("kind", "bpe")) != "bpe":
+        raise UsageError(f"tokenizer.dropout is {dropout}, expected 0 with tokenizer.kind={kind!r}: only bpe has it")
+    if is_new and tokenizer.get("lowercase") and tokenizer.get("kind", "bpe") not in ("bpe", "word"):
+        raise UsageError(f"tokenizer.lowercase is true, expected false with tokenizer.kind={tokenizer['kind']!r}")
+    sizes = [table["vocab_size"] for table in (tokenizer, recipe.model) if table.get("vocab_size")]
+    if is_new and len({*sizes}) > 1:
+        raise UsageError(f"tokenizer.vocab_size is {sizes[0]}, expected model.vocab_size={sizes[1]}")
+
+
+def check_training(recipe, task):
+    training = recipe.training
+    by_tokens = "tokens_per_update" in training
+    if by_tokens and (rows := [name for name in ROWS if name in training]):
+        said = "expected none: tokens_per_update says what an update is of"
+        raise UsageError(f"training.{rows[0]} is {training[rows[0]]}, {said}")
+    if "tokens_per_batch" in training and not by_tokens:
+        raise UsageError(f"training.tokens_per_batch is {training['tokens_per_batch']}, expected tokens_per_update too")
+    if recipe.task in UNSMOOTHED and (smoothing := training.get("label_smoothing_factor")):
+        raise UsageError(f"training.label_smoothing_factor is {smoothing}, expected 0: the loss of {recipe.task} has none")
+    if (r_drop := training.get("r_drop")) and (recipe.task in UNSMOOTHED or not by_tokens):
+        said = "it takes batches by tokens_per_update, and one loss of `labels`"
+        raise UsageError(f"training.r_drop is {r_drop}, expected 0: {said}")
+    if "teachers" in training:
+        check_taught(recipe)
+    check_checkpoints(training)
+    check_best(training, {"loss", *task.METRICS})
+    if "lr_scheduler_type" in training or "lr_scheduler_kwargs" in training:
+        check_schedule(training.get("lr_scheduler_type", "linear"), training.get("lr_scheduler_kwargs"))
+
+
+def check_taught(recipe):
+    if recipe.task != "sequence-classification":
+        raise UsageError(f"{recipe.task} has training.teachers, expected none: they are for sequence-classification")
+    for name in ("label_smoothing_factor", "r_drop"):
+        if value := recipe.training.get(name):
+            raise UsageError(f"training.{name} is {value}, expected 0: it is of labels, which a run with teachers does not see")
+
+
+def check_checkpoints(training):
+    if count := training.get("average_last"):
+        if training.get("load_best_model_at_end"):
+            raise UsageError(f"training.average_last={count} does not go with load_best_model_at_end=true")
+        if training.get("save_strategy") == "no":
+            said = 'does not go with save_strategy="no", which leaves nothing to average'
+            raise UsageError(f"training.average_last={count} {said}")
+        if (kept := training.get("save_total_limit") or count) < count:
+            raise UsageError(f"training.save_total_limit is {kept}, expected at least average_last={count}")
+
+
+def check_best(training, metrics):
+    """Which checkpoint is the best is only asked after the first evaluation."""
+    name, patience = training.get("metric_for_best_model"), training.get("early_stopping_patience")
+    if name is not None:
+        check_name("training.metric_for_best_model", name.removeprefix("eval_"), metrics)
+    if patience and training.get("eval_strategy", "no") == "no":
+        raise UsageError(f'training.early_stopping_patience is {patience}, expected eval_strategy "steps" or "epoch" with it')
+    if patience and name is None and not training.get("load_best_model_at_end"):
+        raise UsageError(f"training.early_stopping_patience is {patience}, expected metric_for_best_model with it")
+
+
+def check_schedule(name, settings):
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    told("training.lr_scheduler_kwargs", get_scheduler, name, optimizer, 0, 1, scheduler_specific_kwargs=settings)
+
+
+def check_model(recipe, task):
+    """Where the shape is that of a checkpoint, `prepare.check_complete` does it."""
+    settings = dict(recipe.model)
+    names = Counter(task.CONFIG.attribute_map.get(name, name) for name in settings)
+    for name, count in names.items():
+        if count > 1:
+            raise UsageError(f"model.{name} is set {count} times, by names that mean the same: expected one of them")
+    if settings.pop("path", None) is None:
+        preset = settings.pop("preset", None)
+        if size := recipe.tokenizer.get("vocab_size"):
+            settings = {"vocab_size": size, **settings}
+        make = task.CONFIG if preset is None else partial(task.CONFIG.preset, preset)
+        told("model", make, **settings)

@@ -1,0 +1,92 @@
+"""The checkpoints a recipe starts from or learns from: whether they are there, and what text they have seen."""
+
+import filecmp
+import json
+from pathlib import Path
+
+from transformers import AutoConfig
+from transformers.utils import cached_file, logging
+
+from .data import paths_of
+from .recipe import REPORT
+from .tasks import TASKS
+
+logger = logging.get_logger(__name__)
+
+
+def loaded(loader, key: str, path: str):
+    """What `loader`, an Auto class, makes of a checkpoint; none of its code is run.
+
+    Raises:
+        FileNotFoundError: naming the recipe's `key`, if there is no such directory, nor a checkpoint of that name on the Hub.
+    """
+    try:
+        return loader.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        if Path(path).is_dir():
+            raise ValueError(f"{key} is {path!r}: {error}") from None
+        raise FileNotFoundError(f"{key} is {path!r}, expected a directory, or the name of a checkpoint on the Hub") from None
+
+
+def config_of(key: str, path: str):
+    if Path(path).is_dir() and not (Path(path) / "config.json").is_file():
+        raise FileNotFoundError(f"{key} is {path!r}, a directory without config.json, expected a checkpoint")
+    return loaded(AutoConfig, key, path)
+
+
+def check_teachers(recipe) -> None:
+    """Warns of a teacher that does not say what it has seen.
+
+    Raises:
+        ValueError: for one that is no model of the recipe's task, and as `check_held_out` does.
+        FileNotFoundError: for one that is not there.
+    """
+    name = TASKS[recipe.task].MODEL.__name__
+    for path in recipe.training.get("teachers", ()):
+        config = config_of("training.teachers", path)
+        if name not in (found := config.architectures or []):
+            raise ValueError(f"the teacher {path} is {' or '.join(found) or 'of no class'}, expected {name}")
+        if not check_held_out("training.teachers", path, recipe.data):
+            logger.warning(f"the teacher {path} has no {REPORT}: it may have seen the text it is compared with")
+
+
+def check_held_out(key: str, path: str, data: dict) -> bool:
+    """Whether the checkpoint says what it was trained on. With `folds` it must not have seen the part that is held out.
+
+    Raises:
+        ValueError: with both folds, if it may have.
+    """
+    theirs = data_of(path)
+    if theirs is None:
+        return False
+    if "folds" in data and have_shared(data, theirs):
+        mine, seen = ([table.get(name) for name in ("fold", "folds")] for table in (data, theirs))
+        if mine != seen:
+            held_out = f"fold {seen[0]} of {seen[1]}" if seen[1] else "no fold"
+            expected = f"data.fold={mine[0]} of data.folds={mine[1]}, of the same text"
+            raise ValueError(f"{key}: {path} was trained with {held_out} held out, expected {expected}")
+    return True
+
+
+def data_of(path) -> dict | None:
+    """The [data] of the recipe that a checkpoint is of."""
+    try:
+        file = cached_file(path, REPORT)
+    except OSError:
+        return None
+    try:
+        data = json.loads(Path(file).read_bytes())["recipe"]["data"]
+        return {**data, "train": data.get("train", [])}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{file} is not the report of a run: {error!r}") from None
+
+
+def have_shared(one: dict, other: dict) -> bool:
+    """Whether a training file is in both, by its bytes, or by its name where one is no longer there."""
+    return any(are_same(mine, theirs) for mine in paths_of(one, "train") for theirs in paths_of(other, "train"))
+
+
+def are_same(one: Path, other: Path) -> bool:
+    if one.is_file() and other.is_file():
+        return filecmp.cmp(one, other, shallow=False)
+    return one.name == other.name
