@@ -60,12 +60,12 @@ def check_evaluated(recipe):
 
 def check_start(recipe, path):
     """A checkpoint to go on from has a config that can have the fields of [model]."""
-    task, settings = TASKS[recipe.task], {name: value for name, value in recipe.model.items() if name not in ("path", "preset")}
-    config = config_of("model.path", path)
+    task, config = TASKS[recipe.task], config_of("model.path", path)
     if not isinstance(config, task.CONFIG):
         expected = f"one of {task.CONFIG.model_type}"
         raise ValueError(f"model.path is {path!r}, a checkpoint of {config.model_type}, expected {expected}")
-    told("model", task.CONFIG.from_pretrained, path, **settings)
+    names = {name: task.CONFIG.attribute_map.get(name, name) for name in recipe.model if name not in ("path", "preset")}
+    told("model", task.CONFIG.from_dict, config.to_dict() | {to: recipe.model[name] for name, to in names.items()})
     check_held_out("model.path", path, recipe.data)
 
 

@@ -81,7 +81,7 @@ RANGES = {
     "warmup_steps": (", whole from 1 on", lambda value: 0 <= value < 1 or value == int(value) >= 1),
     "teachers": NOT_EMPTY,
     # [data]
-    **dict.fromkeys((*SPLITS, "columns"), NOT_EMPTY),
+    **dict.fromkeys((*SPLITS, "columns", "bad_words_ids"), NOT_EMPTY),
     **dict.fromkeys(("directory", "dataset", "config", "path"), NOT_EMPTY),
     **dict.fromkeys(("block_size", "max_length"), COUNT),
     "validation_fraction": (" between 0 and 1", lambda value: 0 < value < 1),

@@ -1,0 +1,122 @@
+"""Made-up text in the form that each recipe reads, checkpoints that some start or learn from, and what makes a run small."""
+
+import gzip
+from pathlib import Path
+
+from checkpoints import OPINIONS, toy_corpus
+from datasets import Dataset, DatasetDict
+
+from vanilla_transformer import VanillaEncoderConfig, VanillaEncoderForMaskedLM, VanillaEncoderForSequenceClassification
+from vanilla_transformer.training.recipe import Recipe
+from vanilla_transformer.training.tokenizer import train_tokenizer
+
+SHAPE = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+LAYERS = {"translation": ("encoder_layers", "decoder_layers")}
+PIECES = {"word": 15, "bpe": 40}  # of `OPINIONS`, also without a fifth of them
+STEPS = {
+    "max_steps": 4,
+    "num_train_epochs": 2,
+    "eval_steps": 2,
+    "save_steps": 2,
+    "tokens_per_update": 128,
+    "tokens_per_batch": 64,
+}
+VOCABULARY = {"translation": 60, "token-classification": 30, "pretraining": 40}
+STORY = ["the film wins.", "the plot bores.", "the cast shines.", "the film fails."]
+TAGGED = "the O\nold B-PER\ndog I-PER\nruns O\n\nthe O\nbig B-PER\nbird I-PER\nsings O\n\n"
+
+
+def small(recipe: Recipe) -> dict:
+    """Changes of `recipe` that cut sizes and steps, and nothing else."""
+    layers = LAYERS.get(recipe.task, ("num_hidden_layers",))
+    found = {f"model.{name}": value for name, value in (SHAPE | dict.fromkeys(layers, 1)).items()}
+    if "path" in recipe.model or recipe.task == "question-answering":  # whose shape is that of a checkpoint
+        found = {}
+    found |= {f"training.{name}": value for name, value in STEPS.items() if name in recipe.training}
+    if "vocab_size" in recipe.tokenizer:
+        found["tokenizer.vocab_size"] = VOCABULARY.get(recipe.task) or PIECES[recipe.tokenizer["kind"]]
+    return found
+
+
+def lacking(recipe: Recipe, folder: Path) -> dict:
+    """Changes that name what `recipe` leaves to its user, or has from the Hub: text and checkpoints, made in `folder`."""
+    if recipe.task == "question-answering":
+        return {"data.dataset": data_set(folder / "questions", questions()), "model.path": checkpoint(folder / "start")}
+    if "dataset" in recipe.data:
+        pairs = [{"translation": {"en": source, "de": target}} for source, target in toy_corpus(60, seed=0)]
+        return {"data.dataset": data_set(folder / "pairs", pairs)}
+    found = {} if recipe.data.keys() & {"train"} else made_up_names(recipe)
+    if recipe.training.get("replaced"):
+        found["training.teachers"] = [classifier(folder / "first"), classifier(folder / "second")]
+    return found
+
+
+def made_up_names(recipe):
+    if recipe.task == "translation":
+        return {f"data.{split}": [f"{split}.en", f"{split}.de"] for split in ("train", "validation")}
+    return {f"data.{split}": f"{split}.txt" for split in ("train", "validation")}
+
+
+def write_text(recipe: Recipe, folder: Path) -> None:
+    """The files of its [data], in `folder`."""
+    folder.mkdir(exist_ok=True)
+    for split in ("train", "validation", "test"):
+        files = recipe.data.get(split, [])
+        files = [files] if isinstance(files, str) else files
+        for file, text in zip(files, texts(recipe)):
+            data = text.encode(recipe.data.get("encoding", "UTF-8"))
+            (folder / file).write_bytes(gzip.compress(data) if file.endswith(".gz") else data)
+
+
+def texts(recipe) -> list[str]:
+    """Of each file of a split."""
+    pairs = toy_corpus(60, seed=0)
+    if recipe.task == "translation":
+        return ["".join(line + "\n" for line in side) for side in zip(*pairs, strict=True)]
+    if recipe.task == "causal-lm":
+        return ["".join(source + "\n" for source, _ in pairs) * 3]
+    if recipe.task == "pretraining":
+        return ["\n".join(STORY) + "\n\n" + "\n".join(reversed(STORY)) + "\n"]
+    if recipe.task == "token-classification":
+        return [TAGGED * 4]
+    return ["".join(line + "\n" for line in OPINIONS)]
+
+
+def questions():
+    context = "the film wins and the cast shines"
+    answers = [("who wins", "the film"), ("who shines", "the cast")]
+    return [
+        {"id": str(place), "question": question, "context": context,
+         "answers": {"text": [answer], "answer_start": [context.index(answer)]}}
+        for place, (question, answer) in enumerate(answers * 4)
+    ]  # fmt: skip
+
+
+def data_set(path: Path, rows: list[dict]) -> str:
+    DatasetDict(dict.fromkeys(("train", "validation"), Dataset.from_list(rows))).save_to_disk(path)
+    return str(path)
+
+
+def tokenizer_of(kind):
+    return train_tokenizer([line.split(" ", 1)[1] for line in OPINIONS], PIECES[kind], kind, for_encoder=True)
+
+
+def checkpoint(path: Path, kind: str = "word") -> str:
+    """A new model of masked words."""
+    return saved(VanillaEncoderForMaskedLM(config(kind)), kind, path)
+
+
+def classifier(path: Path, kind: str = "word") -> str:
+    """A new one of the labels of `OPINIONS`."""
+    labels = {"id2label": {0: "bad", 1: "good"}, "label2id": {"bad": 0, "good": 1}}
+    return saved(VanillaEncoderForSequenceClassification(config(kind, **labels)), kind, path)
+
+
+def config(kind, **fields):
+    return VanillaEncoderConfig(vocab_size=PIECES[kind], num_hidden_layers=1, type_vocab_size=2, **SHAPE, **fields)
+
+
+def saved(model, kind, path):
+    model.save_pretrained(path)
+    tokenizer_of(kind).save_pretrained(path)
+    return str(path)

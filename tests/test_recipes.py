@@ -1,0 +1,411 @@
+"""Recipes: what is wrong with one is said before anything is read, built or written, and every shipped one runs."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+import standins
+from transformers import GenerationConfig, Seq2SeqTrainingArguments
+
+from vanilla_transformer.errors import UsageError
+from vanilla_transformer.training.dry_run import dry_run
+from vanilla_transformer.training.origins import logger
+from vanilla_transformer.training.prepare import check_complete, prepare
+from vanilla_transformer.training.recipe import FOLDER, REPORT, Recipe, read_recipe
+from vanilla_transformer.training.run import train
+from vanilla_transformer.training.tasks import TASKS
+from vanilla_transformer.training.trainer import training_arguments
+from vanilla_transformer.training.values import key_types
+from vanilla_transformer_export import cli
+from vanilla_transformer_export.search import EXPECTED
+
+RECIPES = pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.toml")))
+SMALL = dict(hidden_size=16, intermediate_size=16, num_attention_heads=2, encoder_layers=1, decoder_layers=1)
+FOLDS = {"train": "train.txt", "folds": 5, "fold": 0}
+
+
+# ------------------------------------------------------------------------------------------------------ values
+
+
+@pytest.mark.parametrize(
+    "key, value, expected",
+    [
+        ("training.learning_rate", "abc", "a number of at least 0"),
+        ("training.learning_rate", "1e-3", "a number of at least 0"),
+        ("training.learning_rate", -1, "a number of at least 0"),
+        ("training.learning_rate", float("nan"), "a number of at least 0"),
+        ("training.learning_rate", float("inf"), "at most"),
+        ("training.weight_decay", True, "a number of at least 0"),
+        ("training.max_steps", 1.5, "a whole number of at least 1, or -1"),
+        ("training.max_steps", 0, "a whole number of at least 1, or -1"),
+        ("training.max_steps", 10**30, "at most"),
+        ("training.num_train_epochs", -1, "a number above 0"),
+        ("training.label_smoothing_factor", 2, "a number from 0 to 1"),
+        ("training.adam_beta2", 1, "a number from 0 to below 1"),
+        ("training.r_drop", -1, "a number of at least 0"),
+        ("training.bf16", "yes", "true or false"),
+        ("training.bf16", 1, "true or false"),
+        ("training.eval_steps", 0, "a number, whole from 1 on"),
+        ("training.logging_steps", 2.5, "a number, whole from 1 on"),
+        ("training.warmup_steps", 1.5, "a number, whole from 1 on"),
+        ("training.seed", "x", "a whole number from 0 to 4294967295"),
+        ("training.seed", 2**32, "a whole number from 0 to 4294967295"),
+        ("training.average_last", 0, "a whole number of at least 1"),
+        ("training.tokens_per_update", 0, "a whole number of at least 1"),
+        ("training.early_stopping_patience", 0, "a whole number of at least 1"),
+        ("training.replaced", 2, "a number from 0 to 1"),
+        ("training.eval_strategy", "epochs", "one of no, steps, epoch"),
+        ("training.optim", "adam", "one of adamw_torch, "),
+        ("training.teachers", "a", "a list that is not empty"),
+        ("training.teachers", [], "a list that is not empty"),
+        ("training.lr_scheduler_kwargs", 1, "a table"),
+        ("tokenizer.kind", "bpes", "one of 'bpe', 'word', 'byte-bpe', 'character'"),
+        ("tokenizer.vocab_size", "8k", "a whole number of at least 1"),
+        ("tokenizer.lowercase", "yes", "true or false"),
+        ("tokenizer.dropout", 1, "a number from 0 to below 1"),
+        ("tokenizer.path", "", "a string that is not empty"),
+        ("model.hidden_size", "big", "a whole number"),
+        ("model.dropout", "0.1", "a number or a whole number"),
+        ("model.path", 5, "a string"),
+        ("model.tie_word_embeddings", "no", "true or false"),
+        ("generation.num_beams", 0, "a whole number of at least 1"),
+        ("generation.length_penalty", "1", "a number"),
+        ("generation.early_stopping", "always", "true or false or one of 'never'"),
+        ("evaluation.bleu_tokenize", 13, "a string"),
+        ("data.train", 3, "a string or a list"),
+        ("data.train", [], "a string or a list that is not empty"),
+        ("data.train", ["a", 3], "a string or a list"),
+        ("data.streaming", "false", "true or false"),
+    ],
+)
+def test_a_value_of_another_type_or_range_is_refused_with_what_is_expected(key, value, expected):
+    with pytest.raises(UsageError) as caught:
+        read_recipe("translation", {key: value})
+    said = str(caught.value)
+    assert said.startswith(f"{key} is ") and f", expected {expected}" in said and "\n" not in said
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"data": 1}, "data is 1, expected a table"),
+        ({"data": [1], "data.train": "a"}, r"data is \[1\], expected a table"),
+        ({"task": ["translation"]}, r"no task \['translation'\]; did you mean 'translation'"),
+        ({"save_dtype": 16}, "no save_dtype 16, expected"),
+        ({"training.learning_rat": 1}, r"no key of \[training\] 'learning_rat'; did you mean 'learning_rate'"),
+        ({"training.output_dir": "a"}, r"no key of \[training\] 'output_dir'"),
+        ({"trainin.seed": 1}, "no key of a recipe 'trainin'; did you mean 'training'"),
+        ({"generation.num_return_sequences": 2}, r"no key of \[generation\] 'num_return_sequences'"),
+        ({"generation.temperature": 0.5}, "generation: .*temperature.*do_sample"),
+        ({"evaluation.bleu_tokenize": "nope"}, "no evaluation.bleu_tokenize 'nope'; did you mean 'none'"),
+        ({"training.metric_for_best_model": "blue"}, "no training.metric_for_best_model 'blue'; did you mean 'bleu'"),
+        ({"training.lr_scheduler_kwargs": {"min_lrr": 1}}, "training.lr_scheduler_kwargs: .*'min_lrr'"),
+        ({"training.lr_scheduler_type": "cosine_with_min_lr"}, "training.lr_scheduler_kwargs: .*min_lr"),
+        ({"model.hidden_size": -1}, "model: hidden_size must be at least 1, got -1"),
+        ({"model.hidden_size": 10, "model.num_attention_heads": 3}, "model: hidden_size must be a multiple"),
+        ({"model.hidden_act": "gelus"}, "model: hidden_act must be one of .*, got 'gelus'"),
+        ({"model.preset": "huge"}, "model: no preset 'huge'"),
+        ({"model.d_model": 32, "model.hidden_size": 64}, "model.hidden_size is set 2 times"),
+        ({"model.vocab_size": 9}, "tokenizer.vocab_size is 8000, expected model.vocab_size=9"),
+        ({"tokenizer.kind": "word", "tokenizer.dropout": 0.1}, "tokenizer.dropout is 0.1, expected 0 with .*'word'"),
+        ({"tokenizer.kind": "byte-bpe", "tokenizer.lowercase": True}, "tokenizer.lowercase is true, expected false"),
+        ({"training.tokens_per_batch": 7, "training": {"tokens_per_batch": 7}}, "tokens_per_batch is 7, expected tokens_per_u"),
+        ({"training.gradient_accumulation_steps": 2}, "gradient_accumulation_steps is 2, expected none: tokens_per_update"),
+        (
+            {"training.average_last": 5, "training.save_total_limit": 2},
+            "save_total_limit is 2, expected at least average_l",
+        ),
+        ({"training.average_last": 5, "training.load_best_model_at_end": True}, "average_last=5 does not go with load_best"),
+        ({"training.early_stopping_patience": 2}, "early_stopping_patience is 2, expected metric_for_best_model"),
+        ({"training.early_stopping_patience": 2, "training.eval_strategy": "no"}, "patience is 2, expected eval_strategy"),
+        ({"data.dataset": "d", "data.train": ["a", "b"]}, "data.dataset is 'd', expected no data.train beside it"),
+        ({"data.dataset": "d", "data.directory": "x"}, "data.dataset is 'd', expected no data.directory beside it"),
+        ({"data.columns": ["a", "b"]}, r"data.columns is \['a', 'b'\], expected data.dataset too"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(changes, said):
+    with pytest.raises(UsageError, match=said) as caught:
+        read_recipe("translation", changes)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name, changes, said",
+    [
+        ("trec", {"data.fold": 5}, "data.fold is 5, expected one of 0 to 4"),
+        ("trec", {"data": {"train": "a", "folds": 5}}, "data.folds is 5 and data.fold None, expected both or neither"),
+        ("trec", {"data.validation": "a"}, "data.validation is 'a', expected no data.folds beside it"),
+        ("trec", {"data.encoding": "latin-11"}, "data.encoding is 'latin-11', expected the name of an encoding"),
+        ("trec", {"generation.num_beams": 2}, r"no key of \[generation\] 'num_beams'"),
+        ("trec-masked-lm", {"data.labelled": False}, "data.folds is 5, expected data.labelled=true too"),
+        (
+            "tiny-shakespeare",
+            {"data.validation_fraction": 1},
+            "data.validation_fraction is 1, expected a number betw",
+        ),
+        ("tiny-shakespeare", {"data.documents": "lines"}, "data.documents is 'lines', expected one of 'file', 'line'"),
+        ("squad", {"data.stride": 400}, "data.stride is 400, expected less than data.max_length=384"),
+        (
+            "squad",
+            {"evaluation.max_answer_length": 0},
+            "max_answer_length is 0, expected a whole number of at",
+        ),
+    ],
+)
+def test_what_does_not_go_with_the_task_is_refused(name, changes, said):
+    with pytest.raises(UsageError, match=said):
+        read_recipe(name, changes)
+
+
+def test_values_that_the_libraries_have_by_default_are_taken():
+    """All of them, one by one: no range is narrower than theirs. `None` stands for what is not set."""
+    hints = key_types(TASKS["translation"])
+    for field in dataclasses.fields(Seq2SeqTrainingArguments):
+        value = field.default
+        if field.name in hints["training"] and value not in (None, dataclasses.MISSING):
+            Recipe("translation", training={field.name: getattr(value, "value", value)})
+    for name, value in GenerationConfig._get_default_generation_params().items():
+        if name in hints["generation"] and value is not None:
+            Recipe("translation", generation={name: value})
+    for task, module in TASKS.items():
+        config = module.CONFIG()
+        for name in module.CONFIG.field_names():
+            if getattr(config, name, None) is not None:
+                Recipe(task, model={name: getattr(config, name)})
+
+
+def test_generation_takes_nothing_that_an_export_of_the_result_refuses():
+    hints = key_types(TASKS["translation"])["generation"]
+    values = [-1, 0, 0.5, 1, 1.5, 2, True, "x", "never", [], [1], [[1]], [["x"]], [-0.5], float("nan")]
+    refused = 0
+    for name in hints.keys() & EXPECTED.keys():
+        for value in values:
+            if not EXPECTED[name][1](value):
+                refused += 1
+                with pytest.raises(UsageError, match=f"generation.{name} is |generation: "):
+                    Recipe("translation", generation={name: value})
+    assert refused > 80
+
+
+def test_a_secret_is_refused_without_being_shown(tmp_path, capsys):
+    for name in ("hub_token", "push_to_hub_token", "token"):
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(["train", "translation", "--output", str(tmp_path / "out"), "--set", f"training.{name}=hf_geheim"])
+        said = capsys.readouterr().err
+        assert stopped.value.code == 2
+        assert said.count("\n") == 1 and "HF_TOKEN" in said and "hf auth login" in said and "geheim" not in said
+    assert list(tmp_path.iterdir()) == []
+    secrets = [field.name for field in dataclasses.fields(Seq2SeqTrainingArguments) if field.name.endswith("token")]
+    assert secrets == ["hub_token"]
+
+
+def test_a_secret_of_the_environment_is_in_no_file_of_a_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_geheim")
+    (tmp_path / "text").write_text("".join(line + "\n" for line in standins.OPINIONS))
+    data = {"train": str(tmp_path / "text")}
+    model = dict(hidden_size=16, intermediate_size=16, num_attention_heads=2, num_hidden_layers=1)
+    training = {"tokens_per_update": 128, "max_steps": 1}
+    train(Recipe("sequence-classification", data, {"kind": "word", "vocab_size": 15}, model, training), tmp_path / "model")
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"training.json", "training_args.bin", "README.md"} <= {path.name for path in files}
+    assert not [path for path in files if b"hf_geheim" in path.read_bytes()]
+
+
+# ------------------------------------------------------------------------------------------------------ files
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (b'task = "\xff"', "is not a recipe: 'utf-8' codec can't decode"),
+        (b"task = ", "is not a recipe: Invalid value"),
+        (b"#" * 1_000_001, "has 1000001 bytes, expected a recipe of at most 1000000"),
+        (b"a = " + b"[" * 100_000, "is not a recipe: "),
+        (b"a = " + b"9" * 5000, "is not a recipe: "),
+        (b"", "has no task, expected one of translation, "),
+        (b'task = "translation"\ndata = [1]', "data is .1., expected a table"),
+        (b'task = "translation"\n[training]\nseed = 2020-01-01', "training.seed is datetime.date"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused(tmp_path, content, said):
+    (tmp_path / "a.toml").write_bytes(content)
+    with pytest.raises(ValueError, match=said):
+        read_recipe(str(tmp_path / "a.toml"))
+
+
+def test_a_directory_is_no_recipe(tmp_path):
+    with pytest.raises(FileNotFoundError, match="is neither a file nor a recipe, expected one of .*translation"):
+        read_recipe(str(tmp_path))
+
+
+@pytest.mark.parametrize("change", ["data=1", "model.path=5", "training.learning_rate=abc", "generation.num_beams=0", ".=1"])
+def test_the_command_ends_with_one_line_and_writes_nothing(tmp_path, capsys, change):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["train", "translation", "--output", str(tmp_path / "out"), "--set", change])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------- before text is read
+
+
+@pytest.mark.parametrize(
+    "recipe, said",
+    [
+        (Recipe("translation"), "the recipe has no training text"),
+        (Recipe("causal-lm", {"train": "a"}, {"kind": "character"}), "the recipe has no data.block_size"),
+        (Recipe("masked-lm", {"train": "a"}), "the recipe has no tokenizer.vocab_size"),
+        (
+            Recipe("masked-lm", {"train": "a"}, {"vocab_size": 9}, training={"eval_strategy": "epoch"}),
+            "training.eval_strategy is 'epoch', expected \"no\", or data.validation too",
+        ),
+        (
+            Recipe("sequence-classification", {"train": "a"}, {"vocab_size": 9}, training={"replaced": 0.1}),
+            "training.replaced is 0.1, expected training.teachers too",
+        ),
+    ],
+)
+def test_what_a_run_needs_is_asked_for_before_text_is_read(recipe, said):
+    with pytest.raises(UsageError, match=said):
+        prepare(recipe)
+
+
+@pytest.mark.parametrize(
+    "key, path",
+    [("model.path", "nowhere"), ("model.path", "a/b/c"), ("training.teachers", "nowhere"), ("tokenizer.path", "./x")],
+)
+def test_a_checkpoint_that_is_not_there_is_named_in_one_line(tmp_path, monkeypatch, key, path):
+    monkeypatch.chdir(tmp_path)
+    table, name = key.split(".")
+    changes = {"data.train": "a", "tokenizer": {"vocab_size": 9}, "data.validation": "b", "training": {}}
+    recipe = read_recipe("sst2", {**changes, key: [path] if name == "teachers" else path})
+    with pytest.raises(FileNotFoundError) as caught:
+        prepare(recipe)
+    said = str(caught.value)
+    assert said == f"{key} is {path!r}, expected a directory, or the name of a checkpoint on the Hub"
+
+
+def classification(data=None, **tables):
+    tables = {"tokenizer": {"kind": "word", "vocab_size": 15}, **tables}
+    return Recipe("sequence-classification", data or {"train": "train.txt"}, **tables)
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    """A directory with text, a model of masked words, a classifier, and what is neither."""
+    monkeypatch.chdir(tmp_path)
+    standins.write_text(read_recipe("trec", {"data.train": "train.txt"}), tmp_path)
+    standins.checkpoint(tmp_path / "words")
+    standins.classifier(tmp_path / "classifier")
+    (tmp_path / "empty").mkdir()
+    return tmp_path
+
+
+def test_checkpoints_of_another_kind_are_refused(work):
+    check_complete(classification(model={"path": "words"}))
+    with pytest.raises(ValueError, match="the teacher words is VanillaEncoderForMaskedLM, expected VanillaEncoderForSequenceC"):
+        check_complete(classification(training={"teachers": ["words"]}))
+    with pytest.raises(FileNotFoundError, match="model.path is 'empty', a directory without config.json"):
+        check_complete(classification(model={"path": "empty"}))
+    with pytest.raises(ValueError, match="a checkpoint of vanilla-encoder, expected one of vanilla-seq2seq"):
+        check_complete(Recipe("translation", {"train": ["a", "b"]}, model={"path": "words"}))
+    with pytest.raises(UsageError, match="model: hidden_size must be at least 1, got 0"):
+        check_complete(classification(model={"path": "words", "hidden_size": 0}))
+    with pytest.raises(ValueError, match="model.path is 'words', expected a checkpoint of the shape in .model."):
+        prepare(classification(model={"path": "words", "hidden_size": 32}))
+
+
+def test_tokens_that_generation_names_are_of_the_vocabulary(tmp_path):
+    standins.write_text(read_recipe("translation", {"data.train": ["a", "b"]}), tmp_path)
+    data = {"directory": str(tmp_path), "train": ["a", "b"]}
+    recipe = Recipe("translation", data, {"vocab_size": 60}, SMALL, generation={"bad_words_ids": [[3, 60]]})
+    with pytest.raises(UsageError, match="generation.bad_words_ids has 60, expected tokens from 0 to 59"):
+        prepare(recipe)
+
+
+# ------------------------------------------------------------------------------------------------------ held-out text
+
+
+def report(path, **data):
+    (path / REPORT).write_text(json.dumps({"recipe": {"data": {"train": "train.txt", **data}}}))
+
+
+@pytest.mark.parametrize("data", [{"folds": 5, "fold": 1}, {"folds": 4, "fold": 0}, {}], ids=str)
+@pytest.mark.parametrize("key", ["teachers", "path"])
+def test_who_has_seen_the_held_out_fold_teaches_nothing(work, data, key):
+    report(work / "classifier", **data)
+    tables = {"training": {"teachers": ["classifier"]}} if key == "teachers" else {"model": {"path": "classifier"}}
+    theirs = f"fold {data['fold']} of {data['folds']}" if data else "no fold"
+    with pytest.raises(ValueError, match=f"trained with {theirs} held out, expected data.fold=0 of data.folds=5"):
+        prepare(classification(FOLDS, **tables))
+    prepare(classification(**tables))  # which holds out nothing
+
+
+def test_teachers_of_the_same_fold_or_other_text_are_taken(work):
+    recipe = classification(FOLDS, training={"teachers": ["classifier"]})
+    report(work / "classifier", folds=5, fold=0)
+    check_complete(recipe)
+    report(work / "classifier", folds=5, fold=1, train=["other.txt"])
+    check_complete(recipe)
+    shutil.copy("train.txt", "other.txt")  # the same text under another name
+    with pytest.raises(ValueError, match="fold 1 of 5 held out"):
+        check_complete(recipe)
+    report(work / "classifier", folds=5, fold=1, directory="gone")  # and one that is no longer there, under the same name
+    with pytest.raises(ValueError, match="fold 1 of 5 held out"):
+        check_complete(recipe)
+    (work / "classifier" / REPORT).write_text("[]")
+    with pytest.raises(ValueError, match="training.json is not the report of a run"):
+        check_complete(recipe)
+
+
+def test_a_teacher_that_does_not_say_what_it_has_seen_is_warned_of(work, monkeypatch):
+    said = []
+    monkeypatch.setattr(logger, "warning", said.append)
+    check_complete(classification(FOLDS, training={"teachers": ["classifier"]}))
+    assert said == ["the teacher classifier has no training.json: it may have seen the text it is compared with"]
+    report(work / "classifier", folds=5, fold=0)
+    check_complete(classification(FOLDS, training={"teachers": ["classifier"]}))
+    assert len(said) == 1
+
+
+# ------------------------------------------------------------------------------------------------------ shipped recipes
+
+
+def runnable(name, folder, changes=None):
+    """The recipe over made-up text; only sizes and steps are others, and where text is that it leaves to its user."""
+    lacking = standins.lacking(read_recipe(name), folder)
+    recipe = read_recipe(name, lacking)
+    recipe = read_recipe(name, lacking | standins.small(recipe))
+    if "dataset" not in recipe.data:
+        standins.write_text(recipe, folder)
+        recipe.data["directory"] = str(folder)
+    return recipe
+
+
+@RECIPES
+def test_every_recipe_runs_dry(name, tmp_path):
+    recipe = runnable(name, tmp_path)
+    cut = {*standins.STEPS, "teachers"}
+    own = {key: value for key, value in read_recipe(name).training.items() if key not in cut}
+    assert {key: value for key, value in recipe.training.items() if key not in cut} == own
+    lines = {line.split()[0]: line for line in dry_run(recipe).splitlines()}
+    assert lines.keys() >= {"train", "shape", "parameters", "updates", "time", "memory"}
+
+
+@pytest.mark.slow
+@RECIPES
+def test_every_recipe_trains_and_its_task_has_the_metrics_it_names(name, tmp_path):
+    recipe = runnable(name, tmp_path)
+    metrics = train(recipe, tmp_path / "model")
+    assert {f"validation_{metric}" for metric in TASKS[recipe.task].METRICS} <= metrics.keys()
+
+
+def test_arguments_that_a_machine_does_not_allow_are_the_callers(tmp_path):
+    recipe = read_recipe("translation", {"training.dataloader_prefetch_factor": 2})
+    with pytest.raises(UsageError, match="training: --dataloader_prefetch_factor can only be set"):
+        training_arguments(recipe, tmp_path)
+    with pytest.raises(UsageError, match="training.tokens_per_update is 4096, expected a multiple of 1000"):
+        training_arguments(read_recipe("translation", {"training.tokens_per_batch": 1000}), tmp_path)
