@@ -6,10 +6,17 @@ from pathlib import Path
 from checkpoints import OPINIONS, toy_corpus
 from datasets import Dataset, DatasetDict
 
-from vanilla_transformer import VanillaEncoderConfig, VanillaEncoderForMaskedLM, VanillaEncoderForSequenceClassification
+from vanilla_transformer import (
+    VanillaEncoderConfig,
+    VanillaEncoderForMaskedLM,
+    VanillaEncoderForSequenceClassification,
+    VanillaSeq2SeqConfig,
+    VanillaSeq2SeqForConditionalGeneration,
+)
 from vanilla_transformer.training.recipe import Recipe
 from vanilla_transformer.training.tokenizer import train_tokenizer
 
+# Of all checkpoints here too, with one layer.
 SHAPE = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
 LAYERS = {"translation": ("encoder_layers", "decoder_layers")}
 PIECES = {"word": 15, "bpe": 40}  # of `OPINIONS`, also without a fifth of them
@@ -30,9 +37,9 @@ def small(recipe: Recipe) -> dict:
     """Changes of `recipe` that cut sizes and steps, and nothing else."""
     layers = LAYERS.get(recipe.task, ("num_hidden_layers",))
     found = {f"model.{name}": value for name, value in (SHAPE | dict.fromkeys(layers, 1)).items()}
-    if "path" in recipe.model or recipe.task == "question-answering":  # whose shape is that of a checkpoint
-        found = {}
     found |= {f"training.{name}": value for name, value in STEPS.items() if name in recipe.training}
+    if recipe.generation:
+        found["generation.max_new_tokens"] = 8
     if "vocab_size" in recipe.tokenizer:
         found["tokenizer.vocab_size"] = VOCABULARY.get(recipe.task) or PIECES[recipe.tokenizer["kind"]]
     return found
@@ -97,26 +104,33 @@ def data_set(path: Path, rows: list[dict]) -> str:
     return str(path)
 
 
+def translator(path: Path) -> str:
+    """A new model that translates."""
+    lines = [line for pair in toy_corpus(60, seed=0) for line in pair]
+    config = VanillaSeq2SeqConfig(vocab_size=60, encoder_layers=1, decoder_layers=1, **SHAPE)
+    return saved(VanillaSeq2SeqForConditionalGeneration(config), train_tokenizer(lines, 60), path)
+
+
 def tokenizer_of(kind):
     return train_tokenizer([line.split(" ", 1)[1] for line in OPINIONS], PIECES[kind], kind, for_encoder=True)
 
 
 def checkpoint(path: Path, kind: str = "word") -> str:
     """A new model of masked words."""
-    return saved(VanillaEncoderForMaskedLM(config(kind)), kind, path)
+    return saved(VanillaEncoderForMaskedLM(config(kind)), tokenizer_of(kind), path)
 
 
 def classifier(path: Path, kind: str = "word") -> str:
     """A new one of the labels of `OPINIONS`."""
     labels = {"id2label": {0: "bad", 1: "good"}, "label2id": {"bad": 0, "good": 1}}
-    return saved(VanillaEncoderForSequenceClassification(config(kind, **labels)), kind, path)
+    return saved(VanillaEncoderForSequenceClassification(config(kind, **labels)), tokenizer_of(kind), path)
 
 
 def config(kind, **fields):
     return VanillaEncoderConfig(vocab_size=PIECES[kind], num_hidden_layers=1, type_vocab_size=2, **SHAPE, **fields)
 
 
-def saved(model, kind, path):
+def saved(model, tokenizer, path):
     model.save_pretrained(path)
-    tokenizer_of(kind).save_pretrained(path)
+    tokenizer.save_pretrained(path)
     return str(path)

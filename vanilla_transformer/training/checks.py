@@ -31,7 +31,7 @@ def told(table: str, make, *args, **settings):
     """What `make` gives; what it does not accept is a UsageError of `table`, in one line."""
     try:
         return make(*args, **settings)
-    except (ValueError, TypeError, NotImplementedError, StrictDataclassError) as error:
+    except (ValueError, TypeError, ImportError, NotImplementedError, StrictDataclassError) as error:
         raise UsageError(f"{table}: {' '.join(str(error).split())}") from None
 
 
