@@ -112,6 +112,8 @@ def test_both_engines_translate_the_examples_alike_and_well(card, tmp_path):
     sources, references = zip(*rows(card), strict=True)
     outputs = generated(card, list(sources), tmp_path / "onnx")
     assert sacrebleu.corpus_bleu(outputs, [references]).score > 25
+    from_windows = ["\ufeff" + source.replace(" ", "\u00a0 ") + "\r\n" for source in sources]
+    assert TextRuntime(tmp_path / "onnx").generate(from_windows) == outputs
 
 
 @cards("text-classification")

@@ -1,6 +1,8 @@
-"""The byte-level and the character tokenizer, and what all three kinds have in common."""
+"""Tokenizers of each kind, what all have in common, and what white space they read."""
 
+import json
 from collections import Counter
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -8,11 +10,11 @@ import tokenizers
 from transformers import AutoTokenizer
 
 from vanilla_transformer.training.draws import BpeDropout
-from vanilla_transformer.training.tokenizer import train_tokenizer
+from vanilla_transformer.training.tokenizer import train_tokenizer, untrained
 
 LINES = ["Two young men are outside.", "Zwei junge Männer sind im Freien.\n", '  he said:\t"no"\r\n', "x = f(y) # 1"] * 3
 CHARACTERS = sorted(set("".join(LINES)))
-SIZES = {"bpe": 90, "byte-bpe": 290, "character": None}
+SIZES = {"bpe": 88, "byte-bpe": 290, "character": None}
 ANYTHING = [
     "",
     " ",
@@ -84,8 +86,8 @@ def test_rows_are_padded_on_the_right_with_a_mask(tokenizer):
 
 
 def test_the_default_is_pair_encoding_of_words():
-    assert train_tokenizer(LINES, 90).get_vocab() == train_tokenizer(LINES, 90, kind="bpe").get_vocab()
-    assert "\u2581men" in train_tokenizer(LINES, 90).get_vocab()
+    assert train_tokenizer(LINES, 88).get_vocab() == train_tokenizer(LINES, 88, kind="bpe").get_vocab()
+    assert "\u2581men" in train_tokenizer(LINES, 88).get_vocab()
 
 
 def test_an_unknown_kind_is_refused():
@@ -97,6 +99,104 @@ def test_an_unknown_kind_is_refused():
 def test_all_but_characters_need_a_size(kind):
     with pytest.raises(ValueError, match=f"kind '{kind}' needs a vocab_size, got None"):
         train_tokenizer(LINES, kind=kind)
+
+
+# ------------------------------------------------------------------------------------------------------------- white space
+
+# What Unicode says is White_Space, and the byte order mark.
+SPACES = [*map(chr, [*range(9, 14), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000])]
+SPACES += ["\ufeff"]
+CLEAN = "Two young <mask> are </s> outside."
+DIRTY = [
+    f"{CLEAN}\r\n",
+    f"\ufeff{CLEAN}",
+    f" {CLEAN} ",
+    CLEAN.replace(" ", "\t"),
+    CLEAN.replace(" ", "\u00a0"),
+    CLEAN.replace(" ", " \n\n "),
+    f"\ufeff\ufeff\u3000{CLEAN.replace(' ', '  ')}\u2028",
+]
+
+
+def of_words(kind, lowercase=False):
+    return train_tokenizer(LINES, {"bpe": 80, "word": 20}[kind], kind, for_encoder=True, lowercase=lowercase)
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+@pytest.mark.parametrize("kind", ["bpe", "word"])
+def test_white_space_between_words_is_one_space_and_none_at_the_ends_for_every_client(kind, lowercase, tmp_path):
+    made = of_words(kind, lowercase)
+    made.save_pretrained(tmp_path)
+    fast, alone = AutoTokenizer.from_pretrained(tmp_path), tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    expected = made(CLEAN)["input_ids"]
+    for text in DIRTY:
+        assert made(text)["input_ids"] == fast(text)["input_ids"] == alone.encode(text).ids == expected, text
+        if kind == "bpe":
+            assert BpeDropout(made, 0.0)([text], Random(0)) == BpeDropout(made, 0.0)([CLEAN], Random(0))
+    assert made(" \r\n\ufeff")["input_ids"] == made("")["input_ids"]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "word"])
+def test_just_what_unicode_calls_white_space_and_the_byte_order_mark_is_that(kind):
+    normalizer = untrained(kind, lowercase=False).normalizer
+    others = [chr(code) for code in (0x1C, 0x200B, 0x180E, 0x2060, 0x2581, 0xFEFE)]
+    assert [normalizer.normalize_str(f"a{space}b") for space in SPACES] == ["a b"] * len(SPACES)
+    assert [normalizer.normalize_str(f"a{other}b") for other in others] == [f"a{other}b" for other in others]
+
+
+def test_clean_text_has_the_pieces_it_had_beside_special_tokens_too():
+    made = of_words("bpe")
+    pieces = made.convert_ids_to_tokens(made(CLEAN)["input_ids"])
+    assert [pieces[pieces.index(token) - 1] for token in ("<mask>", "</s>")] == ["▁", "▁"]
+    # Without what changes white space: the names of special tokens are then found in the text as it stands.
+    facts = json.loads(made.backend_tokenizer.to_str())
+    facts["normalizer"]["normalizers"] = [{"type": "NFC"}]
+    facts["added_tokens"] = [{**token, "normalized": False} for token in facts["added_tokens"]]
+    before = tokenizers.Tokenizer.from_str(json.dumps(facts))
+    for text in (CLEAN, "<mask> are", "are <mask>", "<mask>", "a<mask>b", "e\u0301</s>é", "Zwei junge Männer, im Freien!", ""):
+        assert made(text)["input_ids"] == before.encode(text).ids, text
+        assert made(text, return_offsets_mapping=True)["offset_mapping"] == before.encode(text).offsets, text
+    assert made(DIRTY[0])["input_ids"] != before.encode(DIRTY[0]).ids
+
+
+@pytest.mark.parametrize("kind", ["bpe", "word"])
+def test_offsets_are_places_in_the_text_as_it_was_given(kind):
+    made = of_words(kind)
+    for text in DIRTY:
+        encoded = made(text, return_offsets_mapping=True)
+        words = {}
+        for word, (start, end) in zip(encoded.word_ids(), encoded["offset_mapping"], strict=True):
+            if word is not None:
+                words[word] = words.get(word, "") + text[start:end].strip("".join(SPACES))
+        assert [word for word in words.values() if word] == ["Two", "young", "<mask>", "are", "</s>", "outside", "."], text
+
+
+@pytest.mark.parametrize("kind", ["byte-bpe", "character"])
+def test_kinds_of_bytes_and_characters_keep_all_white_space(kind):
+    made = train_tokenizer([*LINES, *DIRTY], SIZES[kind], kind=kind)
+    for text in DIRTY:
+        assert made.decode(made(text, add_special_tokens=False)["input_ids"]) == text
+
+
+CARDS = Path(__file__).parents[1] / "model_cards"
+KINDS = {
+    "vanilla-seq2seq-tiny-multi30k-en-de": ("bpe", False),
+    "vanilla-seq2seq-tiny-multi30k-en-fr": ("bpe", False),
+    "vanilla-encoder-tiny-sst2": ("word", True),
+    "vanilla-encoder-tiny-trec": ("word", False),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_tokenizers_of_the_cards_read_white_space_as_new_ones_do(name):
+    file, (kind, lowercase) = CARDS / name / "tokenizer.json", KINDS[name]
+    facts = json.loads(file.read_text(encoding="utf-8"))
+    assert facts["normalizer"] == json.loads(untrained(kind, lowercase).to_str())["normalizer"]
+    assert {token["normalized"] for token in facts["added_tokens"]} == {kind == "bpe"}
+    fast, alone = AutoTokenizer.from_pretrained(file.parent), tokenizers.Tokenizer.from_file(str(file))
+    clean = "A man is </s> running ."
+    for text in [f"{clean}\r\n", f"\ufeff{clean}", *(clean.replace(" ", space * 2) for space in SPACES)]:
+        assert fast(text)["input_ids"] == alone.encode(text).ids == alone.encode(clean).ids
 
 
 # ------------------------------------------------------------------------------------------------------------------- bytes

@@ -3,11 +3,12 @@
 from collections.abc import Iterable
 from typing import Literal
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}  # ids 0 to 3
 ENCODER_TOKENS = {"cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>"}
+WHITE_SPACE = r"[\s\u0085\uFEFF]+"  # Unicode's and byte order marks; JavaScript's \s has no U+0085, Oniguruma's no U+FEFF
 
 
 def train_tokenizer(
@@ -31,6 +32,7 @@ def train_tokenizer(
             back every string exactly.
             `"character"` has one entry for each character of `lines`, spaces and line breaks too; decoding gives back
             exactly every string of those, and any other character is `<unk>`.
+            `"bpe"` and `"word"` read each run of white space as one space, and none at the ends of a text.
             The names of the special tokens stand for these tokens wherever they are in a text, for all kinds.
         for_encoder: a sequence also begins with `<s>`, whose state stands for all of it; there is `<mask>`, and the second
             of two sequences has token type 1.
@@ -50,7 +52,10 @@ def train_tokenizer(
     tokenizer = untrained(kind, lowercase)
     trainer = tokenizer.model.get_trainer()
     trainer.vocab_size = 2**21 if kind == "character" else vocab_size  # 2**21: more than Unicode has
-    trainer.special_tokens, trainer.show_progress = list(dict.fromkeys(special.values())), False
+    # Spaces are pieces of "bpe". They go from the ends of a whole text, not of the parts around special tokens, found later.
+    names = dict.fromkeys(special.values())
+    trainer.special_tokens = [AddedToken(name, special=True, normalized=kind == "bpe") for name in names]
+    trainer.show_progress = False
     if kind == "byte-bpe":
         trainer.initial_alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer.train_from_iterator(lines, trainer)
@@ -64,8 +69,8 @@ def train_tokenizer(
     end = processors.TemplateProcessing(single=first, pair=f"{first} {second}", special_tokens=ids)
     # A word of bytes has its space within it; the offsets then are those of the word alone.
     tokenizer.post_processor = processors.Sequence([processors.ByteLevel(), end]) if kind == "byte-bpe" else end
-    names = ["input_ids", *(["token_type_ids"] if for_encoder else []), "attention_mask"]
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=names, **special)
+    inputs = ["input_ids", *(["token_type_ids"] if for_encoder else []), "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=inputs, **special)
 
 
 def untrained(kind: str, lowercase: bool) -> Tokenizer:
@@ -88,5 +93,7 @@ def untrained(kind: str, lowercase: bool) -> Tokenizer:
     else:
         tokenizer = Tokenizer(models.WordLevel(unk_token=unk))
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), *([normalizers.Lowercase()] if lowercase else [])])
+    spaces = [normalizers.Replace(Regex(WHITE_SPACE), " "), normalizers.Strip()]
+    letters = [normalizers.NFC(), *([normalizers.Lowercase()] if lowercase else [])]
+    tokenizer.normalizer = normalizers.Sequence(spaces + letters)
     return tokenizer
