@@ -170,10 +170,10 @@ def test_files_of_different_lengths_are_refused_with_both_names_and_lengths(tmp_
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("one\n\nthree\n", "line 2 of 3 is empty"),
-        ("one\n \t\n", "line 2 of 2 is empty"),
-        ("one\ntwo\n\n", "line 3 of 3 is empty"),
-        ("", "line 1 of 1 is empty"),
+        ("one\n\nthree\n", "line 2 is empty"),
+        ("one\n \t\n", "line 2 is empty"),
+        ("one\ntwo\n\n", "line 3 is empty"),
+        ("", "line 1 is empty"),
         (b"one\n\xff\xfe\n", "not UTF-8"),
         ("Öl\n".encode("latin-1"), "not UTF-8"),
     ],

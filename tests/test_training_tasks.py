@@ -393,7 +393,7 @@ def test_folds_are_parts_of_the_lines_without_their_duplicates(opinions):
 
 def test_lines_without_a_label_and_labels_training_does_not_have_are_refused(opinions, tmp_path):
     (tmp_path / "bad.txt").write_text("good the film\nalone\n")
-    with pytest.raises(ValueError, match="line 2 of the validation text is 'alone', expected a label, a space and a text"):
+    with pytest.raises(ValueError, match="bad.txt: line 2 is 'alone', expected a label, a space and a text"):
         sequence_classification.read({"validation": str(tmp_path / "bad.txt")}, "validation")
     (tmp_path / "bad.txt").write_text("good the film\nodd the film\n")
     recipe = classifier(opinions)
@@ -406,7 +406,7 @@ def test_a_file_of_another_encoding_is_read_where_the_recipe_says_so(tmp_path):
     (tmp_path / "latin.txt").write_bytes("good café\nbad thé\n".encode("latin-1"))
     data = {"train": str(tmp_path / "latin.txt")}
     assert sequence_classification.read(data | {"encoding": "latin-1"}, "train")["text"] == ["café", "thé"]
-    with pytest.raises(ValueError, match="latin.txt is not UTF-8 text"):
+    with pytest.raises(ValueError, match="latin.txt: line 1 is not UTF-8 text: it has the byte 0xe9"):
         sequence_classification.read(data, "train")
 
 

@@ -1,29 +1,150 @@
-"""Text from files, plain or gzip-compressed, one example a line, and from `datasets`."""
+"""Text from files, plain or gzip-compressed, one example a line, and from `datasets`.
+
+A file is UTF-8 unless it is said to be another encoding. What is read of it has neither a byte order mark at its start nor the
+ends of its lines, LF or CRLF, and all else as it stands.
+"""
 
 import gzip
+import os
+import re
 import zlib
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 
+from ..errors import UsageError
 
-def read_text(path: str | Path, encoding: str = "UTF-8") -> str:
-    """Raises FileNotFoundError, and ValueError if the file is damaged or is not text of that `encoding`."""
-    opener = gzip.open if str(path).endswith(".gz") else open
-    with opener(path, "rt", encoding=encoding) as file:
+LONGEST = 1_000_000  # bytes of a line, in UTF-8
+PART = LONGEST + 3  # characters that are read at once: such a line, its end, and a byte order mark
+EXPANSION, SMALL = 100, 1 << 24  # a .gz file may unpack to so many times its size, or so many bytes; text has 3 to 10 times
+NO_TEXT = re.compile("[\udc80-\udcff]")  # what stands for a byte that is none
+TOLD = 3  # bad rows of which is told what is wrong with them
+
+
+def parts(path: str | Path, encoding: str, how: str) -> Iterator[str]:
+    """The file as it stands, piece by piece, as its `how`, "read" or "readline", gives at most `PART` characters. Bytes that
+    are no text are lone surrogates.
+
+    Raises:
+        FileNotFoundError: if it is missing.
+        ValueError: for a damaged .gz file, and one that unpacks to more than text does.
+    """
+    try:
+        "".encode(encoding)
+    except (LookupError, TypeError):
+        raise UsageError(f"encoding is {encoding!r}, expected one that Python knows") from None
+    is_packed = str(path).endswith(".gz")
+    with (gzip.open if is_packed else open)(path, "rt", encoding=encoding, errors="surrogateescape", newline="\n") as file:
+        most = max(SMALL, EXPANSION * os.path.getsize(path))
         try:
-            return file.read()
+            while part := getattr(file, how)(PART):
+                if is_packed and file.buffer.tell() > most:
+                    raise ValueError(f"{path} unpacks to more than {most:,} bytes, expected at most {EXPANSION} times its size")
+                yield part
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not {encoding} text: {error}") from None
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ValueError(f"{path} is not a whole gzip file: {error}") from None
 
 
+def read_text(path: str | Path, encoding: str = "UTF-8") -> str:
+    """The whole text, its lines ended by LF; they may be of any length.
+
+    Raises:
+        FileNotFoundError, ValueError: as `parts`; ValueError if it is not text of that `encoding`.
+    """
+    text = "".join(parts(path, encoding, "read")).removeprefix("\ufeff").replace("\r\n", "\n")
+    if byte := NO_TEXT.search(text):
+        raise ValueError(f"{path}: line {1 + text.count(chr(10), 0, byte.start())} {no_text(byte, encoding)}")
+    return text
+
+
+def no_text(byte: re.Match, encoding: str) -> str:
+    return f"is not {encoding} text: it has the byte 0x{ord(byte[0]) - 0xDC00:02x}"
+
+
+class Fault(str):
+    """What is wrong with a line, in its place."""
+
+
+Check = Callable[[str], str | None]  # a line -> what is wrong with it, `None` for nothing
+
+
+def empty(line: str) -> str | None:
+    return None if line.strip() else "is empty, expected one sentence on every line"
+
+
+def lines(path: str | Path, encoding: str = "UTF-8", fault: Check | None = None) -> Iterator[str | Fault]:
+    """Those of a file, with a `Fault` for each that is no text of that `encoding`, has more than `LONGEST` bytes, or a `fault`.
+    An empty file is one empty line.
+
+    Raises:
+        FileNotFoundError, ValueError: as `parts`.
+    """
+    mark, is_open = "\ufeff", False
+    for part in parts(path, encoding, "readline"):
+        if not is_open:  # else the rest of a line that is too long
+            yield checked(part.removeprefix(mark), encoding, fault)
+        mark, is_open = "", not part.endswith("\n")
+    if mark:
+        yield checked("", encoding, fault)
+
+
+def checked(line, encoding, fault) -> str | Fault:
+    line = line.removesuffix("\r\n") if line.endswith("\r\n") else line.removesuffix("\n")
+    if not line.isascii() and (byte := NO_TEXT.search(line)):
+        return Fault(no_text(byte, encoding))
+    if len(line if line.isascii() else line.encode(errors="surrogatepass")) > LONGEST:
+        return Fault(f"has more than {LONGEST:,} bytes, expected at most that")
+    found = fault and fault(line)
+    return Fault(found) if found else line
+
+
+def shown(line: str) -> str:
+    """For an error of one line."""
+    return f"is {line!r}" if len(line) <= 80 else f"begins with {line[:80]!r}"
+
+
+class BadRows:
+    """Rows that cannot be used. The first is an error; where `data` says `skip_bad_rows = true`, those of its training text are
+    left out, counted and told of. What is measured on is never changed."""
+
+    def __init__(self, data: dict | None = None, split: str = "train"):
+        skips = (data or {}).get("skip_bad_rows", False)
+        if not isinstance(skips, bool):
+            raise UsageError(f"data.skip_bad_rows is {skips!r}, expected true or false")
+        self.are_skipped, self.count, self.first = skips and split == "train", 0, []
+
+    def add(self, what: str) -> None:
+        """Raises ValueError, saying `what`, unless they are skipped."""
+        if not self.are_skipped:
+            raise ValueError(what)
+        self.count += 1
+        if self.count <= TOLD:
+            self.first.append(what)
+
+    def tell(self, kept: int) -> None:
+        """Raises ValueError if none are `kept`."""
+        if not self.count:
+            return
+        found = f"{self.count:,} of {kept + self.count:,} rows of the training text are bad"
+        found += f" ({'; '.join(self.first)}{'; ...' if self.count > TOLD else ''})"
+        if not kept:
+            raise ValueError(f"{found}, expected some that are not")
+        from accelerate import PartialState  # what only reads lines has no need of it
+
+        if PartialState().is_main_process:
+            print(f"{found}: they are left out, as data.skip_bad_rows says")
+
+
 def read_lines(path: str | Path, encoding: str = "UTF-8") -> list[str]:
-    """As `read_text`; also raises ValueError if the file is empty or has an empty line."""
-    lines = read_text(path, encoding).removesuffix("\n").split("\n")
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            raise ValueError(f"{path}: line {number} of {len(lines)} is empty, expected one sentence on every line")
-    return lines
+    """Raises FileNotFoundError and ValueError as `lines`; ValueError also for a `Fault` and an empty line or file."""
+    return lines_of([path], encoding)
+
+
+def lines_of(paths, encoding: str = "UTF-8", bad: BadRows | None = None, fault: Check | None = empty) -> list[str]:
+    """Those of all files, one behind the other, without `bad` ones."""
+    return [line for path in paths for [found] in [read_files([path], encoding, bad, fault)] for line in found]
 
 
 def read_parallel(source: str | Path, target: str | Path) -> list[tuple[str, str]]:
@@ -35,18 +156,24 @@ def read_parallel(source: str | Path, target: str | Path) -> list[tuple[str, str
     return list(zip(*read_files([source, target]), strict=True))
 
 
-def read_files(paths: list[str | Path]) -> list[list[str]]:
-    """The lines of each, of which all must have the same number."""
-    lines = [read_lines(path) for path in paths]
-    for path, found in zip(paths, lines):
-        if len(found) != len(lines[0]):
-            raise ValueError(
-                f"parallel files must have the same number of lines: {paths[0]} has {len(lines[0])}, {path} has {len(found)}"
-            )
-    return lines
+def read_files(paths, encoding: str = "UTF-8", bad: BadRows | None = None, fault: Check | None = empty) -> list[list[str]]:
+    """The lines of each, of which all must have the same number, without the `bad` rows, in which one has a `fault`."""
+    bad, columns, files = bad or BadRows(), [[] for _ in paths], [lines(path, encoding, fault) for path in paths]
+    for number, row in enumerate(zip_longest(*files), 1):
+        if None in row:
+            counts = [number - 1 if line is None else number + sum(1 for _ in file) for line, file in zip(row, files)]
+            has = ", ".join(f"{path} has {count}" for path, count in zip(paths, counts))
+            raise ValueError(f"parallel files must have the same number of lines: {has}")
+        if Fault in map(type, row):
+            place = [*map(type, row)].index(Fault)
+            bad.add(f"{paths[place]}: line {number} {row[place]}")
+        else:
+            for column, line in zip(columns, row):
+                column.append(line)
+    return columns
 
 
-SOURCES = ("directory", "dataset", "config", "columns")  # keys of a recipe's [data] beside the splits
+SOURCES = ("directory", "dataset", "config", "columns", "skip_bad_rows")  # keys of a recipe's [data] beside the splits
 
 
 def read_columns(data: dict, split: str, names: tuple[str, ...]):
@@ -57,13 +184,18 @@ def read_columns(data: dict, split: str, names: tuple[str, ...]):
     split is a `datasets.IterableDataset`, read as it is needed.
 
     Raises:
-        FileNotFoundError, ValueError: as `read_parallel`; ValueError for files that are to be streamed.
+        FileNotFoundError, ValueError: as `read_parallel`; ValueError for files that are to be streamed, and for bad rows that
+            are to be skipped in a stream, where they cannot be counted beforehand.
     """
     from datasets import Dataset  # what only reads lines has no need of it
 
+    bad = BadRows(data, split)
     if "dataset" in data:
         streams = data.get("streaming", False) and split == "train"
-        return columns_of(data_set(data, streams), split, data.get("columns", names), names)
+        if streams and bad.are_skipped:
+            raise UsageError("data.skip_bad_rows is true, expected false with data.streaming: rows of a stream are not counted")
+        found = columns_of(data_set(data, streams), split, data.get("columns", names), names)
+        return with_text(found, bad) if found and bad.are_skipped else found
     if data.get("streaming"):
         raise ValueError("data.streaming goes with a data set, expected data.dataset")
     if split not in data:
@@ -71,7 +203,21 @@ def read_columns(data: dict, split: str, names: tuple[str, ...]):
     paths = paths_of(data, split)
     if len(paths) != len(names):
         raise ValueError(f"{split} is {data[split]}, expected a file for each of {', '.join(names)}")
-    return Dataset.from_dict(dict(zip(names, read_files(paths), strict=True)))
+    columns = read_files(paths, bad=bad)
+    bad.tell(len(columns[0]))
+    return Dataset.from_dict(dict(zip(names, columns, strict=True)))
+
+
+def with_text(rows, bad):
+    """Without `bad` rows that lack a value or have an empty one."""
+    kept = []
+    for number, row in enumerate(rows):
+        if missing := [name for name, value in row.items() if value is None or (isinstance(value, str) and not value.strip())]:
+            bad.add(f"row {number} has no {missing[0]}")
+        else:
+            kept.append(number)
+    bad.tell(len(kept))
+    return rows.select(kept)
 
 
 def data_set(data, streams=False):
@@ -109,4 +255,6 @@ def values(rows, column):
 def paths_of(data: dict, split: str) -> list[Path]:
     """The files of a recipe's `data[split]`, one or a list."""
     files = [data[split]] if isinstance(data[split], str) else data[split]
+    if not files or not isinstance(files, list) or not all(isinstance(file, str) for file in files):
+        raise UsageError(f"data.{split} is {data[split]!r}, expected a file or a list of files")
     return [Path(data.get("directory", ".")) / file for file in files]

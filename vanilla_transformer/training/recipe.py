@@ -16,7 +16,6 @@ REPORT = "training.json"  # beside the weights of a result: the recipe, what it 
 AUGMENTATION = ("replaced", "spans")  # of the training text, which only teachers can label
 MASKED = ("masked-lm", "pretraining")  # few of whose tokens have a label
 SAVE_DTYPES = ("float32", "float16")
-SPLITS = ("train", "validation", "test")
 
 
 @dataclass

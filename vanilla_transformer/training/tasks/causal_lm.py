@@ -7,13 +7,13 @@ from transformers import default_data_collator
 
 from ...configuration_vanilla_transformer import VanillaDecoderConfig
 from ...modeling_vanilla_transformer import VanillaDecoderForCausalLM
-from ..data import paths_of, read_text
+from ..data import BadRows, lines_of, paths_of, read_text
 
 CONFIG, MODEL = VanillaDecoderConfig, VanillaDecoderForCausalLM
 PIPELINE = "text-generation"
 # A split is a file or several. Without one, the validation text is the last `validation_fraction` of the training text. An
 # example has `block_size` tokens. With `documents = "line"` each line is a text of its own, which no other one is read with.
-DATA = ("directory", "train", "validation", "test", "validation_fraction", "block_size", "documents")
+DATA = ("directory", "train", "validation", "test", "validation_fraction", "block_size", "documents", "skip_bad_rows")
 EVALUATION = ()
 METRICS = ("nll", "perplexity")
 FOR_ENCODER = False
@@ -22,17 +22,27 @@ draw = None
 
 
 def read(data, split):
-    if split in data:
-        text = "".join(read_text(path) for path in paths_of(data, split))
-        if split == "train" and "validation" not in data:
-            text = text[: places(text, data)]
-    elif split == "validation" and "validation_fraction" in data:
-        text = "".join(read_text(path) for path in paths_of(data, "train"))
-        text = text[places(text, data) :]
-    else:
+    is_cut_off = split == "validation" and split not in data and "validation_fraction" in data
+    if split not in data and not is_cut_off:
         return None
+    text = text_of(data, "train" if is_cut_off else split, tells=not is_cut_off)
+    if is_cut_off:
+        text = text[places(text, data) :]
+    elif split == "train" and "validation" not in data:
+        text = text[: places(text, data)]
     by_line = data.get("documents", "file") == "line"
     return Dataset.from_dict({"text": [line for line in text.split("\n") if line] if by_line else [text]})
+
+
+def text_of(data, split, tells):
+    """That of all files, read by lines where these may be bad."""
+    bad = BadRows(data, split)
+    if data.get("documents", "file") == "file" and not bad.are_skipped:
+        return "".join(read_text(path) for path in paths_of(data, split))
+    found = lines_of(paths_of(data, split), bad=bad, fault=None)
+    if tells:
+        bad.tell(sum(map(bool, found)))
+    return "".join(line + "\n" for line in found)
 
 
 def places(text, data):

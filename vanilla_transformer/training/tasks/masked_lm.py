@@ -7,7 +7,7 @@ from transformers import DataCollatorForTokenClassification
 
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForMaskedLM
-from ..data import SOURCES, read_columns
+from ..data import SOURCES, BadRows, read_columns
 from . import causal_lm, sequence_classification
 
 CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForMaskedLM
@@ -57,20 +57,24 @@ def word_numbers(encoded) -> list[list[int]]:
 def examples(rows, data, split):
     if split != "train" or "block_size" not in data:
         return rows
-    return Dataset.from_list(packed(rows, data["block_size"]))
+    bad = BadRows(data, split)
+    found = packed(rows, data["block_size"], bad)
+    bad.tell(len(rows) - bad.count)
+    return Dataset.from_list(found)
 
 
-def packed(rows, size: int) -> list[dict]:
+def packed(rows, size: int, bad: BadRows) -> list[dict]:
     """Rows one behind the other, as long as `size` tokens hold them, with the number of its row for each token; the words of a
     row are counted on from those of the row before.
 
     Raises:
-        ValueError: for a row that is longer.
+        ValueError: for a row that is longer, unless such `bad` rows are skipped.
     """
     blocks, room = [], 0
     for ids, words in zip(rows["input_ids"], rows["labels"], strict=True):
         if len(ids) > size:
-            raise ValueError(f"a text has {len(ids)} tokens, expected at most block_size={size}")
+            bad.add(f"a text has {len(ids)} tokens, expected at most block_size={size}")
+            continue
         if len(ids) > room:
             blocks.append({"input_ids": [], "labels": [], "documents": []})
             room = size

@@ -10,12 +10,13 @@ from datasets import Dataset
 
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForPreTraining
-from ..data import paths_of, read_text
+from ..data import BadRows, lines_of, paths_of
 from . import masked_lm
 
 CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForPreTraining
 PIPELINE = "fill-mask"
-DATA = ("directory", "train", "validation", "test", "encoding", "max_length")  # tokens of a pair; the longer sentence is cut
+# `max_length` is in tokens of a pair; the longer sentence is cut.
+DATA = ("directory", "train", "validation", "test", "encoding", "max_length", "skip_bad_rows")
 EVALUATION = ()
 METRICS = ("nll", "next_sentence_accuracy")
 FOR_ENCODER = True
@@ -26,7 +27,9 @@ def read(data, split):
     """Raises ValueError for less than two documents, or none with two sentences."""
     if split not in data:
         return None
-    found = [document for path in paths_of(data, split) for document in documents(path, data.get("encoding", "UTF-8"))]
+    encoding, bad = data.get("encoding", "UTF-8"), BadRows(data, split)
+    found = [document for path in paths_of(data, split) for document in documents(path, encoding, bad)]
+    bad.tell(sum(map(len, found)))
     if len(found) < 2 or max(map(len, found)) < 2:
         longest = max(map(len, found), default=0)
         seen = f"the {split} text has {len(found)} documents of up to {longest} sentences"
@@ -34,9 +37,9 @@ def read(data, split):
     return Dataset.from_list(list(pairs(found)))
 
 
-def documents(path, encoding) -> list[list[str]]:
+def documents(path, encoding, bad) -> list[list[str]]:
     found = [[]]
-    for line in read_text(path, encoding).split("\n"):
+    for line in lines_of([path], encoding, bad, fault=None):
         if line.strip():
             found[-1].append(line.strip())
         else:

@@ -6,7 +6,7 @@ import json
 import re
 import string
 from collections import Counter, defaultdict
-from itertools import chain
+from itertools import chain, zip_longest
 
 import numpy as np
 from datasets import Dataset
@@ -14,7 +14,7 @@ from transformers import DataCollatorWithPadding
 
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForQuestionAnswering
-from ..data import SOURCES, paths_of, read_columns, read_text
+from ..data import SOURCES, BadRows, paths_of, read_columns, read_text
 
 CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForQuestionAnswering
 PIPELINE = "question-answering"
@@ -30,14 +30,25 @@ draw = None
 
 def read(data, split):
     if "dataset" in data:
-        rows = read_columns(data, split, NAMES)
-    elif split in data:
-        rows = Dataset.from_list([row for path in paths_of(data, split) for row in questions(path)])
-    else:
-        return None
-    for row in rows or ():
-        check(row)
-    return rows
+        rows, bad = read_columns(data, split, NAMES), BadRows(data, split)
+        kept = answered(rows or (), bad)
+        return rows.select(kept) if bad.count else rows
+    if split in data:
+        rows = [row for path in paths_of(data, split) for row in questions(path)]
+        return Dataset.from_list([rows[place] for place in answered(rows, BadRows(data, split))])
+    return None
+
+
+def answered(rows, bad) -> list[int]:
+    """The places of rows that are not `bad`."""
+    kept = []
+    for place, row in enumerate(rows):
+        if what := fault(row):
+            bad.add(what)
+        else:
+            kept.append(place)
+    bad.tell(len(kept))
+    return kept
 
 
 def questions(path) -> list[dict]:
@@ -61,14 +72,19 @@ def questions(path) -> list[dict]:
     return found
 
 
-def check(row):
-    """Raises ValueError for a question without an answer, and for an answer that is not where it is said to be."""
-    answers, context = row["answers"], row["context"]
+def fault(row) -> str | None:
+    """What is wrong with a row: it may lack an answer, or have one that is not where it is said to be."""
+    name, answers, context = f"question {row['id']}", row["answers"], row["context"]
+    if not isinstance(row["question"], str) or not isinstance(context, str):
+        return f"{name} is {row['question']!r} on {context!r}, expected two texts"
     if not answers["text"]:
-        raise ValueError(f"question {row['id']} has no answer, expected at least one")
-    for text, start in zip(answers["text"], answers["answer_start"], strict=True):
-        if (found := context[start : start + len(text)]) != text or not text:
-            raise ValueError(f"question {row['id']}: its context has {found!r} at {start}, expected the answer {text!r}")
+        return f"{name} has no answer, expected at least one"
+    for text, start in zip_longest(answers["text"], answers["answer_start"]):
+        if not isinstance(text, str) or not isinstance(start, int):
+            return f"{name} has the answer {text!r} at {start!r}, expected a text and a place"
+        if (found := context[max(start, 0) : max(start, 0) + len(text)]) != text or not text:
+            return f"{name}: its context has {found!r} at {start}, expected the answer {text!r}"
+    return None
 
 
 def texts(dataset):

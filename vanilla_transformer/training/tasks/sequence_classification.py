@@ -8,13 +8,13 @@ from transformers import DataCollatorWithPadding
 
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForSequenceClassification
-from ..data import paths_of, read_lines
+from ..data import BadRows, lines_of, paths_of, shown
 
 CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForSequenceClassification
 PIPELINE = "text-classification"
 # With `folds`, the training lines without their duplicates are cut into that many parts at random, always the same ones, and
 # part `fold` (from 0 on) is the validation split.
-DATA = ("directory", "train", "validation", "test", "encoding", "folds", "fold")
+DATA = ("directory", "train", "validation", "test", "encoding", "folds", "fold", "skip_bad_rows")
 EVALUATION = ()
 METRICS = ("accuracy",)
 FOR_ENCODER = True
@@ -24,26 +24,31 @@ draw = None
 
 def read(data, split):
     if "folds" in data and split != "test":
-        lines = list(dict.fromkeys(lines_of(data, "train")))
+        lines = list(dict.fromkeys(labelled(data, "train", tells=split == "train")))
         random.Random(0).shuffle(lines)
         count, fold = data["folds"], data["fold"]
         if not 0 <= fold < count:
             raise ValueError(f"fold is {fold}, expected one of 0 to {count - 1}")
         lines = [line for place, line in enumerate(lines) if (place % count == fold) == (split == "validation")]
     elif split in data:
-        lines = lines_of(data, split)
+        lines = labelled(data, split)
     else:
         return None
     labels, texts = zip(*(line.split(" ", 1) for line in lines), strict=True)
     return Dataset.from_dict({"label": labels, "text": texts})
 
 
-def lines_of(data, split):
-    lines = [line for path in paths_of(data, split) for line in read_lines(path, data.get("encoding", "UTF-8"))]
-    for number, line in enumerate(lines, 1):
-        if not line.partition(" ")[2].strip():
-            raise ValueError(f"line {number} of the {split} text is {line!r}, expected a label, a space and a text")
-    return lines
+def labelled(data, split, tells=True) -> list[str]:
+    bad = BadRows(data, split)
+    found = lines_of(paths_of(data, split), data.get("encoding", "UTF-8"), bad, unlabelled)
+    if tells:
+        bad.tell(len(found))
+    return found
+
+
+def unlabelled(line) -> str | None:
+    label, _, text = line.partition(" ")
+    return None if label.strip() and text.strip() else f"{shown(line)}, expected a label, a space and a text"
 
 
 def texts(dataset):

@@ -2,6 +2,7 @@
 spaces or tabs, its tag, the last column where there are several; an empty line between sentences."""
 
 import re
+from itertools import chain
 
 import numpy as np
 from datasets import ClassLabel, Dataset, Features, List, Value
@@ -9,7 +10,7 @@ from transformers import DataCollatorForTokenClassification
 
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForTokenClassification
-from ..data import SOURCES, data_set, paths_of, read_text
+from ..data import SOURCES, BadRows, Fault, data_set, lines, paths_of, shown
 from .sequence_classification import label_fields
 
 CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForTokenClassification
@@ -30,7 +31,9 @@ def read(data, split):
         return of_data_set(data, split)
     if split not in data:
         return None
-    found = [sentence for path in paths_of(data, split) for sentence in sentences(path, data.get("encoding", "UTF-8"))]
+    encoding, bad = data.get("encoding", "UTF-8"), BadRows(data, split)
+    found = [sentence for path in paths_of(data, split) for sentence in sentences(path, encoding, bad)]
+    bad.tell(len(found))
     return Dataset.from_list(found, features=FEATURES)
 
 
@@ -46,24 +49,36 @@ def of_data_set(data, split):
     return rows.map(lambda row: {"tags": tag.int2str(row["tags"])}, features=FEATURES) if isinstance(tag, ClassLabel) else rows
 
 
-def sentences(path, encoding):
-    """Those of a file, each as its words and its tags.
+def sentences(path, encoding, bad):
+    """Those of a file, each as its words and its tags, without `bad` ones.
 
     Raises:
         ValueError: for a line without a tag, and for a file without words.
     """
-    found = [[]]
-    for number, line in enumerate(read_text(path, encoding).split("\n"), 1):
-        columns = re.split(r"[ \t]+", line.strip())
-        if columns == [""]:
-            found.append([])
-        elif len(columns) == 1:
-            raise ValueError(f"{path}: line {number} is {line!r}, expected a word, a space or a tab, and a tag")
-        elif columns[0] != DOCUMENT:
-            found[-1].append((columns[0], columns[-1]))
-    if not any(found):
+    found, sentence = [], []
+    for number, line in enumerate(chain(lines(path, encoding, untagged), [""]), 1):
+        if isinstance(line, Fault):
+            if sentence is not None:
+                bad.add(f"{path}: line {number} {line}")
+            sentence = None  # until the next one
+        elif not line.strip():
+            if sentence:
+                found.append(dict(zip(FEATURES, map(list, zip(*sentence)), strict=True)))
+            sentence = []
+        elif sentence is not None and (columns := fields_of(line))[0] != DOCUMENT:
+            sentence.append((columns[0], columns[-1]))
+    if not found and not bad.count:
         raise ValueError(f"{path} has no words, expected at least one sentence")
-    return [dict(zip(FEATURES, map(list, zip(*sentence)), strict=True)) for sentence in found if sentence]
+    return found
+
+
+def untagged(line) -> str | None:
+    one = line.strip() and len(fields_of(line)) == 1
+    return f"{shown(line)}, expected a word, a space or a tab, and a tag" if one else None
+
+
+def fields_of(line):
+    return re.split(r"[ \t]+", line.strip())
 
 
 def texts(dataset):

@@ -1,0 +1,306 @@
+"""What is read of text files, what is refused, and which bad rows may be skipped."""
+
+import gzip
+import json
+import tracemalloc
+
+import pytest
+from datasets import Dataset, DatasetDict
+
+from vanilla_transformer.errors import UsageError
+from vanilla_transformer.training import data as module
+from vanilla_transformer.training.data import BadRows, lines, lines_of, read_lines, read_text
+from vanilla_transformer.training.prepare import prepare
+from vanilla_transformer.training.recipe import Recipe
+from vanilla_transformer.training.tasks import TASKS
+
+SEPARATORS = "\x0b \x0c \x1c \x85 \u2028 \u2029 \r"  # all of which `str.splitlines` ends a line at
+
+
+@pytest.fixture(params=["a.txt", "a.txt.gz"])
+def write(tmp_path, request):
+    """Bytes -> a file of them, plain or compressed."""
+
+    def made(content):
+        path = tmp_path / request.param
+        path.write_bytes(gzip.compress(content) if request.param.endswith(".gz") else content)
+        return path
+
+    return made
+
+
+# ------------------------------------------------------------------------------------------------- what belongs to a line
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("last", [True, False])
+def test_lines_lose_their_ends_and_a_file_its_byte_order_mark(write, mark, end, last):
+    path = write(f"{mark}one {end}\ttwo\ufeff{end if last else ''}".encode())
+    assert read_lines(path) == ["one ", "\ttwo\ufeff"]
+    assert read_text(path) == "one \n\ttwo\ufeff" + "\n" * last
+
+
+def test_only_a_line_feed_ends_a_line(write):
+    path = write(f"one{SEPARATORS}one\r\r\n two \rtwo\r".encode())
+    assert read_lines(path) == [f"one{SEPARATORS}one\r", " two \rtwo\r"]
+    assert read_text(path) == f"one{SEPARATORS}one\r\n two \rtwo\r"
+
+
+def test_a_file_with_only_a_byte_order_mark_is_empty(write):
+    with pytest.raises(ValueError, match="line 1 is empty"):
+        read_lines(write(b"\xef\xbb\xbf"))
+    assert read_text(write(b"\xef\xbb\xbf")) == ""
+
+
+def test_other_encodings_are_read_as_they_are(write):
+    assert read_lines(write("caf\u00e9\r\nth\u00e9".encode("latin-1")), "latin-1") == ["caf\u00e9", "th\u00e9"]
+    assert read_lines(write("caf\u00e9\r\n\u4e0a\n".encode("utf-16")), "UTF-16") == ["caf\u00e9", "\u4e0a"]
+    with pytest.raises(ValueError, match="a.txt.* is not UTF-16 text: .*truncated data"):
+        read_lines(write("caf\u00e9\r\n".encode("utf-16")[:-1]), "UTF-16")
+    with pytest.raises(UsageError, match="encoding is 'hex', expected one that Python knows"):
+        read_lines(write(b"a"), "hex")
+
+
+def test_a_byte_that_is_no_text_is_named_with_its_line(write):
+    path = write(b"one\ntwo \xff\nthree\n")
+    for read in (read_text, read_lines):
+        with pytest.raises(ValueError, match=r"a.txt.*: line 2 is not UTF-8 text: it has the byte 0xff"):
+            read(path)
+
+
+# ------------------------------------------------------------------------------------------------------------ what is too much
+
+
+@pytest.mark.parametrize("character", ["a", "\u00e9", "\u4e0a"])
+def test_a_line_may_have_a_megabyte(write, character):
+    most = module.LONGEST // len(character.encode())
+    longest = character * most
+    path = write(f"\ufeff{longest}\r\n{longest}".encode())
+    assert read_lines(path) == [longest, longest]
+    for longer in (longest + character, 5 * longest):
+        path = write(f"one\n{longer}\r\ntwo\n".encode())
+        with pytest.raises(ValueError, match=r"a.txt.*: line 2 has more than 1,000,000 bytes, expected at most that"):
+            read_lines(path)
+        assert [len(line) < 100 for line in lines(path)] == [True] * 3  # the fault in place of the line, then the next one
+        assert read_text(path) == f"one\n{longer}\ntwo\n"  # a text without line breaks is one, as long as it is
+
+
+def bomb(path, line, megabytes):
+    """A megabyte of `line`, again and again, in a thousandth of the room."""
+    member = gzip.compress(line * (1_000_000 // len(line)))
+    path.write_bytes(member * megabytes)
+    assert path.stat().st_size < megabytes * 10_000
+    return path
+
+
+SKIPPED = BadRows({"skip_bad_rows": True})
+
+
+@pytest.mark.parametrize(
+    "read", [read_text, read_lines, lambda path: lines_of([path], bad=SKIPPED)], ids=["text", "lines", "without bad rows"]
+)
+@pytest.mark.parametrize("line", [b"a" * 1_000_000, b"a" * 499_999 + b"\n"], ids=["one line", "many"])
+def test_a_gz_bomb_is_refused_without_being_unpacked(tmp_path, monkeypatch, line, read):
+    monkeypatch.setattr(module, "SMALL", 4_000_000)
+    monkeypatch.setattr(module, "EXPANSION", 10)
+    path = bomb(tmp_path / "bomb.gz", line, megabytes=200)
+    message = "unpacks to more than 4,000,000 bytes, expected at most 10 times its size"
+    if read is read_lines and b"\n" not in line:
+        message = "line 1 has more than 1,000,000 bytes"
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=f"bomb.gz.* {message}"):
+            read(path)
+        assert tracemalloc.get_traced_memory()[1] < 40_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_gz_bomb_of_bad_rows_is_not_read_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SMALL", 100_000)
+    path, bad = bomb(tmp_path / "bomb.gz", b"\n", megabytes=2), BadRows({"skip_bad_rows": True})
+    with pytest.raises(ValueError, match="bomb.gz unpacks to more than"):
+        lines_of([path], bad=bad)
+    assert 100_000 <= bad.count < 400_000 and len(bad.first) == 3
+
+
+def test_text_is_no_bomb(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SMALL", 0)
+    text = "".join(f"{number} is a number and {number + 1} is the next.\n" for number in range(30_000))
+    (tmp_path / "text.gz").write_bytes(gzip.compress(text.encode()))
+    assert read_text(tmp_path / "text.gz") == text
+    assert len(read_lines(tmp_path / "text.gz")) == 30_000
+
+
+# ------------------------------------------------------------------------------------------------------------------ bad rows
+
+LONG = "x" * 1_000_001
+BAD = ["", "", b"caf\xe9\n", LONG]  # and what is wrong with them
+FAULTS = [
+    "is empty, expected one",
+    "is empty, expected one",
+    "is not UTF-8 text: it has the byte 0xe9",
+    "has more than 1,000,000",
+]
+
+
+def fill(path, *rows):
+    path.write_bytes(b"".join(row if isinstance(row, bytes) else f"{row}\n".encode() for row in rows))
+    return str(path)
+
+
+def read(task, split="train", **data):
+    """What the task reads of a split, without bad rows."""
+    return TASKS[task].read({"skip_bad_rows": True, **data}, split).to_dict()
+
+
+def told(capsys, count, rows, *faults):
+    [said] = capsys.readouterr().out.splitlines()
+    assert said.startswith(f"{count} of {rows} rows of the training text are bad (")
+    assert said.endswith("): they are left out, as data.skip_bad_rows says")
+    assert len(said) < 1000
+    for fault in faults:
+        assert fault in said
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_pairs_stay_pairs_where_one_side_is_bad(tmp_path, capsys, place):
+    names = ("source", "target")
+    sides = [[f"{name}{number}" for number in range(6)] for name in names]
+    files = [fill(tmp_path / name, *side) for name, side in zip(names, sides)]
+    fill(tmp_path / names[place], sides[place][0], BAD[0], *BAD[2:], sides[place][4], "  ")
+    assert read("translation", train=files) == {name: [side[0], side[4]] for name, side in zip(names, sides)}
+    told(capsys, 4, 6, *(f"{files[place]}: line {number} {fault}" for number, fault in zip((2, 3, 4), FAULTS[1:])), "; ...)")
+
+
+@pytest.mark.parametrize("split, skips", [("train", False), ("validation", True), ("test", True)])
+def test_elsewhere_than_in_training_text_and_without_the_key_the_first_bad_row_is_an_error(tmp_path, split, skips):
+    for row, fault in zip(BAD, FAULTS):
+        file = fill(tmp_path / "lines", "one", row, "three")
+        with pytest.raises(ValueError, match=f"lines: line 2 {fault}"):
+            read("masked-lm", split, **{split: file, "skip_bad_rows": skips})
+
+
+def test_files_of_different_lengths_are_no_rows_to_skip(tmp_path):
+    files = [fill(tmp_path / "source", "one", "", "three"), fill(tmp_path / "target", "one", "two")]
+    with pytest.raises(ValueError, match="same number of lines: .*source has 3, .*target has 2"):
+        read("translation", train=files)
+
+
+def test_a_text_of_which_nothing_is_left_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="3 of 3 rows of the training text are bad .*, expected some that are not"):
+        read("masked-lm", train=fill(tmp_path / "lines", "", " ", b"\xff\n"))
+
+
+def test_another_value_than_true_and_false_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="data.skip_bad_rows is 'yes', expected true or false"):
+        read("masked-lm", train=fill(tmp_path / "lines", "one"), skip_bad_rows="yes")
+
+
+def test_lines_of_a_language_model(tmp_path, capsys):
+    lines = [f"line {number}" for number in range(8)]
+    file = fill(tmp_path / "lines", *lines[:2], "", *BAD[2:], *lines[2:])
+    for documents in ("line", "file"):
+        given = dict(train=file, documents=documents, validation_fraction=0.5)
+        first, last = read("causal-lm", **given)["text"], read("causal-lm", "validation", **given)["text"]
+        assert "".join(first + last).replace("\n", "") == "".join(lines)
+        told(capsys, 2, 10, *FAULTS[2:])
+    assert read("causal-lm", train=fill(tmp_path / "lines", "one", "", "two"), documents="file")["text"] == ["one\n\ntwo\n"]
+
+
+def test_sentences_of_documents(tmp_path, capsys):
+    file = fill(tmp_path / "lines", "a", "b", "", "c", BAD[2], "d", LONG, "", "e")
+    assert read("pretraining", train=file)["first"] == ["a", "c"]
+    told(capsys, 2, 7, *FAULTS[2:])
+
+
+@pytest.mark.parametrize("task, more", [("sequence-classification", {}), ("masked-lm", {"labelled": True})])
+def test_labels(tmp_path, capsys, task, more):
+    file = fill(tmp_path / "lines", "good one", "alone", " unnamed", *BAD[1:], "bad two")
+    assert read(task, train=file, **more)["text"] == ["one", "two"]
+    told(capsys, 5, 7, "line 2 is 'alone', expected a label, a space and a text", "line 3 is ' unnamed', expected a label")
+
+
+def test_labels_of_folds_are_told_of_once(tmp_path, capsys):
+    file = fill(tmp_path / "lines", "good one", "alone", "bad two", "bad three")
+    given = dict(train=file, folds=3, fold=0)
+    found = [read("sequence-classification", split, **given)["text"] for split in ("train", "validation")]
+    assert sorted(found[0] + found[1]) == ["one", "three", "two"]
+    told(capsys, 1, 4, "line 2 is 'alone'")
+
+
+def test_sentences_of_tags(tmp_path, capsys):
+    lines = [
+        "Ann PER",
+        "ran O",
+        "",
+        "Bob PER",
+        "alone",
+        "ran",
+        "",
+        "",
+        BAD[2],
+        "Eve PER",
+        "",
+        "Eve PER",
+        f"{LONG} O",
+        "",
+        "he O",
+    ]
+    assert read("token-classification", train=fill(tmp_path / "lines", *lines))["words"] == [["Ann", "ran"], ["he"]]
+    told(
+        capsys,
+        3,
+        5,
+        "line 5 is 'alone', expected a word, a space or a tab, and a tag",
+        "line 9 is not",
+        "line 13 has more than",
+    )
+
+
+def questions(*answers):
+    """Of one context, in the form of SQuAD."""
+    asked = [{"id": f"q{number}", "question": "who?", "answers": found} for number, found in enumerate(answers)]
+    return {"data": [{"paragraphs": [{"context": "Ann ran", "qas": asked}]}]}
+
+
+def test_questions(tmp_path, capsys):
+    right = [{"text": "Ann", "answer_start": 0}]
+    wrong = [
+        [],
+        [{"text": "Ann", "answer_start": 1}],
+        [{"text": "Ann", "answer_start": "0"}],
+        [{"text": None, "answer_start": 0}],
+    ]
+    wrong += [[{"text": "n", "answer_start": -1}]]
+    file = fill(tmp_path / "squad.json", json.dumps(questions(right, *wrong)))
+    assert read("question-answering", train=file)["id"] == ["q0"]
+    faults = ["q1 has no answer", "q2: its context has 'nn ' at 1, expected the answer 'Ann'", "q3 has the answer 'Ann' at '0'"]
+    told(capsys, 5, 6, *faults)
+    for answers in wrong:
+        with pytest.raises(ValueError, match="question q0.*, expected"):
+            read("question-answering", train=fill(tmp_path / "squad.json", json.dumps(questions(answers))), skip_bad_rows=False)
+
+
+def test_rows_of_a_data_set(tmp_path, capsys):
+    rows = {"en": ["one", None, "three", " ", "five"], "de": ["eins", "zwei", "", "vier", "fünf"]}
+    DatasetDict(train=Dataset.from_dict(rows)).save_to_disk(tmp_path / "set")
+    given = dict(dataset=str(tmp_path / "set"), columns=["en", "de"])
+    assert read("translation", **given) == {"source": ["one", "five"], "target": ["eins", "fünf"]}
+    told(capsys, 3, 5, "row 1 has no source", "row 2 has no target", "row 3 has no source")
+    with pytest.raises(UsageError, match="skip_bad_rows is true, expected false with data.streaming"):
+        read("translation", **given, streaming=True)
+
+
+def test_a_recipe_with_texts_too_long_for_its_blocks(tmp_path, capsys):
+    data = {"train": fill(tmp_path / "lines", *["the cat"] * 9, "the cat " * 9), "block_size": 8, "skip_bad_rows": True}
+    sizes = dict(hidden_size=16, intermediate_size=16, num_attention_heads=2, num_hidden_layers=1)
+    recipe = Recipe("masked-lm", data, {"kind": "bpe", "vocab_size": 14}, sizes)
+    tokenizer, _, rows = prepare(recipe)
+    ids = [token for row in rows["train"]["input_ids"] for token in row]
+    assert tokenizer.decode(ids, skip_special_tokens=True).split() == ["the", "cat"] * 9
+    told(capsys, 1, 10, "tokens, expected at most block_size=8")
+    recipe.data["skip_bad_rows"] = False
+    with pytest.raises(ValueError, match="a text has [0-9]+ tokens, expected at most block_size=8"):
+        prepare(recipe)
