@@ -173,7 +173,7 @@ class OnnxEngine:
     @property
     def mask_token(self):
         path = self.runtime.artifact.directory / "tokenizer_config.json"
-        token = json.loads(path.read_text()).get("mask_token") if path.is_file() else None
+        token = json.loads(path.read_text(encoding="utf-8")).get("mask_token") if path.is_file() else None
         return token["content"] if isinstance(token, dict) else token
 
     def encode(self, texts, special_tokens):

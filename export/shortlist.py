@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from vanilla_transformer.checkpoint import checkpoint_directory, read_json, readers_errors
+from vanilla_transformer.training.data import lines_of
 
 # Settings of a model that name tokens it must be able to generate.
 SPECIAL = (
@@ -77,7 +78,7 @@ def tokens_of(text: str | os.PathLike, checkpoint: str | os.PathLike) -> list[in
 
     Raises:
         FileNotFoundError: if either is missing.
-        ValueError: for a tokenizer that is damaged.
+        ValueError: for a tokenizer that is damaged, and for a line that is not UTF-8 text or is too long for one.
     """
     path = checkpoint_directory(checkpoint) / "tokenizer.json"
     if not path.is_file():
@@ -86,5 +87,5 @@ def tokens_of(text: str | os.PathLike, checkpoint: str | os.PathLike) -> list[in
     with readers_errors(path):
         tokenizer = Tokenizer.from_file(str(path))
     special = {token for token, facts in tokenizer.get_added_tokens_decoder().items() if facts.special}
-    lines = Path(text).read_text().splitlines()
+    lines = lines_of([text], fault=None)
     return sorted(special.union(*(encoding.ids for encoding in tokenizer.encode_batch(lines))))

@@ -12,6 +12,7 @@ import transformers
 from checkpoints import perturbed, toy_corpus
 from filelock import FileLock
 
+from vanilla_transformer.training.data import read_lines
 from vanilla_transformer.training.tokenizer import train_tokenizer
 from vanilla_transformer_export import evaluate as module
 from vanilla_transformer_export.build import export
@@ -120,6 +121,17 @@ def test_pseudo_perplexity_masks_each_token_in_turn(exported, files):
                 total -= model(ids).logits[0, place].log_softmax(-1)[encoded["input_ids"][place]].item()
                 count += 1
     assert found == pytest.approx({"pseudo_perplexity": math.exp(total / count), "tokens": count}, rel=1e-4)
+
+
+def test_every_reader_takes_a_text_file_of_windows_and_other_spaces_for_the_same_tokens(exported, files, tmp_path):
+    clean = both(exported, "masked-lm", text=files["text"])
+    lines = [text.replace(" ", space) for text, space in zip(TEXTS, ["\t", "\u00a0", "  ", " \u3000"] * 6)]
+    (tmp_path / "text").write_bytes(("\ufeff" + "".join(f" {line} \r\n" for line in lines)).encode())
+    assert both(exported, "masked-lm", text=tmp_path / "text") == pytest.approx(clean)
+    checkpoint, directory = exported("masked-lm")
+    expected = tokenizer()(TEXTS)["input_ids"]
+    for encode in (module.TorchEngine(checkpoint).encode, module.OnnxEngine(directory).encode):
+        assert [encoding.ids for encoding in encode(read_lines(tmp_path / "text"), True)] == expected
 
 
 @pytest.mark.parametrize("name", ["classifier", "decoder-classifier"])

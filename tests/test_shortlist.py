@@ -12,6 +12,7 @@ import vanilla_transformer
 from vanilla_transformer_export import cli
 from vanilla_transformer_export.build import export
 from vanilla_transformer_export.runtime import Runtime
+from vanilla_transformer_export.shortlist import tokens_of
 from vanilla_transformer_export.verify import verify
 
 SIZES = dict(vocab_size=48, hidden_size=32, intermediate_size=40, num_attention_heads=4)
@@ -71,6 +72,21 @@ def test_a_model_that_does_not_generate_is_refused(tmp_path):
     vanilla_transformer.VanillaEncoderModel(config).save_pretrained(tmp_path / "checkpoint")
     with pytest.raises(ValueError, match="VanillaEncoderModel does not generate, expected no shortlist"):
         export(tmp_path / "checkpoint", tmp_path / "out", shortlist=TOKENS)
+
+
+def test_the_tokens_of_a_text_are_those_of_its_lines_as_they_end_elsewhere_too(tmp_path):
+    words = {name: index for index, name in enumerate(["<unk>", "<s>", "w2", "w3", "w4", "\u2028", "\x85"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "words.txt").write_bytes("\ufeffw2 \u2028\r\n\r\nw4 \x85 w2\r\n".encode())
+    assert tokens_of(tmp_path / "words.txt", tmp_path) == [1, 2, 4, 5, 6]
+    (tmp_path / "words.txt").write_bytes(b"w2\nw\xff\n")
+    with pytest.raises(ValueError, match="words.txt: line 2 is not UTF-8 text: it has the byte 0xff"):
+        tokens_of(tmp_path / "words.txt", tmp_path)
+    with pytest.raises(FileNotFoundError, match="nowhere.txt"):
+        tokens_of(tmp_path / "nowhere.txt", tmp_path)
 
 
 @pytest.mark.slow
