@@ -99,7 +99,7 @@ def generate(args):
 
     runtime = TextRuntime(args.out, args.threads, device=args.device, engine_cache=args.engine_cache)
     options = generation_options(args) | dict(args.set)
-    texts = args.text or [line.removesuffix("\n") for line in sys.stdin]
+    texts = args.text or lines_of(sys.stdin)
     if args.stream:
         for text in texts:
             for piece in runtime.stream(text, **options):
@@ -107,6 +107,28 @@ def generate(args):
             print()
     else:
         print(*runtime.generate(texts, **options), sep="\n")
+
+
+def lines_of(stdin):
+    """UTF-8 lines, without a byte order mark at the start and their ends, LF or CRLF.
+
+    Raises:
+        ValueError: if `stdin` is closed, and for a line that is not UTF-8 or has more than a megabyte.
+    """
+    if stdin is None or stdin.closed:
+        raise ValueError("standard input is closed, expected a text on each line, or texts as arguments")
+    lines, longest = [], 1_000_000
+    while line := stdin.buffer.readline(longest + 5):  # with a byte order mark and the end
+        name = f"line {len(lines) + 1} of standard input"
+        line = line.removesuffix(b"\r\n") if line.endswith(b"\r\n") else line.removesuffix(b"\n")
+        line = line if lines else line.removeprefix(b"\xef\xbb\xbf")
+        if len(line) > longest:
+            raise ValueError(f"{name} has more than {longest:,} bytes, expected at most that")
+        try:
+            lines.append(line.decode())
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{name} is not UTF-8 text: {error}") from None
+    return lines
 
 
 def evaluate(args):
@@ -166,7 +188,7 @@ def unicode(text):
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise argparse.ArgumentTypeError(f"expected UTF-8, got {os.fsencode(text)!r}") from None
+        raise argparse.ArgumentTypeError(f"expected UTF-8 text, got {os.fsencode(text)!r}") from None
     return text
 
 

@@ -1,0 +1,84 @@
+"""What `generate` takes for texts: arguments, or the lines of standard input."""
+
+import io
+import os
+
+import pytest
+
+from vanilla_transformer_export import cli, text
+
+
+class Echo:
+    """A runtime that gives back its texts."""
+
+    def __init__(self, directory, threads, **options):
+        pass
+
+    def generate(self, texts, **options):
+        return map(repr, texts)
+
+
+@pytest.fixture
+def generate(monkeypatch, capsys):
+    """Runs the verb with these bytes on standard input, `None` if it is closed."""
+    monkeypatch.setattr(text, "TextRuntime", Echo)
+
+    def run(given, *arguments):
+        monkeypatch.setattr("sys.stdin", given if given is None else io.TextIOWrapper(io.BytesIO(given), "latin-1"))
+        cli.main(["generate", "anywhere", *arguments])
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+@pytest.mark.parametrize("given", ["one \ntw\u00f6\n", "one \r\ntw\u00f6\r\n", "\ufeffone \r\ntw\u00f6"], ids=ascii)
+def test_lines_lose_their_ends_and_the_first_a_byte_order_mark(generate, given):
+    assert generate(given.encode()) == [repr("one "), repr("tw\u00f6")]
+
+
+def test_only_a_line_feed_ends_a_line_and_what_is_in_it_stays(generate):
+    lines = ["a\rb\x0b\x0c\x85\u2028c \ufeff", "\ufeff\u00a0d\r"]
+    assert generate("\r\n".join(lines).encode()) == [*map(repr, lines)]
+
+
+def test_arguments_stay_as_they_are_and_standard_input_is_not_read(generate):
+    assert generate(None, "\ufeffone\r\n", "two ") == [repr("\ufeffone\r\n"), repr("two ")]
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (None, "standard input is closed, expected a text on each line, or texts as arguments"),
+        (b"one\ntwo \xe9\n", "line 2 of standard input is not UTF-8 text: 'utf-8' codec can't decode byte 0xe9 in position 4"),
+        (b"\xff\xfeo\0n\0e\0", "line 1 of standard input is not UTF-8 text: "),
+        (b"one\n" + b"x" * 1_000_001, "line 2 of standard input has more than 1,000,000 bytes, expected at most that"),
+    ],
+    ids=["closed", "latin-1", "UTF-16", "long"],
+)
+def test_what_is_no_text_is_refused_in_one_line(generate, given, message):
+    with pytest.raises(SystemExit, match=f"^vanilla-transformer: {message}") as stopped:
+        generate(given)
+    assert len(str(stopped.value).splitlines()) == 1  # and code 1, as for any exit with a message
+
+
+def test_a_line_may_have_a_megabyte(generate):
+    longest = "\u00e9" * 500_000
+    assert generate(f"\ufeff{longest}\r\n{longest}".encode()) == [repr(longest)] * 2
+
+
+@pytest.mark.parametrize(
+    "arguments, name",
+    [
+        (["generate", "anywhere", "caf\udce9"], "text"),
+        (["generate", "anywhere", "text", "--set", "seed=\udce9"], "--set"),
+        (["attention", "anywhere", "caf\udce9", "--out", "a.png"], "source"),
+        (["attention", "anywhere", "text", "caf\udce9", "--out", "a.png"], "target"),
+    ],
+)
+def test_an_argument_that_is_not_utf_8_is_named(arguments, name, capsys):
+    assert os.fsdecode(b"caf\xe9") == "caf\udce9"  # as Python hands it over
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments)
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert f"argument {name}" in said and "expected UTF-8 text, got '" in said and "\\udce9" in said
