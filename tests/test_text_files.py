@@ -288,9 +288,19 @@ def test_rows_of_a_data_set(tmp_path, capsys):
     DatasetDict(train=Dataset.from_dict(rows)).save_to_disk(tmp_path / "set")
     given = dict(dataset=str(tmp_path / "set"), columns=["en", "de"])
     assert read("translation", **given) == {"source": ["one", "five"], "target": ["eins", "fünf"]}
-    told(capsys, 3, 5, "row 1 has no source", "row 2 has no target", "row 3 has no source")
+    told(capsys, 3, 5, "row 1: no source", "row 2: no target", "row 3: no source")
     with pytest.raises(UsageError, match="skip_bad_rows is true, expected false with data.streaming"):
         read("translation", **given, streaming=True)
+
+
+def test_rows_of_a_data_set_with_tags(tmp_path, capsys):
+    rows = {"tokens": [["Ann", "ran"], ["Bob"], None, []], "ner_tags": [["PER", "O"], ["PER", "O"], ["O"], []]}
+    DatasetDict(train=Dataset.from_dict(rows)).save_to_disk(tmp_path / "set")
+    given = dict(dataset=str(tmp_path / "set"))
+    assert read("token-classification", **given) == {"words": [["Ann", "ran"], []], "tags": [["PER", "O"], []]}
+    told(capsys, 2, 4, "row 1: 1 words and 2 tags, expected one for each", "row 2: 0 words and 1 tags")
+    with pytest.raises(ValueError, match="row 1: 1 words and 2 tags, expected one for each"):
+        read("token-classification", **given, skip_bad_rows=False)
 
 
 def test_a_recipe_with_texts_too_long_for_its_blocks(tmp_path, capsys):

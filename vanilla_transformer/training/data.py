@@ -195,7 +195,7 @@ def read_columns(data: dict, split: str, names: tuple[str, ...]):
         if streams and bad.are_skipped:
             raise UsageError("data.skip_bad_rows is true, expected false with data.streaming: rows of a stream are not counted")
         found = columns_of(data_set(data, streams), split, data.get("columns", names), names)
-        return with_text(found, bad) if found and bad.are_skipped else found
+        return found.select(places_of(found, lacking, bad)) if found and bad.are_skipped else found
     if data.get("streaming"):
         raise ValueError("data.streaming goes with a data set, expected data.dataset")
     if split not in data:
@@ -208,16 +208,22 @@ def read_columns(data: dict, split: str, names: tuple[str, ...]):
     return Dataset.from_dict(dict(zip(names, columns, strict=True)))
 
 
-def with_text(rows, bad):
-    """Without `bad` rows that lack a value or have an empty one."""
+def places_of(rows, fault: Callable[[dict], str | None], bad: BadRows) -> list[int]:
+    """Where the rows are that have no `fault`."""
     kept = []
-    for number, row in enumerate(rows):
-        if missing := [name for name, value in row.items() if value is None or (isinstance(value, str) and not value.strip())]:
-            bad.add(f"row {number} has no {missing[0]}")
+    for place, row in enumerate(rows):
+        if what := fault(row):
+            bad.add(f"row {place}: {what}")
         else:
-            kept.append(number)
+            kept.append(place)
     bad.tell(len(kept))
-    return rows.select(kept)
+    return kept
+
+
+def lacking(row) -> str | None:
+    """A value may be missing, or a text empty."""
+    names = [name for name, value in row.items() if value is None or (isinstance(value, str) and not value.strip())]
+    return f"no {names[0]}" if names else None
 
 
 def data_set(data, streams=False):

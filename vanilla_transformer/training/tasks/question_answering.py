@@ -14,7 +14,7 @@ from transformers import DataCollatorWithPadding
 
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForQuestionAnswering
-from ..data import SOURCES, BadRows, paths_of, read_columns, read_text
+from ..data import SOURCES, BadRows, paths_of, places_of, read_columns, read_text
 
 CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForQuestionAnswering
 PIPELINE = "question-answering"
@@ -31,24 +31,12 @@ draw = None
 def read(data, split):
     if "dataset" in data:
         rows, bad = read_columns(data, split, NAMES), BadRows(data, split)
-        kept = answered(rows or (), bad)
+        kept = places_of(rows or (), fault, bad)
         return rows.select(kept) if bad.count else rows
     if split in data:
         rows = [row for path in paths_of(data, split) for row in questions(path)]
-        return Dataset.from_list([rows[place] for place in answered(rows, BadRows(data, split))])
+        return Dataset.from_list([rows[place] for place in places_of(rows, fault, BadRows(data, split))])
     return None
-
-
-def answered(rows, bad) -> list[int]:
-    """The places of rows that are not `bad`."""
-    kept = []
-    for place, row in enumerate(rows):
-        if what := fault(row):
-            bad.add(what)
-        else:
-            kept.append(place)
-    bad.tell(len(kept))
-    return kept
 
 
 def questions(path) -> list[dict]:

@@ -10,7 +10,7 @@ from transformers import DataCollatorForTokenClassification
 
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForTokenClassification
-from ..data import SOURCES, BadRows, Fault, data_set, lines, paths_of, shown
+from ..data import SOURCES, BadRows, Fault, data_set, lines, paths_of, places_of, shown
 from .sequence_classification import label_fields
 
 CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForTokenClassification
@@ -46,7 +46,15 @@ def of_data_set(data, split):
             raise ValueError(f"the data set has no column {column!r}, expected one of {sorted(splits[split].column_names)}")
     rows = splits[split].select_columns(list(columns)).rename_columns(dict(zip(columns, FEATURES, strict=True)))
     tag = rows.features["tags"].feature
+    bad = BadRows(data, split)
+    kept = places_of(rows, unequal, bad)
+    rows = rows.select(kept) if bad.count else rows
     return rows.map(lambda row: {"tags": tag.int2str(row["tags"])}, features=FEATURES) if isinstance(tag, ClassLabel) else rows
+
+
+def unequal(row) -> str | None:
+    words, tags = (len(row[name] or ()) for name in FEATURES)
+    return None if words == tags else f"{words} words and {tags} tags, expected one for each"
 
 
 def sentences(path, encoding, bad):
