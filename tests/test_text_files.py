@@ -267,17 +267,12 @@ def questions(*answers):
 
 def test_questions(tmp_path, capsys):
     right = [{"text": "Ann", "answer_start": 0}]
-    wrong = [
-        [],
-        [{"text": "Ann", "answer_start": 1}],
-        [{"text": "Ann", "answer_start": "0"}],
-        [{"text": None, "answer_start": 0}],
-    ]
-    wrong += [[{"text": "n", "answer_start": -1}]]
+    pairs = [("Ann", 1), ("Ann", "0"), (None, 0), ("n", -1), ("Ann", -7)]  # where the last one would be, from the end
+    wrong = [[], *([{"text": text, "answer_start": start}] for text, start in pairs)]
     file = fill(tmp_path / "squad.json", json.dumps(questions(right, *wrong)))
     assert read("question-answering", train=file)["id"] == ["q0"]
     faults = ["q1 has no answer", "q2: its context has 'nn ' at 1, expected the answer 'Ann'", "q3 has the answer 'Ann' at '0'"]
-    told(capsys, 5, 6, *faults)
+    told(capsys, 6, 7, *faults)
     for answers in wrong:
         with pytest.raises(ValueError, match="question q0.*, expected"):
             read("question-answering", train=fill(tmp_path / "squad.json", json.dumps(questions(answers))), skip_bad_rows=False)

@@ -37,7 +37,7 @@ def read(data, split):
 def text_of(data, split, tells):
     """That of all files, read by lines where these may be bad."""
     bad = BadRows(data, split)
-    if data.get("documents", "file") == "file" and not bad.are_skipped:
+    if data.get("documents") != "line" and not bad.are_skipped:
         return "".join(read_text(path) for path in paths_of(data, split))
     found = lines_of(paths_of(data, split), bad=bad, fault=None)
     if tells:

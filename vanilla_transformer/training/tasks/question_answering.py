@@ -62,7 +62,7 @@ def questions(path) -> list[dict]:
 
 def fault(row) -> str | None:
     """What is wrong with a row: it may lack an answer, or have one that is not where it is said to be."""
-    name, answers, context = f"question {row['id']}", row["answers"], row["context"]
+    name, answers, context = f"question {row['id']}", row["answers"] or {"text": []}, row["context"]
     if not isinstance(row["question"], str) or not isinstance(context, str):
         return f"{name} is {row['question']!r} on {context!r}, expected two texts"
     if not answers["text"]:
@@ -70,7 +70,8 @@ def fault(row) -> str | None:
     for text, start in zip_longest(answers["text"], answers["answer_start"]):
         if not isinstance(text, str) or not isinstance(start, int):
             return f"{name} has the answer {text!r} at {start!r}, expected a text and a place"
-        if (found := context[max(start, 0) : max(start, 0) + len(text)]) != text or not text:
+        found = context[start : start + len(text)] if start >= 0 else ""
+        if found != text or not text:
             return f"{name}: its context has {found!r} at {start}, expected the answer {text!r}"
     return None
 
