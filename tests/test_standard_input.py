@@ -81,4 +81,4 @@ def test_an_argument_that_is_not_utf_8_is_named(arguments, name, capsys):
         cli.main(arguments)
     assert stopped.value.code == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert f"argument {name}" in said and "expected UTF-8 text, got '" in said and "\\udce9" in said
+    assert f"argument {name}" in said and "expected UTF-8 text, got b'" in said and "\\xe9" in said

@@ -207,7 +207,7 @@ def test_the_command_needs_heads_and_embeddings(files, capsys):
         ("=5", "no config field ''"),
         ("x=" + "[" * 100_000, "expected a value in JSON or text"),
         ("x=" + "9" * 5000, "expected a value in JSON or text"),
-        ("hidden_act=\udce9", "expected UTF-8, got b'hidden_act=\\xe9'"),
+        ("hidden_act=\udce9", "expected UTF-8 text, got b'hidden_act=\\xe9'"),
     ],
     ids=lambda text: ascii(text)[:30],
 )
