@@ -1,8 +1,10 @@
 """The export directory: ONNX files, the checkpoint's configs and tokenizer, and a manifest that says what they are."""
 
 import hashlib
+import io
 import json
 import os
+import reprlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,14 +13,47 @@ SCHEMA_VERSION = 1
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
+# What the manifest must say, and what it may.
+REQUIRED = {"architecture": str, "files": dict, "model_type": str}
+OPTIONAL = {"target": str, "dtype": str, "activations": str}
+
+
 @dataclass(frozen=True)
 class Artifact:
-    """An export directory that was found whole: `manifest`, and the `config` and `generation_config` beside it."""
+    """An export directory that was found whole: `manifest`, and the `config` and `generation_config` beside it.
+
+    `stamps` says which files these were: another file under the name, or other content, has another stamp.
+    """
 
     directory: Path
     manifest: dict
     config: dict
     generation_config: dict
+    stamps: dict[str, tuple]
+
+    def read(self, name: str) -> bytes | None:
+        """The content of the file `name`; `None` if there is none, and the manifest lists none.
+
+        Raises:
+            FileNotFoundError, ValueError: as `read_artifact`, if it is not the one that was exported.
+        """
+        path = self.directory / name
+        if name in self.manifest["files"]:
+            return check_file(path, self.manifest["files"][name], keep=True)[1]
+        if path.exists():
+            raise ValueError(f"{self.directory / MANIFEST} lists no {name}: export again")
+        return None
+
+    def check_unchanged(self) -> None:
+        """Checks that what has been read by name since, graphs and their data, was what `read_artifact` found.
+
+        Raises:
+            ValueError: if the export was replaced or changed.
+        """
+        for name, stamp in self.stamps.items():
+            path = self.directory / name
+            if not path.is_file() or stamp_of(path.stat()) != stamp:
+                raise ValueError(f"{path} was replaced or changed since the export was opened: open it again")
 
 
 def write_manifest(directory: Path, **facts) -> dict:
@@ -37,45 +72,68 @@ def read_artifact(directory: str | os.PathLike) -> Artifact:
 
     Raises:
         FileNotFoundError: if the directory, its manifest or a file named there is missing.
-        ValueError: if the manifest is of another schema or lists a file outside the directory, or a file is not the one that
-            was exported.
+        ValueError: if the manifest is of another schema, lacks a fact or has one of another type, or lists a file outside the
+            directory; if a file is not the one that was exported, or is none where it should be JSON.
     """
     directory = Path(directory)
     path = directory / MANIFEST
     if not path.is_file():
         raise FileNotFoundError(f"{directory} has no {MANIFEST}: expected a directory `vanilla-transformer export` wrote")
-    try:
-        manifest = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(manifest, dict):
-        raise ValueError(f"{path} is not a manifest, expected a JSON object, got {manifest!r}")
+    with open(path, "rb") as file:
+        stamps, content = {MANIFEST: stamp_of(os.fstat(file.fileno()))}, file.read()
+    manifest = json_object(path, content)
     if (found := manifest.get("schema_version")) != SCHEMA_VERSION:
         is_newer = isinstance(found, int) and found > SCHEMA_VERSION
         remedy = "a newer vanilla-transformer wrote it, update this one" if is_newer else "export again"
         raise ValueError(f"{path} has schema version {found}, expected {SCHEMA_VERSION}: {remedy}")
-    if missing := {"architecture", "files", "model_type"} - manifest.keys():
+    if missing := REQUIRED.keys() - manifest.keys():
         raise ValueError(f"{path} lacks {', '.join(sorted(missing))}: export again")
+    for name, kind in {**REQUIRED, **OPTIONAL}.items():
+        if not isinstance(value := manifest.get(name, kind()), kind):
+            raise ValueError(f"{path} has {name} {reprlib.repr(value)}, expected a {kind.__name__}: export again")
+    configs = {"config.json": {}, "generation_config.json": {}}
     for name, facts in manifest["files"].items():
         # A link is followed, the Hub's cache is made of them: what it leads to must have the right hash.
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ValueError(f"{path} lists {name!r}, which is outside the directory: export again")
-        check_file(directory / name, facts)
-    config, generation_config = (
-        json.loads((directory / name).read_text()) if name in manifest["files"] else {}
-        for name in ("config.json", "generation_config.json")
-    )
+        if not isinstance(facts, dict) or (type(facts.get("bytes")), type(facts.get("sha256"))) != (int, str):
+            raise ValueError(f"{path} has {reprlib.repr(facts)} for {name}, expected its bytes and sha256: export again")
+        stamps[name], content = check_file(directory / name, facts, keep=name in configs)
+        if name in configs:
+            configs[name] = json_object(directory / name, content)
+    config, generation_config = configs.values()
     # config.json names a model type that clients know.
-    return Artifact(directory, manifest, config | {"model_type": manifest["model_type"]}, generation_config)
+    return Artifact(directory, manifest, config | {"model_type": manifest["model_type"]}, generation_config, stamps)
 
 
-def check_file(path, facts):
+def json_object(path: Path, content: bytes) -> dict:
+    """`content` of the file `path`, parsed; ValueError if it is no object."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is a {type(found).__name__}, expected a JSON object")
+    return found
+
+
+def check_file(path: Path, facts: dict, keep: bool = False) -> tuple[tuple, bytes]:
+    """The stamp of the file, which must be the one that the manifest states the `facts` of; and its content, to `keep`."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: the export is incomplete, export again")
-    if path.stat().st_size != facts["bytes"]:
-        raise ValueError(f"{path} has {path.stat().st_size} bytes, expected {facts['bytes']}: export again")
-    if (found := sha256(path)) != facts["sha256"]:
-        raise ValueError(f"{path} has SHA-256 {found}, expected {facts['sha256']}: export again")
+    with open(path, "rb") as file:
+        stamp = stamp_of(found := os.fstat(file.fileno()))
+        if found.st_size != facts["bytes"]:
+            raise ValueError(f"{path} has {found.st_size} bytes, expected {facts['bytes']}: export again")
+        content = file.read() if keep else b""
+        digest = hashlib.file_digest(io.BytesIO(content) if keep else file, "sha256").hexdigest()
+    if digest != facts["sha256"]:
+        raise ValueError(f"{path} has SHA-256 {digest}, expected {facts['sha256']}: export again")
+    return stamp, content
+
+
+def stamp_of(found: os.stat_result) -> tuple:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def sha256(path: Path) -> str:

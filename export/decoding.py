@@ -85,13 +85,16 @@ class GrowingCaches:
 
 
 class RaggedCaches:
-    """A batch of prompts being continued by a decoder of the cpu target, each at its own length."""
+    """A batch of prompts being continued by a decoder of the cpu target, each at its own length; at first there is room for
+    `capacity` tokens of each."""
 
     def __init__(self, session, spec, rows, capacity):
-        self.graph = lambda rows, length, caches: BoundGraph(
-            session, spec, {"rows": rows, "target_length": length, "max_length": capacity}, caches
-        )
+        self.session, self.spec, self.capacity = session, spec, capacity
         self.bound = self.graph(rows, 1, {})
+
+    def graph(self, rows, length, caches):
+        sizes = {"rows": rows, "target_length": length, "max_length": self.capacity}
+        return BoundGraph(self.session, self.spec, sizes, caches)
 
     def start(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """The prompts (rows, T), padded on the right, and their mask -> the logits (rows, V) behind them."""
@@ -106,13 +109,17 @@ class RaggedCaches:
         valid until the next step."""
         if taken_from is not None:
             self.reorder(taken_from)
+        used = self.lengths.max()
+        if used == self.capacity:
+            self.capacity *= 2
+            self.repeat(1)
         places, self.lengths = self.lengths, self.lengths + 1
         return self.bound.run(
-            input_ids=tokens[:, None], position_ids=places[:, None], last_position=places, total_length=self.lengths.max()
+            input_ids=tokens[:, None], position_ids=places[:, None], last_position=places, total_length=used + 1
         )
 
     def repeat(self, count):
-        """Every row `count` times in a row."""
+        """Every row `count` times in a row, in new caches."""
         old, self.lengths = self.bound.caches, np.repeat(self.lengths, count)
         self.bound, used = self.graph(len(self.lengths), 1, {}), self.lengths.max()
         for name, (cache, _) in self.bound.caches.items():
@@ -129,12 +136,13 @@ class RaggedCaches:
 
 
 class BeamCaches:
-    """A batch being decoded by a seq2seq model of the cpu target. Nothing moves: a table says whose key and value each beam
-    reads at each position."""
+    """A batch being decoded by a seq2seq model of the cpu target; at first there is room for `capacity` tokens. Nothing moves:
+    a table says whose key and value each beam reads at each position."""
 
     def __init__(self, session, spec, feeds, rows, capacity):
         self.session, self.spec, self.capacity, self.rows = session, spec, capacity, rows
         self.source = {name: value(array) for name, array in feeds.items()}
+        self.length = 0
         self.bind(beams=1)
 
     def bind(self, beams):
@@ -143,7 +151,6 @@ class BeamCaches:
         self.writers = self.bound.inputs["cache_indirection"]
         self.writers[:] = np.arange(beams)[:, None]
         self.bound.inputs["num_beams"][:] = beams
-        self.length = 0
 
     def start(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """The first token of each row (rows, 1) -> the logits (rows, V) behind it."""
@@ -156,17 +163,29 @@ class BeamCaches:
             parents = (taken_from % beams).reshape(-1, beams, 1)
             used = self.writers[:, :, : self.length]
             used[:] = np.take_along_axis(used, parents, axis=1)
+        if self.length == self.capacity:
+            self.grow()
         logits = self.bound.run(input_ids=tokens[:, None], past_length=self.length)
         self.length += 1
         return logits
 
     def repeat(self, count):
         """Every row `count` times in a row. The source stays as it is: its rows are shared."""
-        old, length = self.bound.caches, self.length
+        old = self.bound.caches
         self.bind(count)
-        self.length = length
+        self.fill(old, count)
+
+    def grow(self):
+        old, writers = self.bound.caches, self.writers
+        self.capacity *= 2
+        self.bind(writers.shape[1])
+        self.writers[:, :, : self.length] = writers
+        self.fill(old, 1)
+
+    def fill(self, old, count):
+        """The caches with what is used of the `old`, every row `count` times in a row."""
         for name, (cache, _) in self.bound.caches.items():
-            cache[:, :, :length] = np.repeat(old[name][0][:, :, :length], count, axis=0)
+            cache[:, :, : self.length] = np.repeat(old[name][0][:, :, : self.length], count, axis=0)
 
 
 class SlotCaches:
@@ -422,6 +441,12 @@ class BoundGraph:
             self.inputs[name][...] = array
         self.session.run_with_iobinding(self.binding)
         return self.logits
+
+
+def position_bytes(spec) -> int:
+    """What one token of one row takes in the caches of a decoder graph."""
+    caches = [tensor for tensor in spec.inputs if tensor.name.startswith("past_key_values") and ".encoder." not in tensor.name]
+    return sum(tensor.shape[1] * tensor.shape[3] * (2 if "16" in tensor.dtype else 4) for tensor in caches)
 
 
 def zeros(tensor, sizes):

@@ -8,7 +8,6 @@
 | sequence classifier | one text a line, one label a line | accuracy |
 """
 
-import json
 import os
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from vanilla_transformer.training.data import read_lines, read_parallel, read_text
 
-from .artifact import MANIFEST
+from .artifact import MANIFEST, json_object
 from .errors import UsageError
 from .graphs import stacked
 from .logits import log_sum_exp
@@ -43,8 +42,9 @@ def evaluate(
     Returns the metric, `engine`, how much was read (`sentences` or `tokens`), and for BLEU its `signature`.
 
     Raises:
-        ValueError: for files that the model's metric does not take or that do not fit each other, for a model without a
-            metric, and for a label that the model does not have.
+        UsageError: for files and options that the model's metric does not take, and as `Runtime.generate`.
+        ValueError: for files that do not fit each other, for a model without a metric, and for a label that the model does
+            not have.
     """
     engine = (OnnxEngine if (Path(directory) / MANIFEST).is_file() else TorchEngine)(directory)
     if engine.architecture not in METRICS:
@@ -54,9 +54,9 @@ def evaluate(
     files = {name: file for name, file in files.items() if file is not None}
     if set(files) != set(takes):
         wanted, found = (" and ".join(f"--{name}" for name in names) or "none" for names in (takes, files))
-        raise ValueError(f"a {engine.architecture} is evaluated on {wanted}, got {found}")
+        raise UsageError(f"a {engine.architecture} is evaluated on {wanted}, got {found}")
     if options and metric is not bleu:
-        raise ValueError(f"options {sorted(options)} have no effect on the {metric.__name__} of a model")
+        raise UsageError(f"options {sorted(options)} have no effect on the {metric.__name__} of a model")
     return {**metric(engine, *(files[name] for name in takes), batch_size, **options), "engine": engine.name}
 
 
@@ -71,13 +71,13 @@ def compare(export: str | os.PathLike, checkpoint: str | os.PathLike, **settings
 # ------------------------------------------------------------------------------------------------------------ the metrics
 
 
-def bleu(engine, source, target, batch_size, bleu_tokenize="13a", **options):
-    import sacrebleu
+def bleu(engine, source, target, batch_size, /, bleu_tokenize="13a", **options):
+    from sacrebleu.metrics import BLEU
 
-    if bleu_tokenize not in (known := sacrebleu.metrics.BLEU.TOKENIZERS):
-        raise UsageError(f"bleu_tokenize is {bleu_tokenize!r}, expected one of {', '.join(known)}")
+    if bleu_tokenize not in BLEU.TOKENIZERS:
+        raise UsageError(f"bleu_tokenize must be one of {list(BLEU.TOKENIZERS)}, got {bleu_tokenize!r}")
     sources, targets = zip(*read_parallel(source, target))
-    metric, outputs = sacrebleu.metrics.BLEU(tokenize=bleu_tokenize), [""] * len(sources)
+    metric, outputs = BLEU(tokenize=bleu_tokenize), [""] * len(sources)
     for chosen in batches(sources, batch_size):
         for index, output in zip(chosen, engine.generate([sources[index] for index in chosen], **options), strict=True):
             outputs[index] = output
@@ -93,6 +93,8 @@ def perplexity(engine, text, batch_size):
     window = min(WINDOW, engine.config["max_position_embeddings"])
     windows = [ids[start : start + window] for start in range(0, len(ids), window)]
     total, vocabulary = 0.0, engine.config["vocab_size"]
+    if ids.max() >= vocabulary:
+        raise ValueError(f"the tokenizer gives token id {ids.max()}, expected less than vocab_size, {vocabulary}")
     for chosen in batches(windows, max(1, min(batch_size, MAX_LOGITS // (window * vocabulary)))):
         for length in {len(windows[index]) for index in chosen}:  # the last window may be shorter
             rows = np.stack([windows[index] for index in chosen if len(windows[index]) == length])
@@ -167,17 +169,16 @@ class OnnxEngine:
         from .text import TextRuntime
 
         self.text = TextRuntime(export)
-        self.runtime, self.tokenizer, self.generate = self.text.runtime, self.text.tokenizer, self.text.generate
+        self.runtime, self.tokenizer = self.text.runtime, self.text.tokenizer
+        self.generate, self.encode = self.text.generate, self.text.encode
         self.architecture, self.config = self.runtime.artifact.manifest["architecture"], self.runtime.config
 
     @property
     def mask_token(self):
-        path = self.runtime.artifact.directory / "tokenizer_config.json"
-        token = json.loads(path.read_text(encoding="utf-8")).get("mask_token") if path.is_file() else None
-        return token["content"] if isinstance(token, dict) else token
-
-    def encode(self, texts, special_tokens):
-        return self.tokenizer.encode_batch(texts, add_special_tokens=special_tokens)
+        name = "tokenizer_config.json"
+        content = self.runtime.artifact.read(name) or b"{}"
+        token = json_object(self.runtime.artifact.directory / name, content).get("mask_token")
+        return token.get("content") if isinstance(token, dict) else token
 
     def logits(self, ids, mask):
         """The first output for whole sequences (B, S)."""

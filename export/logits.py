@@ -67,7 +67,9 @@ def penalize_repetition(ids, scores, penalty, padding):
     padded = np.arange(ids.shape[1]) < as_rows(padding, len(ids))[:, None]
     ids = np.where(padded, ids[:, -1:], ids)
     seen = np.take_along_axis(scores, ids, axis=1)
-    np.put_along_axis(scores, ids, np.where(seen < 0, seen * penalty, seen / penalty), axis=1)
+    with np.errstate(over="ignore"):  # infinite, as in torch
+        penalized = np.where(seen < 0, seen * penalty, seen / penalty)
+    np.put_along_axis(scores, ids, penalized, axis=1)
 
 
 def ban_repeated_ngrams(ids, scores, size):
@@ -173,7 +175,7 @@ class Sampler:
         Raises:
             ValueError: for a row of which no token may follow.
         """
-        with np.errstate(invalid="ignore"):  # a row of -inf alone is found when drawing
+        with np.errstate(invalid="ignore", over="ignore"):  # a row of -inf alone is found when drawing
             weights, tokens = self.weights(logits)
         rows, width = weights.shape
         if width <= 8 * BLOCK:

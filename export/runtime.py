@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import weakref
 from collections.abc import Iterator
@@ -11,9 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from .artifact import Artifact, read_artifact
+from .config import check_config, generation_defaults
+from .errors import UsageError
+from .external_data import check_external_data
 from .graphs import DTYPES, KNOWN_DTYPES, graph_specs
 from .logits import Processors
-from .search import Options, beam_search, is_whole, one_by_one
+from .search import EXPECTED, ROOM, Options, as_list, beam_search, checked, is_whole, one_by_one
 
 try:
     import onnxruntime
@@ -22,7 +26,7 @@ except ImportError:
         "onnxruntime is not installed: pip install 'vanilla-transformer[cpu]', or [gpu] for onnxruntime-gpu"
     ) from None
 
-from .decoding import BeamCaches, GrowingCaches, Pool, RaggedCaches, SlotCaches, cross_states, filled
+from .decoding import BeamCaches, GrowingCaches, Pool, RaggedCaches, SlotCaches, cross_states, filled, position_bytes
 from .doctor import CUDA, TENSORRT, processors, require, require_onnxruntime, require_running
 
 require_onnxruntime()
@@ -38,10 +42,6 @@ NO_EFFECT = {
 }
 SAMPLING_ONLY = {"typical_p", "top_h", "epsilon_cutoff", "eta_cutoff"}
 DEFAULTS = {"encoder_repetition_penalty": 1, "num_beam_groups": 1, "typical_p": 1, "guidance_scale": 1}
-# Options of `generate`: the fields of `Options`, and what it works some of them out from.
-LENGTHS = {"max_length", "min_length"}
-SPECIAL_TOKENS = {"eos_token_id", "pad_token_id", "decoder_start_token_id"}
-OPTIONS = {field.name for field in fields(Options)} - {"eos_token_ids"} | LENGTHS | SPECIAL_TOKENS
 # How long idle threads wait awake for work: longer than from one step to the next, and shorter than what onnxruntime does, tens
 # of milliseconds, in which those of an encoder keep the processors from the decoder's.
 SPIN_MICROSECONDS = "300"
@@ -51,6 +51,7 @@ MAX_PADDING, MIN_TOKENS, MAX_TOKENS = 0.15, 128, 256
 # Sizes of the cuda target's caches are multiples of these, so that other batches find the same captured graphs: 1, 2, 4 rows
 # and multiples of 8 as well.
 SLOTS, SOURCE, ROWS = 64, 32, 8
+MAX_THREADS = 1024
 DEVICES = {"portable": ("cpu", "cuda", "tensorrt"), "cpu": ("cpu",), "cuda": ("cpu", "cuda")}
 
 
@@ -59,16 +60,18 @@ class Runtime:
 
     Args:
         directory: what `vanilla-transformer export` wrote.
-        threads: processor threads of one operator; by default as many as this process may use.
+        threads: processor threads of one operator, 1 to 1024; by default as many as this process may use.
         arena: whether onnxruntime keeps memory from one run for the next; without, it gives it back and asks for it again.
         device: `"cpu"` or `"cuda"`, by default that of the target; or, for the portable target in fp32, `"tensorrt"`, which
             compiles what reads whole sequences. Decoders, whose caches grow, are on CUDA then: each size would be compiled.
         engine_cache: the directory where TensorRT keeps what it compiled for the next time; by default it keeps nothing.
 
     Raises:
-        FileNotFoundError, ValueError: if the directory is incomplete or changed, see `read_artifact`; ValueError for a target
-            or dtype this runtime does not know, a device that does not go with it, an `engine_cache` without TensorRT, and
-            for a graph that onnxruntime cannot load.
+        FileNotFoundError, ValueError: if the directory is incomplete or changed, see `read_artifact`, or replaced meanwhile;
+            ValueError for a target, dtype or config this runtime does not know, and for a graph that onnxruntime cannot load,
+            that does not fit the config, or that keeps data outside the export.
+        UsageError: for a number of threads other than 1 to 1024, a device that does not go with the target, and an
+            `engine_cache` without TensorRT.
         OSError: if CUDA or TensorRT is asked for and cannot be used, with what to do about it.
     """
 
@@ -80,6 +83,8 @@ class Runtime:
         device: str | None = None,
         engine_cache: str | os.PathLike | None = None,
     ):
+        if threads is not None and not (is_whole(threads) and 1 <= threads <= MAX_THREADS):
+            raise UsageError(f"threads must be a whole number from 1 to {MAX_THREADS}, got {threads!r}")
         self.artifact: Artifact = read_artifact(directory)
         self.config = self.artifact.config
         self.target = self.artifact.manifest.get("target", "portable")
@@ -88,15 +93,18 @@ class Runtime:
             found = f"{directory} is for the target {self.target!r} with dtype {dtype!r}"
             raise ValueError(f"{found}, expected one of: {KNOWN_DTYPES}")
         activations = self.artifact.manifest.get("activations", dtype)
+        check_config(self.config, self.artifact.directory / "config.json")
         self.specs = graph_specs(self.config, self.artifact.manifest["architecture"], self.target, dtype, activations)
+        generation = self.artifact.directory / "generation_config.json"
+        self.defaults = generation_defaults(self.artifact.generation_config, generation)
         self.device = device or ("cuda" if self.target == "cuda" else "cpu")
         compiles = "encoder" in self.specs and dtype == "fp32"
         devices = [name for name in DEVICES[self.target] if compiles or name != "tensorrt"]
         if self.device not in devices:
             found = f"{self.artifact.manifest['architecture']}, target {self.target!r}, dtype {dtype!r}"
-            raise ValueError(f"device {device!r} does not go with {found}, expected one of {devices}")
+            raise UsageError(f"device {device!r} does not go with {found}, expected one of {devices}")
         if engine_cache is not None and self.device != "tensorrt":
-            raise ValueError(f"engine_cache is of no use on device {self.device!r}, expected device='tensorrt'")
+            raise UsageError(f"engine_cache is of no use on device {self.device!r}, expected device='tensorrt'")
         self.engine_cache = engine_cache
         if self.device != "cpu":
             require(self.device)
@@ -106,6 +114,8 @@ class Runtime:
         # The decoder first: its largest matrix, the last one, is there twice while onnxruntime brings it into its own layout.
         roles = sorted(self.specs.keys() - {"beams"})
         self.sessions = {role: self._session(role) for role in roles}
+        if "decoder" in self.specs:
+            self.position_bytes = position_bytes(self.specs["decoder"])
         if self.target == "cuda" and "decoder" in self.specs:
             self.pool = Pool(self.sessions["decoder"], self.specs["decoder"], self.device)
 
@@ -142,13 +152,15 @@ class Runtime:
 
         Raises:
             ValueError: for an empty batch, ids outside the vocabulary, token types the model does not have, a mask of
-                another shape, a sequence beyond a learned position table, decoder tokens that are missing or have no
-                use, or a model without an encoder.
+                another shape, or with holes for a decoder, a sequence beyond a learned position table, decoder tokens that
+                are missing or have no use, or a model without an encoder.
         """
         if "encoder" not in self.sessions:
             raise ValueError(f"{self.artifact.manifest['architecture']} has no encoder: use generate")
         ids, mask = self._checked(input_ids, attention_mask)
         self._check_positions(ids.shape[-1])
+        if self.config["model_type"] == "vanilla-decoder":
+            check_together(mask, "attention_mask")
         feeds = {"input_ids": ids, "attention_mask": mask, "token_type_ids": self._token_types(token_type_ids, ids)}
         spec = self.specs["encoder"]
         names = {tensor.name for tensor in spec.inputs}
@@ -158,6 +170,7 @@ class Runtime:
         if decoder_input_ids is not None:
             ids, mask = self._checked(decoder_input_ids, decoder_attention_mask, "decoder_")
             self._check_positions(ids.shape[-1])
+            check_together(mask, "decoder_attention_mask")
             if len(ids) != len(feeds["input_ids"]):
                 raise ValueError(f"decoder_input_ids must have {len(feeds['input_ids'])} rows as input_ids, got {len(ids)}")
             feeds |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
@@ -169,7 +182,8 @@ class Runtime:
         for a decoder, padded at the end; the N `num_return_sequences` of each input stand together.
 
         `input_ids` (B, S), rows padded on either side; `attention_mask` (B, S), by default 0 where `input_ids` have the
-        pad token, unless that is an end token too. A decoder's prompts come back padded on the left.
+        pad token, unless that is an end token too. Tokens between others may be masked in a source, whose positions count
+        them; not in a decoder's prompts, which come back padded on the left.
 
         Options, over those of generation_config.json and with the meaning and defaults they have in transformers:
         `max_new_tokens`, or `max_length` with the prompt (20 new ones); `min_new_tokens` or `min_length` (0); `num_beams`
@@ -180,11 +194,12 @@ class Runtime:
         `pad_token_id`, `decoder_start_token_id`.
 
         Raises:
-            ValueError: as `encode`; for a row without tokens, more tokens than a learned position table has rows, an
-                unknown option, a value an option cannot have, options that do not go together, or a field of
-                generation_config.json that this runtime does not apply.
+            UsageError: for an unknown option, a value an option cannot have, options that do not go together, and for more
+                than this machine has memory for at the first step.
+            ValueError: as `encode`; for a row without tokens, a decoder's prompt with a hole in its mask, more tokens than a
+                learned position table has rows, or a field of generation_config.json that this runtime does not apply.
         """
-        request = self._request(input_ids, attention_mask, options)
+        request = self._request(input_ids, attention_mask, checked(options))
         settings, ids, *_ = request
         if self._stays_on_device(*request):
             new = self._on_device(*request)
@@ -200,9 +215,9 @@ class Runtime:
         Raises:
             ValueError: as `generate`, before the first step; for more than one beam, whose tokens are known at the end only.
         """
-        settings, *request = self._request(input_ids, attention_mask, options)
+        settings, *request = self._request(input_ids, attention_mask, checked(options))
         if settings.num_beams > 1:
-            raise ValueError(f"num_beams is {settings.num_beams}, which cannot stream: expected num_beams=1")
+            raise UsageError(f"num_beams is {settings.num_beams}, which cannot stream: expected num_beams=1")
         return self._tokens(settings, *request)
 
     def _request(self, input_ids, attention_mask, options):
@@ -211,7 +226,7 @@ class Runtime:
         if "decoder" not in self.sessions:
             raise ValueError(f"{self.artifact.manifest['architecture']} cannot generate: use encode")
         pad, eos = self._special("pad_token_id", options), self._special("eos_token_id", options)
-        if attention_mask is None and pad is not None and pad not in np.atleast_1d(eos):
+        if attention_mask is None and pad is not None and pad not in as_list(eos):
             attention_mask = np.asarray(input_ids) != pad
         ids, mask = self._checked(input_ids, attention_mask)
         if not mask.any(axis=1).all():
@@ -221,6 +236,7 @@ class Runtime:
             self._check_positions(settings.max_new_tokens)
             start = self._start_tokens(len(ids), options)
             return settings, start, np.ones_like(start), padded(ids, mask, "right", settings.pad_token_id)
+        check_together(mask, "attention_mask")
         self._check_positions(int(mask.sum(axis=1).max()) + settings.max_new_tokens - 1)
         return settings, *padded(ids, mask, "left", settings.pad_token_id), None
 
@@ -231,6 +247,8 @@ class Runtime:
     def _stays_on_device(self, settings, ids, mask, source):
         """Whether the graph itself can choose each token."""
         if self.target != "cuda" or settings.do_sample or self.config.get("sliding_window") is not None:
+            return False
+        if settings.num_beams > 1 and settings.candidates > self.config["vocab_size"]:  # the graph takes as many of each beam
             return False
         return not Processors(settings, ids, padding=(mask == 0).sum(axis=1))
 
@@ -268,6 +286,9 @@ class Runtime:
         encoder, with room for `new_tokens` more in each of `rows_per_input`; and the prompts as it takes them."""
         session, spec = self.sessions["decoder"], self.specs["decoder"]
         mask = np.ones_like(ids) if mask is None else mask
+        # Caches grow as tokens come, but for those of the cuda target.
+        room = new_tokens * rows_per_input if self.target == "cuda" else min(new_tokens, ROOM)
+        self._check_memory(len(ids), ids.shape[1] + room, new_tokens, rows_per_input)
         if self.target == "portable":
             prompts = padded(ids, mask, "left", 0)
             feeds = (
@@ -275,23 +296,31 @@ class Runtime:
             )
             return GrowingCaches(session, spec, feeds, len(ids)), *prompts
         if self.target == "cuda":
-            slots = ids.shape[1] + new_tokens * rows_per_input
-            sizes = {"batch_size": bucket_of(len(ids)), "slots": round_up(slots, SLOTS)}
+            sizes = {"batch_size": bucket_of(len(ids)), "slots": round_up(ids.shape[1] + room, SLOTS)}
             return self._slots(source, sizes, rows_per_input), ids, mask
-        capacity = ids.shape[1] + new_tokens
+        capacity = ids.shape[1] + room
         if source is None:
             return RaggedCaches(session, spec, len(ids), capacity), *padded(ids, mask, "right", 0)
         feeds = {**cross_states(self.outputs(*source)), "encoder_attention_mask": source[1]}
         return BeamCaches(session, spec, feeds, len(ids), capacity), ids, mask
 
+    def _check_memory(self, inputs, positions, new_tokens, rows_per_input):
+        """Two copies of the logits must fit, and on the CPU the caches with what they have room for at first."""
+        rows = inputs if self.target == "cuda" else inputs * rows_per_input
+        caches = rows * positions * self.position_bytes if self.device == "cpu" else 0
+        needed, most = 2 * 4 * inputs * rows_per_input * self.config["vocab_size"] + caches, memory()
+        if needed > most:
+            options = f"{inputs} inputs, {rows_per_input} sequences or beams of each and max_new_tokens={new_tokens}"
+            raise UsageError(f"{options} take {needed / 1e9:.0f} GB or more, expected at most the {most / 1e9:.0f} GB here")
+
     def _slots(self, source, sizes, beams):
         """Caches on the device, with the keys and values of `source` where there is an encoder."""
         if source is None:
-            buffers = self.pool.take(sizes)
+            buffers = self._buffers(sizes)
         else:
             added = -source[0].shape[1] % SOURCE
             ids, mask = (filled(np.pad(array, ((0, 0), (0, added))), sizes["batch_size"]) for array in source)
-            buffers = self.pool.take({**sizes, "source_length": ids.shape[1]})
+            buffers = self._buffers({**sizes, "source_length": ids.shape[1]})
             binding = self.sessions["encoder"].io_binding()
             for name, array in zip(("input_ids", "attention_mask"), (ids, mask), strict=True):
                 binding.bind_cpu_input(name, array)
@@ -302,36 +331,39 @@ class Runtime:
         weakref.finalize(decoding, self.pool.free.append, buffers)
         return decoding
 
+    def _buffers(self, sizes):
+        try:
+            return self.pool.take(sizes)
+        except Exception as error:  # onnxruntime's own have no other class in common
+            raise UsageError(f"caches of {sizes['slots']} slots, which hold max_new_tokens, cannot be made: {error}") from None
+
     def _start_tokens(self, rows, options):
         start = self._special("decoder_start_token_id", options)
         if start is None:
             raise ValueError("decoder_start_token_id is None, expected the token id generation starts from")
         if not 0 <= start < self.config["vocab_size"]:
-            raise ValueError(f"decoder_start_token_id must be in [0, {self.config['vocab_size'] - 1}], got {start}")
+            raise UsageError(f"decoder_start_token_id must be in [0, {self.config['vocab_size'] - 1}], got {start}")
         return np.full((rows, 1), start)
 
     def _special(self, name, options):
         """A special token: that of the options, else of generation_config.json, else of the model."""
-        for fields_given in (options, self.artifact.generation_config):
+        for fields_given in (options, self.defaults):
             if name in fields_given:
                 return fields_given[name]
         return self.config.get(name)
 
     def _settings(self, options, prompt_length):
         """generation_config.json with `options` over it, where `None` is as if it were not given."""
-        if unknown := options.keys() - OPTIONS:
-            raise ValueError(f"unknown generation options {sorted(unknown)}, expected some of {sorted(OPTIONS)}")
-        saved = {name: value for name, value in self.artifact.generation_config.items() if value is not None}
-        given = {**saved, **options}
-        for name, value in saved.items():
-            applies = name in OPTIONS | NO_EFFECT or (name in SAMPLING_ONLY and not given.get("do_sample"))
-            if not applies and value != DEFAULTS.get(name, 0) and not name.startswith("_"):
+        given = {**{name: value for name, value in self.defaults.items() if value is not None}, **options}
+        for name, value in self.artifact.generation_config.items():
+            applies = name in EXPECTED.keys() | NO_EFFECT or (name in SAMPLING_ONLY and not given.get("do_sample"))
+            if not applies and value is not None and value != DEFAULTS.get(name, 0) and not name.startswith("_"):
                 raise ValueError(f"generation_config.json sets {name} to {value!r}, which this runtime does not apply")
         if "top_k" in given:
             given["top_k"] = given["top_k"] or 0  # the only default that `None` turns off
         given |= self._lengths(given, prompt_length)
         pad, eos = self._special("pad_token_id", options), self._special("eos_token_id", options)
-        given["eos_token_ids"] = () if eos is None else tuple(np.atleast_1d(eos).tolist())
+        given["eos_token_ids"] = tuple(as_list(eos))
         given["pad_token_id"] = next((token for token in (pad, *given["eos_token_ids"]) if token is not None), 0)
         known = {field.name for field in fields(Options)}
         settings = Options(**{name: value for name, value in given.items() if name in known and value is not None})
@@ -346,14 +378,11 @@ class Runtime:
             longest = given.get("max_length")
             if longest is None:
                 longest = min(prompt_length + Options.max_new_tokens, self.config["max_position_embeddings"])
-            if not is_whole(longest) or longest <= prompt_length:
-                raise ValueError(f"max_length must be more than the {prompt_length} tokens of the prompt, got {longest!r}")
+            if longest <= prompt_length:
+                raise UsageError(f"max_length must be more than the {prompt_length} tokens of the prompt, got {longest}")
             most = longest - prompt_length
         if least is None:
-            shortest = given.get("min_length") or 0
-            if not is_whole(shortest) or shortest < 0:
-                raise ValueError(f"min_length must be a whole number of at least 0, got {shortest!r}")
-            least = max(0, shortest - prompt_length)
+            least = max(0, (given.get("min_length") or 0) - prompt_length)
         return {"max_new_tokens": most, "min_new_tokens": least}
 
     def _checked(self, input_ids, attention_mask, prefix=""):
@@ -369,8 +398,9 @@ class Runtime:
         mask = np.ones_like(ids) if attention_mask is None else np.asarray(attention_mask)
         if mask.shape != ids.shape:
             raise ValueError(f"{prefix}attention_mask must have shape {ids.shape}, got shape {mask.shape}")
-        if not np.isin(mask, (0, 1)).all():
-            raise ValueError(f"{prefix}attention_mask must be 0s and 1s, got {np.unique(mask).tolist()}")
+        if mask.dtype.kind not in "biuf" or not np.isin(mask, (0, 1)).all():
+            found = np.unique(mask).tolist() if mask.dtype.kind in "biuf" else mask.dtype
+            raise ValueError(f"{prefix}attention_mask must be 0s and 1s, got {found}")
         return ids.astype(np.int64), mask.astype(np.int64)
 
     def _has_choices(self):
@@ -381,7 +411,9 @@ class Runtime:
         types = np.zeros_like(ids) if token_type_ids is None else np.asarray(token_type_ids)
         if types.shape != ids.shape:
             raise ValueError(f"token_type_ids must have shape {ids.shape}, got shape {types.shape}")
-        count = self.config.get("type_vocab_size", 0)
+        if types.dtype.kind not in "biu":
+            raise ValueError(f"token_type_ids must be integers, got {types.dtype}")
+        count = self.config.get("type_vocab_size") or 0
         if types.min() < 0 or types.max() >= max(count, 1):
             raise ValueError(f"token_type_ids must be in [0, {max(count, 1) - 1}], got {types.min()} to {types.max()}")
         return types.astype(np.int64)
@@ -401,6 +433,7 @@ class Runtime:
         options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)
         if file not in self.artifact.manifest["files"]:
             raise ValueError(f"{self.artifact.directory}/manifest.json lists no {file}: export again")
+        check_external_data(self.artifact.directory, file, self.artifact.manifest["files"])
         path = str(self.artifact.directory / file)
         providers = self._providers(role)
         try:
@@ -409,6 +442,8 @@ class Runtime:
             raise ValueError(f"onnxruntime {onnxruntime.__version__} cannot load {path}: {error}") from None
         for provider, _ in providers:
             require_running(provider, session.get_providers())
+        self.artifact.check_unchanged()
+        check_graph(session, self.specs[role], path)
         return session
 
     def _providers(self, role):
@@ -430,6 +465,29 @@ class Runtime:
         files = json.dumps(self.artifact.manifest["files"], sort_keys=True)
         path = Path(self.engine_cache) / hashlib.sha256(files.encode()).hexdigest()[:16]
         return {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(path)}
+
+
+def check_graph(session, spec, path):
+    """Raises ValueError if the graph takes or returns anything but what `spec`, which follows from config.json, says."""
+    for found, expected in ((session.get_inputs(), spec.inputs), (session.get_outputs(), spec.outputs)):
+        found = {value.name: value for value in found}
+        if differ := found.keys() ^ {tensor.name for tensor in expected}:
+            raise ValueError(f"{path} does not fit config.json: only one of them has {min(differ)}, export again")
+        for tensor in expected:
+            value = found[tensor.name]
+            kind = f"tensor({tensor.dtype.replace('float32', 'float')})"
+            sizes = [size if isinstance(size, str) else own for own, size in zip(value.shape, tensor.shape)]
+            if (value.type, sizes, len(value.shape)) != (kind, list(tensor.shape), len(tensor.shape)):
+                wanted = f"as config.json says {kind} {list(tensor.shape)}: export again"
+                raise ValueError(f"{path} has {tensor.name} of {value.type} {value.shape}, expected {wanted}")
+
+
+def memory() -> float:
+    """Bytes of memory of this machine, infinite where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return math.inf
 
 
 def bucket_of(rows: int) -> int:
@@ -476,7 +534,16 @@ def length_groups(mask, max_tokens):
 
 
 def padded(ids, mask, side, pad_token_id):
-    """Moves the real tokens of each row together, all padding to its `side`: the new ids and mask."""
-    order = np.argsort(mask if side == "left" else 1 - mask, axis=1, kind="stable")
-    ids, mask = np.take_along_axis(ids, order, axis=1), np.take_along_axis(mask, order, axis=1)
+    """Moves each row, with its holes, so that all padding is on its `side`: the new ids and mask."""
+    first = mask.argmax(axis=1) if side == "right" else -mask[:, ::-1].argmax(axis=1)
+    places = (np.arange(mask.shape[1]) + first[:, None]) % mask.shape[1]
+    ids, mask = np.take_along_axis(ids, places, axis=1), np.take_along_axis(mask, places, axis=1)
     return np.where(mask == 1, ids, pad_token_id), mask
+
+
+def check_together(mask, name):
+    """Raises ValueError for a row of `mask` (B, T) with a hole: a decoder counts its positions by the ones."""
+    begins = mask[:, 1:] > mask[:, :-1]
+    if (begins.sum(axis=1) + mask[:, 0]).max() > 1:
+        row, place = next((row, place + 1) for row, place in np.argwhere(begins) if mask[row, : place + 1].any())
+        raise ValueError(f"row {row} of {name} has ones again at place {place}, behind zeros: expected its ones together")

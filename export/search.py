@@ -5,44 +5,73 @@ logits of the next token.
 """
 
 import math
+import reprlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from numbers import Integral, Real
 
 import numpy as np
 
+from .errors import UsageError
 from .logits import Processors, Sampler, log_sum_exp, top
 
+ROOM = 256  # new tokens that there is room for at first; it doubles as they come
 NEVER = np.float32(-1e9)  # transformers' score of a beam that must not be chosen
 
 # (tokens (rows,), taken_from (rows,) or None) -> logits (rows, vocabulary), which may be overwritten, valid until the next step
 Step = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
 
-# What each field of `Options` must be: in words, and as a test.
-COUNT = "a whole number of at least 1", lambda value: is_whole(value) and value >= 1
-COUNT_OR_0 = "a whole number of at least 0", lambda value: is_whole(value) and value >= 0
-POSITIVE = "a number above 0", lambda value: is_number(value) and value > 0
+SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+
+# What each option must be: in words, and as a test.
+COUNT = "a whole number from 1 to 2**63 - 1", lambda value: is_whole(value) and value >= 1
+COUNT_OR_0 = "a whole number from 0 to 2**63 - 1", lambda value: is_whole(value) and value >= 0
+POSITIVE = "a float32 number above 0", lambda value: is_number(value) and value >= SMALLEST
 PROBABILITY = "a number from 0 to 1", lambda value: is_number(value) and 0 <= value <= 1
-TOKEN = "None or a token id", lambda value: value is None or is_whole(value)
-TOKENS = "None or a list of token ids", lambda value: value is None or is_list(value, is_whole)
+TOKEN = "a token id", lambda value: is_whole(value)
+TOKENS = "a list of token ids", lambda value: is_list(value, is_whole)
+ONE_OR_MORE = "a token id or a list of them", lambda value: is_whole(value) or is_list(value, is_whole)
+FLAG = "True or False", lambda value: isinstance(value, bool)
 EXPECTED = {
-    **dict.fromkeys(("max_new_tokens", "num_beams", "num_return_sequences"), COUNT),
-    **dict.fromkeys(("min_new_tokens", "top_k", "no_repeat_ngram_size", "pad_token_id"), COUNT_OR_0),
+    **dict.fromkeys(("max_new_tokens", "max_length", "num_beams", "num_return_sequences"), COUNT),
+    **dict.fromkeys(("min_new_tokens", "min_length", "top_k", "no_repeat_ngram_size", "pad_token_id"), COUNT_OR_0),
     **dict.fromkeys(("temperature", "repetition_penalty"), POSITIVE),
     **dict.fromkeys(("top_p", "min_p"), PROBABILITY),
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), TOKENS),
-    "length_penalty": ("a number", lambda value: is_number(value)),
-    "early_stopping": ("True, False or 'never'", lambda value: value in (True, False, "never")),
-    "do_sample": ("True or False", lambda value: value in (True, False)),
-    "seed": ("None or a whole number of at least 0", lambda value: value is None or (is_whole(value) and value >= 0)),
+    **dict.fromkeys(("forced_bos_token_id", "decoder_start_token_id"), TOKEN),
+    **dict.fromkeys(("forced_eos_token_id", "eos_token_id"), ONE_OR_MORE),
+    "length_penalty": ("a float32 number", lambda value: is_number(value)),
+    "early_stopping": ("True, False or 'never'", lambda value: isinstance(value, bool) or value == "never"),
+    "do_sample": FLAG,
+    "seed": ("a whole number of at least 0", lambda value: is_integer(value) and value >= 0),
     "bad_words_ids": (
-        "None or a list of lists of token ids, none empty",
-        lambda value: value is None or (is_list(value, lambda word: is_list(word, is_whole) and word) and value),
+        "a list of lists of token ids, none empty",
+        lambda value: is_list(value, lambda word: is_list(word, is_whole) and word) and value,
     ),
-    "forced_bos_token_id": TOKEN,
-    "eos_token_ids": ("a token id or a list of them", lambda value: is_list(value, is_whole)),
-    "forced_eos_token_id": ("None, a token id or a list of them", lambda value: TOKEN[1](value) or TOKENS[1](value)),
 }
+
+
+def checked(options: dict) -> dict:
+    """`options` of `Runtime.generate` in Python's own numbers and lists, instead of numpy's; `None` is always allowed.
+
+    Raises:
+        UsageError: for a name that is none of them, and for a value that one cannot have.
+    """
+    if unknown := options.keys() - EXPECTED.keys():
+        raise UsageError(f"unknown generation options {sorted(unknown)}, expected some of {sorted(EXPECTED)}")
+    options = {name: plain(value) for name, value in options.items()}
+    for name, value in options.items():
+        expected, holds = EXPECTED[name]
+        if value is not None and not holds(value):
+            raise UsageError(f"{name} must be {expected}, got {reprlib.repr(value)}")
+    return options
+
+
+def plain(value):
+    """numpy's integers are not as long as Python's, and its `True` is not `True`."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True)
@@ -51,7 +80,7 @@ class Options:
     time. `eos_token_ids` may be empty. `temperature`, `top_k`, `top_p` and `min_p` have an effect with `do_sample` only.
 
     Raises:
-        ValueError: for a value that is none of its field, and for values that do not go together.
+        UsageError: for values that do not go together; each by itself must be `checked`.
     """
 
     max_new_tokens: int = 20
@@ -77,24 +106,25 @@ class Options:
     pad_token_id: int = 0
 
     def __post_init__(self):
-        for name, (expected, holds) in EXPECTED.items():
-            if not holds(getattr(self, name)):
-                raise ValueError(f"{name} must be {expected}, got {getattr(self, name)!r}")
         if self.do_sample and self.num_beams > 1:
-            raise ValueError(f"do_sample=True does not go with num_beams={self.num_beams}, expected num_beams=1")
+            raise UsageError(f"do_sample=True does not go with num_beams={self.num_beams}, expected num_beams=1")
         if self.num_return_sequences > self.num_beams and not self.do_sample:
             most = f"num_beams, {self.num_beams}," if self.num_beams > 1 else "1"
-            raise ValueError(f"num_return_sequences must be at most {most} without do_sample, got {self.num_return_sequences}")
+            raise UsageError(f"num_return_sequences must be at most {most} without do_sample, got {self.num_return_sequences}")
+        longest = math.log(LARGEST) / math.log(max(self.max_new_tokens, 2))
+        if self.num_beams > 1 and abs(self.length_penalty) > longest:
+            found = f"max_new_tokens={self.max_new_tokens}, got {self.length_penalty}"
+            raise UsageError(f"length_penalty must be from {-longest:.4g} to {longest:.4g} with {found}: float32 holds no more")
 
     def check_vocabulary(self, size: int) -> None:
-        """Raises ValueError for more beams than a vocabulary of `size` tokens can fill, and for tokens it does not have."""
+        """Raises UsageError for more beams than a vocabulary of `size` tokens can fill, and for tokens it does not have."""
         if self.candidates > self.num_beams * size or self.num_beams > size:
             ends = f" and {len(self.eos_token_ids)} end tokens" if self.eos_token_ids else ""
-            raise ValueError(f"num_beams {self.num_beams}{ends} are too many for a vocabulary of {size} tokens")
+            raise UsageError(f"num_beams {self.num_beams}{ends} are too many for a vocabulary of {size} tokens")
         for name in ("pad_token_id", "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids"):
             tokens = np.concatenate([np.ravel(ids) for ids in as_list(getattr(self, name))] or [[]])
             if outside := [int(token) for token in tokens if not 0 <= token < size]:
-                raise ValueError(f"{name} must be in [0, {size - 1}], the vocabulary, got {outside[0]}")
+                raise UsageError(f"{name} must be in [0, {size - 1}], the vocabulary, got {outside[0]}")
 
     @property
     def candidates(self):
@@ -102,12 +132,16 @@ class Options:
         return max(2, 1 + len(self.eos_token_ids)) * self.num_beams
 
 
-def is_whole(value):
+def is_integer(value):
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+def is_whole(value):
+    return is_integer(value) and -(2**63) <= value < 2**63
+
+
 def is_number(value):
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, Real) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def as_list(value):
@@ -126,8 +160,10 @@ def one_by_one(step: Step, logits: np.ndarray, options: Options, process: Proces
     """
     choose = Sampler(options) if options.do_sample else greedy
     eos = np.array(options.eos_token_ids, np.int64)
-    running, new = np.ones(len(logits), bool), np.empty((len(logits), options.max_new_tokens), np.int64)
+    running, new = np.ones(len(logits), bool), np.empty((len(logits), min(options.max_new_tokens, ROOM)), np.int64)
     for t in range(options.max_new_tokens):
+        if t == new.shape[1]:
+            new = doubled(new, options.pad_token_id)
         if process:
             process(new[:, :t], logits)
         new[:, t] = tokens = np.where(running, choose(logits), options.pad_token_id)
@@ -136,6 +172,11 @@ def one_by_one(step: Step, logits: np.ndarray, options: Options, process: Proces
         if t + 1 == options.max_new_tokens or not running.any():
             return
         logits = step(tokens, None)
+
+
+def doubled(tokens, pad_token_id):
+    """`tokens` (..., t) -> (..., 2 * t), padded."""
+    return np.concatenate([tokens, np.full_like(tokens, pad_token_id)], axis=-1)
 
 
 def greedy(logits):
@@ -152,12 +193,14 @@ def beam_search(step: Step, logits: np.ndarray, options: Options, process: Proce
     K, length, count, eos = options.num_beams, options.max_new_tokens, options.candidates, np.array(options.eos_token_ids)
     B = len(logits)
     inputs, is_best = np.arange(B)[:, None], np.arange(count) < K
-    running = np.full((B * K, length), options.pad_token_id)
+    running = np.full((B * K, min(length, ROOM)), options.pad_token_id)
     # Rows of one input are equal at first: only the first of them counts.
     scores = np.tile(np.where(np.arange(K) == 0, np.float32(0), NEVER), (B, 1))
     finished = Finished(running, scores)
     can_improve = np.ones((B, 1), bool)
     for t in range(length):
+        if t == running.shape[1]:
+            running, finished.sequences = (doubled(each, options.pad_token_id) for each in (running, finished.sequences))
         log_p, tokens = best_tokens(logits, running[:, :t] if t else running[::K, :0], count, process)
         if t == 0:
             log_p, tokens = np.repeat(log_p, K, axis=0), np.repeat(tokens, K, axis=0)
@@ -170,7 +213,7 @@ def beam_search(step: Step, logits: np.ndarray, options: Options, process: Proce
 
         # The best K candidates that go on.
         scores, kept = top(np.where(ends, candidates + NEVER, candidates), K)
-        running = sequences[inputs, kept].reshape(B * K, length)
+        running = sequences[inputs, kept].reshape(B * K, -1)
 
         # Those of the best K that end here compete with the hypotheses that ended before.
         closed = ~can_improve | ((options.early_stopping is True) & finished.are_full())

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterable
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
