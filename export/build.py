@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from vanilla_transformer import checkpoint as checkpoints
 from vanilla_transformer.checkpoint import checkpoint_directory, config_and_class
-from vanilla_transformer.files import new_directory, output_path
+from vanilla_transformer.files import new_directory
 
 from . import cpu, cuda, optimize, portable
 from .artifact import TOKENIZER_FILES, write_manifest
@@ -84,24 +84,23 @@ def export(
             vocabulary computes no others.
 
     Raises:
-        FileExistsError: if `out` exists and `force` is not given.
+        FileExistsError: if `out` cannot be written, see `files.new_directory`.
         UsageError: for a target or dtype that is unknown.
         FileNotFoundError, ValueError: as `load_checkpoint`; ValueError for a target or dtype that cannot hold the model, and
             if the graphs do not give what torch gives. Half precision is compared where there is a GPU.
     """
-    output_path(out, [checkpoint])
     if (dtype or "fp32") not in DTYPES.get(target, ()):
         raise UsageError(f"no target {target!r} with dtype {dtype!r}, expected one of: {KNOWN_DTYPES}")
-    model = load_checkpoint(checkpoint)
-    activations = activations_of(model, target, dtype)
-    dtype = dtype or activations
-    operators = OPERATORS[target] if has_own_operators(model) else portable
-    if operators is not portable:
-        for name, expected in operators.misfits(model.config).items():
-            found = f"{name}={getattr(model.config, name)!r} does not fit the {target} target"
-            raise ValueError(f"{found}, expected {expected}: use --target portable")
-    tokens = None if shortlist is None else checked(model, shortlist)
     with new_directory(out, force, [checkpoint]) as directory:
+        model = load_checkpoint(checkpoint)
+        activations = activations_of(model, target, dtype)
+        dtype = dtype or activations
+        operators = OPERATORS[target] if has_own_operators(model) else portable
+        if operators is not portable:
+            for name, expected in operators.misfits(model.config).items():
+                found = f"{name}={getattr(model.config, name)!r} does not fit the {target} target"
+                raise ValueError(f"{found}, expected {expected}: use --target portable")
+        tokens = None if shortlist is None else checked(model, shortlist)
         config = write_configs(model, checkpoint_directory(checkpoint), directory)
         specs = graph_specs(config, type(model).__name__, target, dtype, activations)
         graphs, steps = {}, {}

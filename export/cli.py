@@ -23,8 +23,10 @@ def train(args):
 
         result = dry_run(recipe)
     else:
+        from vanilla_transformer.files import output_path
         from vanilla_transformer.training.run import train
 
+        output_path(args.output, [args.recipe])
         result = json.dumps(train(recipe, args.output, args.force, args.restart))
     if PartialState().is_main_process:
         say(result)
@@ -71,9 +73,12 @@ def attention(args):
 
 
 def export(args):
+    from vanilla_transformer.files import output_path
+
     from .build import export
     from .shortlist import tokens_of
 
+    output_path(args.out, [] if args.shortlist is None else [args.shortlist])
     tokens = None if args.shortlist is None else tokens_of(args.shortlist, args.checkpoint)
     manifest = export(args.checkpoint, args.out, args.force, target=args.target, dtype=args.dtype, shortlist=tokens)
     files = {name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")}

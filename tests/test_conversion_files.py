@@ -326,12 +326,23 @@ def test_missing_files_are_named(bert, tmp_path):
         plan(bert[0])
 
 
-def test_an_existing_directory_is_kept_unless_forced(bert, tmp_path):
-    (tmp_path / "ours").mkdir()
-    with pytest.raises(FileExistsError, match="exists already"):
-        convert(bert[0], tmp_path / "ours")
-    assert list((tmp_path / "ours").iterdir()) == []
-    assert convert(bert[0], tmp_path / "ours", force=True)["architecture"] == "VanillaEncoderForMaskedLM"
+def test_both_ways_a_conversion_is_kept_unless_forced_and_then_replaced(bert, tmp_path):
+    for source, out, to in ((bert[0], tmp_path / "ours", None), (tmp_path / "ours", tmp_path / "theirs", "bert")):
+        architecture = convert(source, out, to)["architecture"]
+        before = {path.name: path.read_bytes() for path in out.iterdir()}
+        with pytest.raises(FileExistsError, match="exists already"):
+            convert(source, out, to)
+        assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+        assert convert(source, out, to, force=True)["architecture"] == architecture
+        assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_a_checkpoint_that_we_did_not_write_is_not_replaced(bert, tmp_path):
+    convert(bert[0], tmp_path / "ours")
+    with pytest.raises(FileExistsError, match="expected an export or a checkpoint that vanilla-transformer wrote"):
+        convert(tmp_path / "ours", bert[0], "bert", force=True)
+    with pytest.raises(ValueError, match="is the input .* or holds it"):
+        convert(tmp_path / "ours", tmp_path / "ours", "bert", force=True)
 
 
 # ---------------------------------------------------------------------------------------------- tokenizers and pipelines

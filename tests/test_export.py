@@ -332,8 +332,12 @@ def test_an_existing_directory_is_replaced_only_by_force(quick, checkpoint, tmp_
     with pytest.raises(FileExistsError, match=r"out exists already.*--force"):
         export(checkpoint, out)
     assert [path.name for path in out.iterdir()] == ["mine"]
-    export(checkpoint, out, force=True)
-    assert sorted(path.name for path in out.iterdir()) == ["config.json", "manifest.json", "onnx"]
+    with pytest.raises(FileExistsError, match="out holds mine: expected an export or a checkpoint that vanilla-transformer wrote"):
+        export(checkpoint, out, force=True)
+    (out / "mine").unlink()
+    for force in (False, True):
+        export(checkpoint, out, force=force)
+        assert sorted(path.name for path in out.iterdir()) == ["config.json", "manifest.json", "onnx"]
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -341,12 +345,12 @@ def test_an_export_that_differs_from_torch_leaves_nothing_behind(quick, checkpoi
     quick.setattr(build, "verify", lambda *_, **options: Report(failures=["case 0: error 7e-01"]))
     if force:
         (tmp_path / "out").mkdir()
-        (tmp_path / "out/mine").write_text("kept")
+        (tmp_path / "out/config.json").write_text('{"model_type": "vanilla-encoder"}')
     with pytest.raises(ValueError, match="does not give what torch gives: case 0: error 7e-01"):
         export(checkpoint, tmp_path / "out", force=force)
     assert sorted(path.name for path in tmp_path.iterdir()) == (["checkpoint", "out"] if force else ["checkpoint"])
     if force:
-        assert (tmp_path / "out/mine").read_text() == "kept"
+        assert [path.name for path in (tmp_path / "out").iterdir()] == ["config.json"]
 
 
 def test_an_interrupted_export_leaves_nothing_behind(quick, checkpoint, tmp_path):

@@ -13,7 +13,7 @@ anything is written.
 import os
 
 from ..errors import UsageError
-from ..files import new_directory, output_path
+from ..files import new_directory
 from .plan import Plan, plan_to_ours, plan_to_theirs
 from .tensors import TensorFiles
 from .torch_nn import check_fields, from_torch
@@ -33,16 +33,18 @@ def convert(source: str | os.PathLike, out: str | os.PathLike, to: str | None = 
     Args:
         to: by default another project's checkpoint becomes ours; `"bert"`, `"gpt2"`, `"bart"` or `"marian"` makes one of
             ours a checkpoint of that family.
-        force: replace `out` if it exists.
+        force: replace `out` if we wrote it.
 
     Raises:
-        FileExistsError: if `out` exists and `force` is not given.
+        FileExistsError: if `out` cannot be written, see `files.new_directory`.
         FileNotFoundError: if there is no config.json or no weights.
         ValueError: for a family or architecture that is not known, a field that cannot be represented, unknown, missing or
             misshapen tensors, tied tensors that differ, and pickles that hold more than tensors.
     """
-    output_path(out, [source])
-    return plan(source, to).write(out, force)
+    with new_directory(out, force, [source]) as directory:
+        found = plan(source, to)
+        found.save(directory)
+    return found.facts(out)
 
 
 def convert_torch(
@@ -55,13 +57,13 @@ def convert_torch(
         UsageError: without `num_attention_heads` or `embeddings`, and for a field that no config has.
         FileExistsError, FileNotFoundError, ValueError: as `convert`; ValueError as `from_torch`.
     """
-    output_path(out, [source])
     if "num_attention_heads" not in fields:
         raise UsageError(f"num_attention_heads must be given, a state dict does not hold it; got {sorted(fields)}")
     if embeddings is None:
         raise UsageError("embeddings must be given, a file with embed_tokens: a state dict does not hold them")
-    state_dict, tables = ({name: files.read(name) for name in files.shapes} for files in map(TensorFiles, (source, embeddings)))
-    model = from_torch(state_dict, embeddings=tables, **fields)
-    with new_directory(out, force) as directory:
+    with new_directory(out, force, [source, embeddings]) as directory:
+        read = ({name: files.read(name) for name in files.shapes} for files in map(TensorFiles, (source, embeddings)))
+        state_dict, tables = read
+        model = from_torch(state_dict, embeddings=tables, **fields)
         model.save_pretrained(directory)
     return {"out": str(out), "architecture": type(model).__name__, "parameters": model.num_parameters()}

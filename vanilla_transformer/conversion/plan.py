@@ -28,7 +28,7 @@ from ..checkpoint import (
     read_raw_config,
     readers_errors,
 )
-from ..files import new_directory
+from ..files import VERSION_KEY, new_directory
 from . import bart, bert, distilbert, electra, gpt2, marian, mbart, opt, roberta
 from .fields import require
 from .tensors import TensorFiles, write_safetensors
@@ -125,21 +125,29 @@ class Plan:
         return "\n".join([*lines, *(f"{name} is left out" for name in self.left_out)])
 
     def write(self, out: str | os.PathLike, force: bool = False) -> dict:
-        """Writes the checkpoint directory `out`, tensor by tensor, and returns what it is.
+        """Writes the checkpoint directory `out`, and returns what it is.
 
         Raises:
-            FileExistsError: if `out` exists and `force` is not given.
-            ValueError: if tensors that must be equal are not.
+            FileExistsError: if `out` cannot be written, see `files.new_directory`.
+            ValueError: as `save`.
         """
-        with new_directory(out, force) as directory:
-            write_safetensors(directory / "model.safetensors", self.shapes, self.tensors())
-            if self.model._auto_class is not None:
-                custom_object_save(self.model, directory, config=self.model.config)
-            self.model.config.save_pretrained(directory)
-            if self.generation_config is not None:
-                self.generation_config.save_pretrained(directory)
-            if self.tokenizer is not None:
-                self.tokenizer.save_pretrained(directory)
+        with new_directory(out, force, [self.files.path]) as directory:
+            self.save(directory)
+        return self.facts(out)
+
+    def save(self, directory: Path) -> None:
+        """Writes the checkpoint's files, tensor by tensor. Raises ValueError if tensors that must be equal are not."""
+        write_safetensors(directory / "model.safetensors", self.shapes, self.tensors())
+        if self.model._auto_class is not None:
+            custom_object_save(self.model, directory, config=self.model.config)
+        self.model.config.save_pretrained(directory)
+        if self.generation_config is not None:
+            self.generation_config.save_pretrained(directory)
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(directory)
+
+    def facts(self, out: str | os.PathLike) -> dict:
+        """What was written to `out`."""
         return {
             "out": str(out),
             "architecture": type(self.model).__name__,
@@ -236,7 +244,8 @@ def plan_to_theirs(source: str | os.PathLike, to: str) -> Plan:
     architecture = names[architecture_of(ours, names)]
     require(ours, head_dim=ours.hidden_size // ours.num_attention_heads, value_head_dim=ours.head_dim)
     config_class, model_class = (getattr(transformers, name) for name in (family.CONFIG, architecture))
-    config = config_class(**common_fields(ours), **family.config_back(ours, architecture))
+    mark = {VERSION_KEY: vanilla_transformer.__version__}  # that we wrote it, and may replace it
+    config = config_class(**common_fields(ours), **family.config_back(ours, architecture), **mark)
     files = TensorFiles(path)
     check_depth(ours, files.shapes, path)
     if not any(name.startswith("model.") for name in files.shapes):
