@@ -144,9 +144,9 @@ def read_config(directory: Path) -> tuple[VanillaTransformerConfig, type[PreTrai
     config_class = CONFIGS[model_type]
     if name not in (known := architectures_of(config_class)):
         raise ValueError(f"{directory} is a {model_type} checkpoint of architecture {name}, expected one of {', '.join(known)}")
-    for name, allowed in {"return_dict": [True], "output_hidden_states": FLAGS, "output_attentions": FLAGS}.items():
-        if not any(content.get(name, allowed[0]) is value for value in allowed):
-            raise ValueError(f"{directory / CONFIG} has {name} {shown(content[name])}, expected {allowed[0]}")
+    for flag, allowed in {"return_dict": [True], "output_hidden_states": FLAGS, "output_attentions": FLAGS}.items():
+        if not any(content.get(flag, allowed[0]) is value for value in allowed):
+            raise ValueError(f"{directory / CONFIG} has {flag} {shown(content[flag])}, expected {allowed[0]}")
     config = made_config(config_class, content, directory)
     config.auto_map = dict(config.default_auto_map)  # a file may name another's code; ours is what is saved with our models
     return config, getattr(vanilla_transformer, name)

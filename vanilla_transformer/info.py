@@ -65,14 +65,17 @@ def with_one_layer(model_class: type[PreTrainedModel], config: VanillaTransforme
         return model_class(shallow)
 
 
-def times(name: str, config: VanillaTransformerConfig) -> int:
-    """How often the model of `config` has what has this name in the model `with_one_layer`."""
+def times(name: str, config: VanillaTransformerConfig | None) -> int:
+    """How often the model of `config` has what has this name in the model `with_one_layer`; once for `None`, a whole model."""
+    if config is None:
+        return 1
     stack = re.match(r"(?:model\.)?(?:(encoder|decoder)\.)?layers\.", name)
     return getattr(config, f"{stack[1]}_layers" if stack[1] else "num_hidden_layers") if stack else 1
 
 
-def parameters_by_block(model: PreTrainedModel, config: VanillaTransformerConfig) -> dict[str, int]:
-    """Embeddings, all layers of a stack together, final norms, and the modules of the head."""
+def parameters_by_block(model: PreTrainedModel, config: VanillaTransformerConfig | None = None) -> dict[str, int]:
+    """Embeddings, all layers of a stack together, final norms, and the modules of the head. `config` is that of the whole model
+    if `model` is the one `with_one_layer`."""
     found = Counter()
     for name, parameter in model.named_parameters():
         block = re.match(r"((encoder|decoder)\.)?(layers|\w+)", name.removeprefix("model.")).group()
@@ -80,7 +83,8 @@ def parameters_by_block(model: PreTrainedModel, config: VanillaTransformerConfig
     return dict(found)
 
 
-def flops(model: PreTrainedModel, config: VanillaTransformerConfig) -> dict[str, int]:
+def flops(model: PreTrainedModel, config: VanillaTransformerConfig | None = None) -> dict[str, int]:
+    """Of the matrix products, as `info` says; `config` as in `parameters_by_block`."""
     found = Counter()
     is_pair, is_decoder = model.config.is_encoder_decoder, "Decoder" in type(model).__name__
     sentence_heads = ("pooler", "next_sentence", "score")
