@@ -226,11 +226,17 @@ class TorchEngine:
         if (beams := options.get("num_beams", 1)) > self.model.config.vocab_size:
             raise UsageError(f"num_beams is {beams}, expected at most {self.model.config.vocab_size}, the vocabulary")
         inputs = self.text(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
+        self.check(inputs["input_ids"])
         return self.text.batch_decode(self.model.generate(**inputs, **options), skip_special_tokens=True)
+
+    def check(self, ids):
+        if ids.max() >= (size := self.model.config.vocab_size):
+            raise ValueError(f"the tokenizer gives the token {ids.max()}, expected one of [0, {size - 1}], the vocabulary")
 
     def logits(self, ids, mask):
         import torch
 
+        self.check(ids)
         with torch.no_grad():
             return self.model(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))[0].numpy()
 

@@ -258,6 +258,7 @@ FIELDS = [
     (dict(is_encoder_decoder=False), "is_encoder_decoder False, expected True"),
     (dict(return_dict=False), "return_dict False, expected True"),
     (dict(output_hidden_states="x"), "output_hidden_states 'x', expected False"),
+    (dict(decoder="x"), "the configs decoder within"),
     (dict(to_dict=5), "the key to_dict, expected none of a class's own attributes"),
     (dict(attribute_map={}), "the key attribute_map, expected none of"),
 ]
@@ -301,6 +302,11 @@ TOKENIZER_VERBS = ["attention", "evaluate", "convert"]
         ("tokenizer.json", '{"model": 5}', "KeyError"),
         ("tokenizer_config.json", "[]", "holds [], expected a JSON object"),
         ("tokenizer_config.json", '{"tokenizer_class": 5}', "AttributeError"),
+        (
+            "tokenizer_config.json",
+            '{"tokenizer_class": "TokenizersBackend", "model_max_length": "x"}',
+            "model_max_length is 'x'",
+        ),
         ("generation_config.json", "[]", "holds [], expected a JSON object"),
         ("generation_config.json", '"x"', "holds 'x', expected a JSON object"),
     ],

@@ -1,5 +1,6 @@
 """The command: its verbs end to end on tiny data, and its errors, which are one line and no traceback."""
 
+import io
 import json
 import os
 import shutil
@@ -210,6 +211,59 @@ def test_a_field_without_a_name_or_a_value_is_wrong_usage(text, corpus, tmp_path
         main([*training(corpus, text), "--output", str(tmp_path / "model")])
     assert caught.value.code == 2
     assert "expected key=value" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["info", ""], "expected a path, got ''"),
+        (["export", "a", ""], "expected a path, got ''"),
+        (["average", "", "--out", "a"], "expected a path, got ''"),
+        (["attention", "a", "\udce9", "--out", "a.png"], "expected UTF-8, got b'\\xe9'"),
+        (["verify", "a", "b", "--seed", "-1"], "expected a whole number of at least 0 and below 2**63, got -1"),
+        (["verify", "a", "b", "--cases", "9" * 30], "below 2**63, got 9999"),
+        (["verify", "a", "b", "--cases", "9" * 5000], "expected a whole number of at least 1, got '9999"),
+        (["export", "a", "b", "--target", "tpu"], "no target 'tpu' with dtype None, expected one of: portable with"),
+        (["export", "a", "b", "--dtype", "fp8"], "no target 'portable' with dtype 'fp8'"),
+    ],
+    ids=lambda value: " ".join(value)[:40].encode("ascii", "replace").decode() if isinstance(value, list) else "",
+)
+def test_options_of_wrong_types_and_ranges_are_wrong_usage(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("options", [["--num-beams", "99999999"], ["--bleu-tokenize", "nope"]])
+def test_options_of_evaluate_that_no_model_takes_are_wrong_usage(trained, corpus, options, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["evaluate", str(trained[0]), "--source", str(corpus[2]), "--target", str(corpus[3]), *options])
+    assert caught.value.code == 2
+    assert f"is {options[1]}".replace("is nope", "is 'nope', expected one of none") in capsys.readouterr().err
+
+
+class Unwritable(io.StringIO):
+    def flush(self):
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+@pytest.mark.parametrize("stdout, message", [(None, "output is closed"), (Unwritable(), "cannot be written: Broken pipe")])
+def test_a_result_that_nobody_can_read_is_an_error(exported, monkeypatch, stdout, message):
+    monkeypatch.setattr(sys, "stdout", stdout)
+    with pytest.raises(SystemExit, match=f"^vanilla-transformer: standard .*{message}"):
+        main(["info", str(exported("encoder").checkpoint)])
+
+
+@pytest.mark.parametrize("closed", ["exec >&-", "exec > /dev/full"])
+def test_closed_or_full_standard_output_is_one_line(closed, exported):
+    script = f'{closed}; exec "$@"'
+    arguments = ["sh", "-c", script, "sh", COMMAND, "info", exported("encoder").checkpoint]
+    done = subprocess.run(arguments, stderr=subprocess.PIPE, text=True, timeout=300)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert done.stderr.startswith("vanilla-transformer: standard output ")
 
 
 # ------------------------------------------------------------------------------------------------------------------ errors

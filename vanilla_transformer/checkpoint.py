@@ -90,7 +90,10 @@ def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
     code = contents.get("tokenizer_config.json", {}).get("auto_map")
     try:
         with readers_errors(directory):
-            return AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+            if not isinstance(longest := tokenizer.model_max_length, int | float):  # found only when it reads
+                raise ValueError(f"model_max_length is {shown(longest)}, expected a number")
+            return tokenizer
     except ValueError:
         if not code:
             raise
@@ -173,6 +176,8 @@ def architectures_of(config_class: type[VanillaTransformerConfig]) -> list[str]:
 def made_config(config_class: type[PreTrainedConfig], content: dict, directory: Path) -> PreTrainedConfig:
     """The config of a file's `content`, which may have names of its own, but none that would replace a method of the class."""
     path = directory / CONFIG
+    if parts := sorted(content.keys() & {"decoder", "generator", "text_config", "text_encoder"}):
+        raise ValueError(f"{path} has the configs {', '.join(parts)} within, expected one of a model that has no parts")
     settable = {"model_type", *(field.name for field in fields(config_class)), *config_class.attribute_map}
     for name in content:
         attribute = inspect.getattr_static(config_class, name, None)
