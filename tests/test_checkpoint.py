@@ -316,6 +316,28 @@ def test_a_damaged_companion_is_refused(checkpoint, file, content, word, capsys)
     assert_refused(checkpoint, [str(checkpoint), word], capsys, TOKENIZER_VERBS)
 
 
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (dict(num_beams="x"), "num_beams 'x', expected a whole number of at least 0 and below 2"),
+        (dict(max_length=10**30), "max_length 1000000000000000000000000000000, expected a whole number"),
+        (dict(top_k=[5]), r"top_k \[5\], expected a whole number"),
+        (dict(temperature="hot"), "temperature 'hot', expected a number"),
+        (dict(output_hidden_states="x"), "output_hidden_states 'x', expected true or false"),
+        (dict(eos_token_id=10**30), r"eos_token_id 10*, expected one of \[0, 2147483647\]"),
+        (dict(pad_token_id=48), r"pad_token_id 48, expected one of \[0, 47\]"),
+        (dict(eos_token_id=[2, "x"]), r"eos_token_id \[2, 'x'\], expected one of"),
+        (dict(decoder_start_token_id=[1]), r"decoder_start_token_id \[1\], expected one of"),
+        (dict(penalty_alpha=0.5), "penalty_alpha 0.5, which transformers runs with code of the Hub: expected none"),
+    ],
+    ids=str,
+)
+def test_a_generation_config_of_wrong_types_is_refused(checkpoint, content, message):
+    edit_json(checkpoint / "generation_config.json", **content)
+    with pytest.raises(ValueError, match=f"generation_config.json has {message}"):
+        load_checkpoint(checkpoint)
+
+
 def test_a_tokenizer_whose_expression_is_past_the_engine_s_limit_is_refused(checkpoint, capsys):
     """It panics in Rust, which is no Exception, and only when it reads a text."""
     edit_json(

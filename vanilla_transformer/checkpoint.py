@@ -46,6 +46,12 @@ TORCH_DTYPES = {
     "BOOL": torch.bool,
 }
 FLAGS, MOST_LABELS = [False, True, None], 2**20
+# Of a generation config.
+COUNTS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "num_return_sequences")
+COUNTS += ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "top_k")
+NUMBERS = ("temperature", "top_p", "min_p", "typical_p", "length_penalty", "repetition_penalty")
+SEVERAL = ("eos_token_id", "forced_eos_token_id")
+OF_THE_HUB = ("constraints", "dola_layers", "force_words_ids", "penalty_alpha")
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]  # of tensors by name
 
@@ -60,8 +66,7 @@ def load_checkpoint(source: str | os.PathLike) -> PreTrainedModel:
     """
     directory = checkpoint_directory(source)
     config, model_class = read_config(directory)
-    if (directory / GENERATION_CONFIG).is_file():
-        read_json(directory / GENERATION_CONFIG)
+    check_generation(directory / GENERATION_CONFIG, config.vocab_size)
     shapes: Shapes = {}
     for file in weight_files(directory):
         shapes |= stored_shapes(file)
@@ -197,6 +202,27 @@ def made_config(config_class: type[PreTrainedConfig], content: dict, directory: 
     if config.is_encoder_decoder != config_class.is_encoder_decoder:
         raise ValueError(f"{path} has is_encoder_decoder {config.is_encoder_decoder}, expected {not config.is_encoder_decoder}")
     return config
+
+
+def check_generation(path: Path, vocab_size: int) -> None:
+    """Of generation_config.json, if there is one: transformers finds most wrong types only while it generates."""
+    content = read_json(path) if path.is_file() else {}
+    for name, value in content.items():
+        if value is None:
+            continue
+        if name in OF_THE_HUB:
+            raise ValueError(f"{path} has {name} {shown(value)}, which transformers runs with code of the Hub: expected none")
+        if name in COUNTS and not (type(value) is int and 0 <= value < 2**31):
+            raise ValueError(f"{path} has {name} {shown(value)}, expected a whole number of at least 0 and below 2**31")
+        if name in NUMBERS and type(value) not in (int, float):
+            raise ValueError(f"{path} has {name} {shown(value)}, expected a number")
+        if (name.startswith("output_") or name in ("do_sample", "use_cache")) and type(value) is not bool:
+            raise ValueError(f"{path} has {name} {shown(value)}, expected true or false")
+        if name.endswith("_token_id"):
+            tokens = value if isinstance(value, list) and name in SEVERAL else [value]
+            size = 2**31 if name in ("bos_token_id", "eos_token_id") else vocab_size  # these two need never be generated
+            if not all(type(token) is int and 0 <= token < size for token in tokens):
+                raise ValueError(f"{path} has {name} {shown(value)}, expected one of [0, {size - 1}]")
 
 
 # --------------------------------------------------------------------------------------------------------------- weights
