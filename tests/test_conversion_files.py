@@ -327,7 +327,7 @@ def test_missing_files_are_named(bert, tmp_path):
 
 
 def test_both_ways_a_conversion_is_kept_unless_forced_and_then_replaced(bert, tmp_path):
-    for source, out, to in ((bert[0], tmp_path / "ours", None), (tmp_path / "ours", tmp_path / "theirs", "bert")):
+    for source, out, to in ((bert[0], tmp_path / "ours", None), (tmp_path / "ours", tmp_path / "again", "bert")):
         architecture = convert(source, out, to)["architecture"]
         before = {path.name: path.read_bytes() for path in out.iterdir()}
         with pytest.raises(FileExistsError, match="exists already"):

@@ -332,7 +332,7 @@ def test_an_existing_directory_is_replaced_only_by_force(quick, checkpoint, tmp_
     with pytest.raises(FileExistsError, match=r"out exists already.*--force"):
         export(checkpoint, out)
     assert [path.name for path in out.iterdir()] == ["mine"]
-    with pytest.raises(FileExistsError, match="out holds mine: expected an export or a checkpoint that vanilla-transformer wrote"):
+    with pytest.raises(FileExistsError, match="out holds mine: expected an export or a checkpoint that"):
         export(checkpoint, out, force=True)
     (out / "mine").unlink()
     for force in (False, True):
@@ -360,7 +360,7 @@ def test_an_interrupted_export_leaves_nothing_behind(quick, checkpoint, tmp_path
     quick.setattr(build, "trace", interrupt)
     with pytest.raises(KeyboardInterrupt):
         export(checkpoint, tmp_path / "deep/out")
-    assert not list((tmp_path / "deep").iterdir())
+    assert not (tmp_path / "deep").exists()
 
 
 def assert_refused(checkpoint, tmp_path, error, *words):
