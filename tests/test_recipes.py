@@ -61,7 +61,7 @@ FOLDS = {"train": "train.txt", "folds": 5, "fold": 0}
         ("training.teachers", [], "a list that is not empty"),
         ("training.lr_scheduler_kwargs", 1, "a table"),
         ("tokenizer.kind", "bpes", "one of 'bpe', 'word', 'byte-bpe', 'character'"),
-        ("tokenizer.vocab_size", "8k", "a whole number of at least 1"),
+        ("tokenizer.vocab_size", 4, "a whole number of at least 5"),
         ("tokenizer.lowercase", "yes", "true or false"),
         ("tokenizer.dropout", 1, "a number from 0 to below 1"),
         ("tokenizer.path", "", "a string that is not empty"),

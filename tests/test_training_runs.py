@@ -570,8 +570,11 @@ def test_lines_longer_than_the_position_table_are_counted_and_left_out(corpus, t
 
 
 def test_a_tokenizer_that_does_not_fit_is_refused_with_both_sizes(corpus):
-    with pytest.raises(ValueError, match="the tokenizer has 60 entries, expected vocab_size=61"):
-        prepare(recipe_of(corpus, {"vocab_size": 61}))
+    with pytest.raises(ValueError, match="tokenizer.vocab_size is 60, expected model.vocab_size=61"):
+        recipe_of(corpus, {"vocab_size": 61})
+    characters = replace(recipe_of(corpus), tokenizer={"kind": "character"}, model={**SMALL, "vocab_size": 61})
+    with pytest.raises(ValueError, match="the tokenizer has 3[0-9] entries, expected vocab_size=61"):
+        prepare(characters)
 
 
 def test_an_existing_output_is_refused_before_anything_is_read(tmp_path):

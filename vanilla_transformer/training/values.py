@@ -87,7 +87,7 @@ RANGES = {
     "validation_fraction": (" between 0 and 1", lambda value: 0 < value < 1),
     "folds": (" of at least 2", lambda value: value >= 2),
     # [tokenizer]
-    "vocab_size": COUNT,
+    "vocab_size": (" of at least 5", lambda value: value >= 5),  # four of which are special tokens
     "dropout": BELOW_1,
     # [generation], [evaluation]
     **dict.fromkeys(("max_new_tokens", "num_beams", "max_answer_length"), COUNT),
@@ -111,10 +111,15 @@ def key_types(task) -> dict[str, dict[str, Any]]:
             **{name: of_config.get(config.attribute_map.get(name, name), Any) for name in config.field_names()},
             **{"path": str, **({"preset": str} if hasattr(config, "preset") else {})},
         },
-        "training": {name: training[name] for name in names if not is_secret(name)} | {"lr_scheduler_kwargs": dict} | OWN,
+        "training": {name: in_table(training[name]) for name in names if not is_secret(name)} | OWN,
         "generation": GENERATION if task.MODEL.can_generate() else {},
         "evaluation": {name: EVALUATION[name] for name in task.EVALUATION},
     }
+
+
+def in_table(hint: Any) -> Any:
+    """A field that is a dictionary, or text or a file that has it, is a table in a recipe."""
+    return dict if {dict, str} <= {*map(origin, alternatives(hint))} else hint
 
 
 def is_secret(name: str) -> bool:
@@ -185,16 +190,18 @@ def in_words(hint: Any) -> str:
 
 
 def one_in_words(kind):
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", dict: "a table"}
-    if typing.get_origin(kind) is Literal:
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", list: "a list", dict: "a table"}
+    if origin(kind) is Literal:
         return f"one of {', '.join(map(repr, typing.get_args(kind)))}"
-    if typing.get_origin(kind) is list:
-        return "a list"
-    return words.get(typing.get_origin(kind) or kind, str(kind))
+    return words.get(origin(kind), str(kind))
 
 
 def alternatives(hint):
-    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, UnionType) else (hint,)
+    return typing.get_args(hint) if origin(hint) in (typing.Union, UnionType) else (hint,)
+
+
+def origin(hint):
+    return typing.get_origin(hint) or hint
 
 
 def is_enum(kind):
