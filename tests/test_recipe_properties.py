@@ -53,6 +53,9 @@ def check(found, state):
 @given(tables())
 @settings(max_examples=60, deadline=None)
 @example({"task": "translation", "training": {"learning_rate": 10**400}})
+@example({"task": "translation", "training": {"logging_steps": float("inf")}})
+@example({"task": "translation", "training": {"accelerator_config": "no"}})
+@example({"task": "translation", "model": {"dtype": "no"}})
 @example({"task": "translation", "model": {"id2label": {"a": "b"}}})
 def test_a_recipe_is_made_or_refused_by_name(tmp_path_factory, found):
     check(found, tmp_path_factory.getbasetemp() / "state")

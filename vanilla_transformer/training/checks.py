@@ -4,7 +4,6 @@ from collections import Counter
 from functools import partial
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from sacrebleu.metrics import BLEU
 from transformers import GenerationConfig, get_scheduler
 
@@ -28,10 +27,10 @@ def check_together(recipe, task) -> None:
 
 
 def told(table: str, make, *args, **settings):
-    """What `make` gives; what it does not accept is a UsageError of `table`, in one line."""
+    """What `make` gives; what it does not accept is a UsageError of `table`, in one line, whatever a library raises for it."""
     try:
         return make(*args, **settings)
-    except (ValueError, TypeError, ImportError, NotImplementedError, StrictDataclassError) as error:
+    except Exception as error:
         raise UsageError(f"{table}: {' '.join(str(error).split())}") from None
 
 

@@ -153,10 +153,11 @@ def check_value(key: str, value: Any, hint: Any, bounds: tuple | None) -> None:
     words, holds = bounds or (NOT_NEGATIVE if is_amount else ANY)
     if value is None and fits(None, hint):
         return
-    if not fits(value, hint) or not holds(value):
-        raise UsageError(f"{key} is {reprlib.repr(value)}, expected {in_words(hint)}{words}")
-    if is_amount and not -LARGEST <= value <= LARGEST:
-        raise UsageError(f"{key} is {reprlib.repr(value)}, expected at most {LARGEST}")
+    is_right, expected = fits(value, hint), in_words(hint) + words
+    if is_right and is_amount and abs(value) > LARGEST:
+        is_right, expected = False, f"at most {LARGEST}"
+    if not is_right or not holds(value):
+        raise UsageError(f"{key} is {reprlib.repr(value)}, expected {expected}")
     if key == "data.encoding":
         check_encoding(key, value)
 
