@@ -22,7 +22,7 @@ OPTIONAL = {"target": str, "dtype": str, "activations": str}
 class Artifact:
     """An export directory that was found whole: `manifest`, and the `config` and `generation_config` beside it.
 
-    `stamps` says which files these were: another file under the name, or other content, has another stamp.
+    `stamps` says which files these were, and which directory: another one under the name, or other content, has another stamp.
     """
 
     directory: Path
@@ -45,15 +45,14 @@ class Artifact:
         return None
 
     def check_unchanged(self) -> None:
-        """Checks that what has been read by name since, graphs and their data, was what `read_artifact` found.
+        """Checks that what has been opened by name since, graphs and their data, is what `read_artifact` found.
 
         Raises:
-            ValueError: if the export was replaced or changed.
+            FileNotFoundError, ValueError: if the export was replaced or changed.
         """
         for name, stamp in self.stamps.items():
-            path = self.directory / name
-            if not path.is_file() or stamp_of(path.stat()) != stamp:
-                raise ValueError(f"{path} was replaced or changed since the export was opened: open it again")
+            if stamp_of((self.directory / name).stat()) != stamp:
+                raise ValueError(f"{self.directory / name} was replaced or changed while the export was opened: open it again")
 
 
 def write_manifest(directory: Path, **facts) -> dict:
@@ -75,12 +74,13 @@ def read_artifact(directory: str | os.PathLike) -> Artifact:
         ValueError: if the manifest is of another schema, lacks a fact or has one of another type, or lists a file outside the
             directory; if a file is not the one that was exported, or is none where it should be JSON.
     """
-    directory = Path(directory)
+    directory = Path(directory).resolve()  # a link that comes to lead elsewhere meanwhile changes nothing
     path = directory / MANIFEST
     if not path.is_file():
         raise FileNotFoundError(f"{directory} has no {MANIFEST}: expected a directory `vanilla-transformer export` wrote")
+    stamps = {".": stamp_of(directory.stat())}
     with open(path, "rb") as file:
-        stamps, content = {MANIFEST: stamp_of(os.fstat(file.fileno()))}, file.read()
+        stamps[MANIFEST], content = stamp_of(os.fstat(file.fileno())), file.read()
     manifest = json_object(path, content)
     if (found := manifest.get("schema_version")) != SCHEMA_VERSION:
         is_newer = isinstance(found, int) and found > SCHEMA_VERSION
@@ -133,7 +133,8 @@ def check_file(path: Path, facts: dict, keep: bool = False) -> tuple[tuple, byte
 
 
 def stamp_of(found: os.stat_result) -> tuple:
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    """With the time of the last renaming, so that a directory that was away and came back has another."""
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def sha256(path: Path) -> str:

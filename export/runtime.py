@@ -113,7 +113,9 @@ class Runtime:
         self.arena = arena
         # The decoder first: its largest matrix, the last one, is there twice while onnxruntime brings it into its own layout.
         roles = sorted(self.specs.keys() - {"beams"})
+        self.graphs = {role: self._graph(role) for role in self.specs}
         self.sessions = {role: self._session(role) for role in roles}
+        self.artifact.check_unchanged()
         if "decoder" in self.specs:
             self.position_bytes = position_bytes(self.specs["decoder"])
         if self.target == "cuda" and "decoder" in self.specs:
@@ -423,26 +425,29 @@ class Runtime:
         if self.config["position_embedding_type"] == "learned" and length > rows:
             raise ValueError(f"{length} tokens, prompt and new ones together, are beyond the {rows} learned positions")
 
+    def _graph(self, role):
+        """The graph of `role` as onnxruntime opens it: its path, or for sessions that are made later its content."""
+        file = self.specs[role].file
+        if file not in self.artifact.manifest["files"]:
+            raise ValueError(f"{self.artifact.directory}/manifest.json lists no {file}: export again")
+        check_external_data(self.artifact.directory, file, self.artifact.manifest["files"])
+        return self.artifact.read(file) if role == "beams" else str(self.artifact.directory / file)
+
     def _session(self, role, sizes=None):
         """Of the graph of `role`, with some axes fixed to `sizes`."""
-        file, options = self.specs[role].file, onnxruntime.SessionOptions()
+        options = onnxruntime.SessionOptions()
         options.enable_cpu_mem_arena = self.arena
         for axis, size in (sizes or {}).items():
             options.add_free_dimension_override_by_name(axis, size)
         options.intra_op_num_threads = self.threads
         options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)
-        if file not in self.artifact.manifest["files"]:
-            raise ValueError(f"{self.artifact.directory}/manifest.json lists no {file}: export again")
-        check_external_data(self.artifact.directory, file, self.artifact.manifest["files"])
-        path = str(self.artifact.directory / file)
-        providers = self._providers(role)
+        path, providers = self.artifact.directory / self.specs[role].file, self._providers(role)
         try:
-            session = onnxruntime.InferenceSession(path, options, providers=providers)
+            session = onnxruntime.InferenceSession(self.graphs[role], options, providers=providers)
         except Exception as error:  # its own exceptions have no other class in common
             raise ValueError(f"onnxruntime {onnxruntime.__version__} cannot load {path}: {error}") from None
         for provider, _ in providers:
             require_running(provider, session.get_providers())
-        self.artifact.check_unchanged()
         check_graph(session, self.specs[role], path)
         return session
 

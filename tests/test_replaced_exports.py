@@ -1,0 +1,228 @@
+"""While an export is replaced, whoever opens it gets the old one, the new one or an error, never a mix."""
+
+import builtins
+import itertools
+import json
+import os
+import shutil
+import threading
+
+import numpy as np
+import onnxruntime
+import pytest
+from checkpoints import copy_of, seal
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from vanilla_transformer_export import artifact, external_data
+from vanilla_transformer_export.runtime import Runtime
+from vanilla_transformer_export.text import TextRuntime
+
+TEXT = "w5 w9 w20 w7"
+
+
+@pytest.fixture(scope="module")
+def two(exported_for, tmp_path_factory):
+    """Two exports of one architecture that differ in their weights and in what their tokenizers call a token."""
+    _, directory = exported_for("seq2seq", "cpu")
+    found = []
+    for number in range(2):
+        made = copy_of(directory, tmp_path_factory.mktemp(f"export-{number}"))
+        if number:  # the weights are float32
+            path = made / "onnx/model.onnx_data"
+            path.write_bytes(np.frombuffer(path.read_bytes(), np.float32)[::-1].tobytes())
+        tokens = range(48) if number == 0 else [*range(4), *range(47, 3, -1)]
+        vocabulary = {f"w{place}": token for place, token in enumerate(tokens)}
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        tokenizer.save(str(made / "tokenizer.json"))
+        manifest = json.loads((made / "manifest.json").read_text())
+        manifest["files"]["tokenizer.json"] = {}
+        (made / "manifest.json").write_text(json.dumps(manifest))
+        seal(made)
+        found.append(made)
+    return found
+
+
+def answer(directory):
+    return TextRuntime(directory, threads=1).generate([TEXT], max_new_tokens=6, suppress_tokens=[0, 1, 2])
+
+
+def tokens(directory):
+    ids = np.array([[5, 9, 20, 7]])
+    return Runtime(directory, threads=1).generate(ids, max_new_tokens=6, suppress_tokens=[0, 1, 2]).tolist()
+
+
+@pytest.fixture
+def place(two, tmp_path):
+    """A directory with the first export, and a function that replaces it with the second, by renaming."""
+    out, new = tmp_path / "out", tmp_path / "new"
+    shutil.copytree(two[0], out)
+    shutil.copytree(two[1], new)
+
+    def replace():
+        out.rename(tmp_path / "old")
+        new.rename(out)
+
+    return out, replace
+
+
+class Steps:
+    """Counts what is opened, by Python and by onnxruntime, and calls `act` before (or after) number `at`."""
+
+    def __init__(self, monkeypatch, at=None, after=False, act=None):
+        self.count, self.at, self.after, self.act = 0, at, after, act
+        for module in (artifact, external_data):
+            monkeypatch.setattr(module, "open", self.counted(builtins.open), raising=False)
+        monkeypatch.setattr(onnxruntime, "InferenceSession", self.counted(onnxruntime.InferenceSession))
+
+    def counted(self, opens):
+        def call(*args, **kwargs):
+            here = self.count == self.at
+            self.count += 1
+            if here and not self.after:
+                self.act()
+            opened = opens(*args, **kwargs)
+            if here and self.after:
+                self.act()
+            return opened
+
+        return call
+
+
+def test_the_two_exports_and_their_mixes_differ(two, tmp_path):
+    """Or the tests below would show nothing."""
+    old, new = map(answer, two)
+    mixed = []
+    for name in ("tokenizer.json", "onnx/model.onnx_data"):
+        directory = copy_of(two[0], tmp_path / name.replace("/", "-"))
+        shutil.copy(two[1] / name, directory / name)
+        seal(directory)
+        mixed.append(answer(directory))
+    answers = [old, new, *mixed]
+    assert all(one != other for one, other in itertools.combinations(answers, 2)), answers
+
+
+@pytest.mark.parametrize("opened", [answer, tokens])
+def test_an_export_replaced_at_any_step_of_its_opening_is_old_or_new_or_an_error(two, place, monkeypatch, tmp_path, opened):
+    out, replace = place
+    old, new = map(opened, two)
+    with monkeypatch.context() as patch:
+        counting = Steps(patch)
+        assert opened(out) == old
+    assert counting.count >= 8  # the manifest, its files, both graphs twice
+    seen = []
+    for at, after in itertools.product(range(counting.count), (False, True)):
+        with monkeypatch.context() as patch:
+            Steps(patch, at, after, replace)
+            try:
+                seen.append(opened(out))
+            except (ValueError, FileNotFoundError) as error:
+                assert "\n" not in str(error)
+                seen.append("error")
+        assert not (tmp_path / "new").exists(), "replaced"
+        out.rename(tmp_path / "new")
+        (tmp_path / "old").rename(out)
+    assert all(found in (old, new, "error") for found in seen), seen
+    assert "error" in seen and (seen[-1] == old) == (opened is answer)  # what is read last is checked by itself
+
+
+def test_an_export_replaced_after_it_was_opened_is_the_old_one(two, place):
+    out, replace = place
+    runtime = TextRuntime(out, threads=1)
+    replace()
+    assert runtime.generate([TEXT], max_new_tokens=6, suppress_tokens=[0, 1, 2]) == answer(two[0])
+
+
+def test_a_session_made_on_demand_is_of_the_export_that_was_opened(exported_for, tmp_path):
+    """Beam search of the cuda target has one for each number of beams."""
+    _, directory = exported_for("seq2seq", "cuda")
+    out, ids = copy_of(directory, tmp_path), np.array([[5, 9, 20, 7]])
+    runtime = Runtime(out, threads=1, device="cpu")
+    shutil.rmtree(out)
+    expected = Runtime(directory, threads=1, device="cpu").generate(ids, num_beams=3, max_new_tokens=4)
+    assert runtime.generate(ids, num_beams=3, max_new_tokens=4).tolist() == expected.tolist()
+
+
+def test_an_export_that_was_away_while_it_was_opened_is_an_error(two, place, monkeypatch, tmp_path):
+    """The second export is opened in between, and the first is back at the end."""
+    out, replace = place
+    opened = onnxruntime.InferenceSession
+
+    def there_and_back(*args, **kwargs):
+        replace()
+        try:
+            return opened(*args, **kwargs)
+        finally:
+            out.rename(tmp_path / "new")
+            (tmp_path / "old").rename(out)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", there_and_back)
+    with pytest.raises(ValueError, match="out was replaced or changed while the export was opened: open it again"):
+        Runtime(out, threads=1)
+
+
+def test_a_file_changed_in_place_while_it_is_opened_is_an_error(two, tmp_path, monkeypatch):
+    out = copy_of(two[0], tmp_path)
+
+    def change():
+        shutil.copyfile(two[1] / "onnx/model.onnx_data", out / "onnx/model.onnx_data")
+        os.utime(out / "onnx/model.onnx_data", ns=(0, 0))
+
+    with monkeypatch.context() as patch:
+        steps = Steps(patch)
+        Runtime(out, threads=1)
+    Steps(monkeypatch, steps.count - 1, False, change)  # just before the last session
+    with pytest.raises(ValueError, match="model.onnx_data was replaced or changed while the export was opened"):
+        Runtime(out, threads=1)
+
+
+def test_a_directory_that_is_being_filled_is_refused_until_its_manifest_is_there(two, tmp_path):
+    """In place, as where it is a mount: the manifest comes last."""
+    out = tmp_path / "mounted"
+    names = sorted(path.relative_to(two[0]) for path in two[0].rglob("*") if path.is_file())
+    names.sort(key=lambda name: str(name) == "manifest.json")
+    for name in names:
+        if out.exists():
+            with pytest.raises(FileNotFoundError, match="has no manifest.json"):
+                Runtime(out, threads=1)
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(two[0] / name, out / name)
+    assert answer(out) == answer(two[0])
+
+
+@pytest.mark.slow
+def test_many_readers_of_an_export_that_is_always_replaced(two, tmp_path):
+    """One thread renames the two exports in turn; the others open what is there."""
+    expected = [answer(directory) for directory in two]
+    out, ends = tmp_path / "out", threading.Event()
+    spare = [shutil.copytree(directory, tmp_path / str(number)) for number, directory in enumerate(two)]
+    spare[0].rename(out)
+    seen, wrong = {"old": 0, "new": 0, "error": 0}, []
+
+    def write():
+        for number in itertools.cycle((0, 1)):
+            out.rename(spare[number])
+            spare[1 - number].rename(out)
+            if ends.wait(0.02 * (number + 1)):
+                return
+
+    def read():
+        for _ in range(60):
+            try:
+                texts = answer(out)
+            except (ValueError, OSError):
+                seen["error"] += 1
+                continue
+            if texts not in expected:
+                wrong.append(texts)
+            seen["old" if texts == expected[0] else "new"] += 1
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    writer = threading.Thread(target=write)
+    for thread in (writer, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ends.set()
+    writer.join()
+    assert not wrong and sum(seen.values()) == 180 and seen["old"] + seen["new"] > 0, seen
