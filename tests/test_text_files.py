@@ -103,9 +103,8 @@ SKIPPED = BadRows({"skip_bad_rows": True})
 @pytest.mark.parametrize("line", [b"a" * 1_000_000, b"a" * 499_999 + b"\n"], ids=["one line", "many"])
 def test_a_gz_bomb_is_refused_without_being_unpacked(tmp_path, monkeypatch, line, read):
     monkeypatch.setattr(module, "SMALL", 4_000_000)
-    monkeypatch.setattr(module, "EXPANSION", 10)
     path = bomb(tmp_path / "bomb.gz", line, megabytes=200)
-    message = "unpacks to more than 4,000,000 bytes, expected at most 10 times its size"
+    message = "unpacks to [4-9],[0-9,]+ bytes and more, expected at most 100 times its own"
     if read is read_lines and b"\n" not in line:
         message = "line 1 has more than 1,000,000 bytes"
     tracemalloc.start()
@@ -120,7 +119,7 @@ def test_a_gz_bomb_is_refused_without_being_unpacked(tmp_path, monkeypatch, line
 def test_a_gz_bomb_of_bad_rows_is_not_read_to_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "SMALL", 100_000)
     path, bad = bomb(tmp_path / "bomb.gz", b"\n", megabytes=2), BadRows({"skip_bad_rows": True})
-    with pytest.raises(ValueError, match="bomb.gz unpacks to more than"):
+    with pytest.raises(ValueError, match="bomb.gz unpacks to"):
         lines_of([path], bad=bad)
     assert 100_000 <= bad.count < 400_000 and len(bad.first) == 3
 

@@ -5,7 +5,6 @@ ends of its lines, LF or CRLF, and all else as it stands.
 """
 
 import gzip
-import os
 import re
 import zlib
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from ..errors import UsageError
 
 LONGEST = 1_000_000  # bytes of a line, in UTF-8
 PART = LONGEST + 3  # characters that are read at once: such a line, its end, and a byte order mark
-EXPANSION, SMALL = 100, 1 << 24  # a .gz file may unpack to so many times its size, or so many bytes; text has 3 to 10 times
+EXPANSION, SMALL = 100, 1 << 24  # the read part of a .gz file may be so many times its size, or so many bytes; text is 3 to 10
 NO_TEXT = re.compile("[\udc80-\udcff]")  # what stands for a byte that is none
 TOLD = 3  # bad rows of which is told what is wrong with them
 
@@ -35,11 +34,11 @@ def parts(path: str | Path, encoding: str, how: str) -> Iterator[str]:
         raise UsageError(f"encoding is {encoding!r}, expected one that Python knows") from None
     is_packed = str(path).endswith(".gz")
     with (gzip.open if is_packed else open)(path, "rt", encoding=encoding, errors="surrogateescape", newline="\n") as file:
-        most = max(SMALL, EXPANSION * os.path.getsize(path))
         try:
             while part := getattr(file, how)(PART):
-                if is_packed and file.buffer.tell() > most:
-                    raise ValueError(f"{path} unpacks to more than {most:,} bytes, expected at most {EXPANSION} times its size")
+                size = file.buffer.tell() if is_packed else 0
+                if size > SMALL and size > EXPANSION * file.buffer.fileobj.tell():
+                    raise ValueError(f"{path} unpacks to {size:,} bytes and more, expected at most {EXPANSION} times its own")
                 yield part
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not {encoding} text: {error}") from None
