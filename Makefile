@@ -18,7 +18,7 @@ test: .venv/installed
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"
 
 test-all: .venv/installed
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --hypothesis-profile=long
 
 test-versions: .venv/installed
 	.ci/versions

@@ -11,6 +11,7 @@ if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and hasattr(os, "sched_seta
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
+import hypothesis
 import pytest
 import transformers
 from checkpoints import Exported, build, save_and_export
@@ -18,6 +19,11 @@ from filelock import FileLock
 from targets import build as build_for_target
 
 from vanilla_transformer_export.build import export
+
+# The same examples each time in `make test`; many others, and new ones, in `make test-all`.
+hypothesis.settings.register_profile("default", max_examples=50, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("long", max_examples=2000, deadline=None)
+hypothesis.settings.load_profile("default")
 
 
 @pytest.fixture(autouse=True)
