@@ -323,6 +323,7 @@ def build_parser():
 
 
 def main(argv=None):
+    open_standard_streams()
     args = build_parser().parse_args(argv)
     try:
         with terminated_as_interrupted():
@@ -337,6 +338,13 @@ def main(argv=None):
         if isinstance(error, OSError | ValueError | FloatingPointError) or type(error).__module__ == "huggingface_hub.errors":
             fail(error, getattr(error, "exit_code", 1))
         raise
+
+
+def open_standard_streams():
+    """Where one is closed, the next file that is opened gets its number, and whatever a library prints."""
+    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
+        os.set_inheritable(number, True)
+    os.close(number)
 
 
 class Terminated(KeyboardInterrupt):

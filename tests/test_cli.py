@@ -19,6 +19,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer.training import averaging
 from vanilla_transformer.training.tokenizer import train_tokenizer
+from vanilla_transformer_export import cli
 from vanilla_transformer_export.cli import key_value, main
 
 COMMAND = Path(sys.executable).with_name("vanilla-transformer")
@@ -406,6 +407,19 @@ def test_an_interrupted_verb_ends_with_one_line_its_code_and_nothing_on_disk(tmp
     assert capsys.readouterr().err == "vanilla-transformer: interrupted\n"
     assert list(tmp_path.iterdir()) == []
     assert signal.getsignal(signal.SIGTERM) is before  # whoever calls `main` keeps its own
+
+
+def test_no_file_gets_the_number_of_a_closed_standard_stream(tmp_path):
+    child = os.fork()
+    if not child:
+        try:
+            os.close(0)
+            os.close(2)
+            cli.open_standard_streams()
+            os._exit(os.open(tmp_path / "file", os.O_CREAT))
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) > 2
 
 
 def test_the_library_leaves_signals_alone(capsys):

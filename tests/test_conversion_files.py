@@ -445,7 +445,8 @@ def test_the_command_converts_there_and_back(bert, tmp_path, capsys):
 
 def test_the_command_says_what_is_wrong_in_one_line(bert, tmp_path):
     edit_json(bert[0] / "config.json", is_decoder=True)
-    with pytest.raises(SystemExit, match="^vanilla-transformer: .*config.json: is_decoder=True cannot be converted, expected"):
+    message = "^vanilla-transformer: .*config.json: is_decoder=True cannot be converted, expected False$"
+    with pytest.raises(SystemExit, match=message):
         main(["convert", str(bert[0]), str(tmp_path / "ours")])
 
 
