@@ -37,7 +37,8 @@ FIGURES = ("tokens_per_second", "mfu")
 def measured(name: str, changes: dict, data: list[Path], folder: Path) -> dict:
     """Of the recipe `name` with `changes`: `FIGURES`, each a median and its range over records of the log."""
     source, target = map(str, data)
-    recipe = read_recipe(name, {"data": {"train": [source, target]}, "tokenizer.vocab_size": PIECES, **changes})
+    text = {"data": {"train": [source, target]}, "training.eval_strategy": "no"}
+    recipe = read_recipe(name, {**text, "tokenizer.vocab_size": PIECES, **changes})
     set_seed(0)
     tokenizer, _, rows = prepare(recipe)
     settings = {"vocab_size": VOCABULARY, **recipe.model}

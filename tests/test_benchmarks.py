@@ -17,8 +17,9 @@ import sacrebleu
 import scores
 import training_speed
 from checkpoints import write_corpus
+from standins import write_text
 
-from vanilla_transformer.training.recipe import Recipe
+from vanilla_transformer.training.recipe import Recipe, read_recipe
 from vanilla_transformer.training.run import train
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -167,13 +168,13 @@ def test_a_quick_run_of_the_other_shapes(tmp_path):
 
 @pytest.mark.slow
 def test_a_quick_run_of_training_speed(tmp_path, monkeypatch):
-    for name, lines in (("train", 200), ("val", 20)):
-        write_corpus(tmp_path, name, lines, seed=0)
-    settings = {"data.train": ["train.en", "train.de"], "data.validation": ["val.en", "val.de"], "tokenizer.vocab_size": 60}
-    settings |= {"model.hidden_size": 16, "training.tokens_per_update": 256}
+    recipe = read_recipe("multi30k-en-de")
+    write_text(recipe, tmp_path)
+    settings = {"tokenizer.vocab_size": 60, "model.hidden_size": 16}
+    settings |= {"training.tokens_per_update": 256, "training.tokens_per_batch": 128}
     monkeypatch.setattr(training_speed, "TOKENS", 1000)
     monkeypatch.setattr(training_speed, "BATCH_SIZES", (8, 32))
-    options = SimpleNamespace(recipe="translation", data=tmp_path, set=settings.items(), repeats=2)
+    options = SimpleNamespace(recipe="multi30k-en-de", data=tmp_path, set=settings.items(), repeats=2)
     found = training_speed.run(options, tmp_path / "state")
     speeds = found["tokens_per_second"]
     assert speeds.keys() == {"ours", "MarianMTModel, batch 8", "MarianMTModel, batch 32"}

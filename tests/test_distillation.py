@@ -140,8 +140,8 @@ def test_text_is_not_augmented_without_teachers(tmp_path):
 @pytest.mark.parametrize(
     "task, training, said",
     [
-        ("sequence-classification", {"teachers": "a"}, "teachers is 'a', expected a list of checkpoints"),
-        ("translation", {"teachers": ["a"]}, "translation has teachers, expected none: they are for sequence-classification"),
+        ("sequence-classification", {"teachers": "a"}, "training.teachers is 'a', expected a list that is not empty"),
+        ("translation", {"teachers": ["a"]}, "translation has training.teachers, expected none: they are for sequence-c"),
         ("sequence-classification", {"teachers": ["a"], "r_drop": 2, "tokens_per_update": 128}, "r_drop is 2, expected 0"),
         ("sequence-classification", {"teachers": ["a"], "label_smoothing_factor": 0.1}, "label_smoothing_factor is 0.1, expec"),
     ],

@@ -82,7 +82,7 @@ RANGES = {
     "teachers": NOT_EMPTY,
     # [data]
     **dict.fromkeys((*SPLITS, "columns", "bad_words_ids"), NOT_EMPTY),
-    **dict.fromkeys(("directory", "dataset", "config", "path"), NOT_EMPTY),
+    **dict.fromkeys(("dataset", "config", "path"), NOT_EMPTY),
     **dict.fromkeys(("block_size", "max_length"), COUNT),
     "validation_fraction": (" between 0 and 1", lambda value: 0 < value < 1),
     "folds": (" of at least 2", lambda value: value >= 2),
