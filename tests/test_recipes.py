@@ -356,9 +356,10 @@ def test_teachers_of_the_same_fold_or_other_text_are_taken(work):
     report(work / "classifier", folds=5, fold=1, directory="gone")  # and one that is no longer there, under the same name
     with pytest.raises(ValueError, match="fold 1 of 5 held out"):
         check_complete(recipe)
-    (work / "classifier" / REPORT).write_text("[]")
-    with pytest.raises(ValueError, match="training.json is not the report of a run"):
-        check_complete(recipe)
+    for damaged in ("[]", "{", '{"recipe": {"data": {"train": 5}}}'):
+        (work / "classifier" / REPORT).write_text(damaged)
+        with pytest.raises(ValueError, match="training.json is not the report of a run"):
+            check_complete(recipe)
 
 
 def test_a_teacher_that_does_not_say_what_it_has_seen_is_warned_of(work, monkeypatch):

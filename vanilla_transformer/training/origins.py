@@ -56,10 +56,11 @@ def check_held_out(key: str, path: str, data: dict) -> bool:
     Raises:
         ValueError: with both folds, if it may have.
     """
-    theirs = data_of(path)
-    if theirs is None:
+    report = report_of(path)
+    if report is None:
         return False
-    if "folds" in data and have_shared(data, theirs):
+    theirs, files = report
+    if "folds" in data and any(are_same(mine, file) for mine in paths_of(data, "train") for file in files):
         mine, seen = ([table.get(name) for name in ("fold", "folds")] for table in (data, theirs))
         if mine != seen:
             held_out = f"fold {seen[0]} of {seen[1]}" if seen[1] else "no fold"
@@ -68,25 +69,21 @@ def check_held_out(key: str, path: str, data: dict) -> bool:
     return True
 
 
-def data_of(path) -> dict | None:
-    """The [data] of the recipe that a checkpoint is of."""
+def report_of(path) -> tuple[dict, list[Path]] | None:
+    """The [data] of the recipe that a checkpoint is of, and its training files; `None` if it does not say."""
     try:
         file = cached_file(path, REPORT)
     except OSError:
         return None
     try:
         data = json.loads(Path(file).read_bytes())["recipe"]["data"]
-        return {**data, "train": data.get("train", [])}
+        return data, paths_of({**data, "train": data.get("train", [])}, "train")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} is not the report of a run: {error!r}") from None
 
 
-def have_shared(one: dict, other: dict) -> bool:
-    """Whether a training file is in both, by its bytes, or by its name where one is no longer there."""
-    return any(are_same(mine, theirs) for mine in paths_of(one, "train") for theirs in paths_of(other, "train"))
-
-
 def are_same(one: Path, other: Path) -> bool:
+    """By their bytes, or by their names where one is no longer there."""
     if one.is_file() and other.is_file():
         return filecmp.cmp(one, other, shallow=False)
     return one.name == other.name

@@ -39,7 +39,7 @@ class Recipe:
             `teachers`: checkpoints of the same task whose mean prediction a classifier learns instead of the labels;
             `replaced`: the share of words in whose place it and they see others (0), and
             `spans`: that of texts of which they see only some words, one behind the other (0).
-        generation: fields of the result's `GenerationConfig`.
+        generation: fields of the result's `GenerationConfig`, those that an export of it applies too.
         evaluation: what the task's metrics take.
         save_dtype: of the result's tensors, `"float32"` or `"float16"`; they load as float32.
 
