@@ -167,7 +167,7 @@ def check_same_model(runtime, model):
     sizes = ("vocab_size", "hidden_size", "num_attention_heads", "head_dim", "value_head_dim", "num_hidden_layers")
     sizes += ("decoder_layers", "num_labels")
     found = {"architecture": runtime.artifact.manifest["architecture"], **runtime.config}
-    found["num_labels"] = len(runtime.config["id2label"])
+    found["num_labels"] = len(runtime.config.get("id2label") or ())
     expected = {"architecture": type(model).__name__, **{name: getattr(model.config, name, None) for name in sizes}}
     for name, value in expected.items():
         if found.get(name, value) != value:
