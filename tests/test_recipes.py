@@ -285,7 +285,7 @@ def test_a_checkpoint_that_is_not_there_is_named_in_one_line(tmp_path, monkeypat
     with pytest.raises(FileNotFoundError) as caught:
         prepare(recipe)
     said = str(caught.value)
-    assert said == f"{key} is {path!r}, expected a directory, or the name of a checkpoint on the Hub"
+    assert said.startswith(f"{key}: {path} ") and "checkpoint directory" in said and "Hub" in said and "\n" not in said
 
 
 def classification(data=None, **tables):
@@ -306,9 +306,9 @@ def work(tmp_path, monkeypatch):
 
 def test_checkpoints_of_another_kind_are_refused(work):
     check_complete(classification(model={"path": "words"}))
-    with pytest.raises(ValueError, match="the teacher words is VanillaEncoderForMaskedLM, expected VanillaEncoderForSequenceC"):
+    with pytest.raises(ValueError, match="the teacher words is a VanillaEncoderForMaskedLM, expected a VanillaEncoderForSeq"):
         check_complete(classification(training={"teachers": ["words"]}))
-    with pytest.raises(FileNotFoundError, match="model.path is 'empty', a directory without config.json"):
+    with pytest.raises(FileNotFoundError, match="model.path: empty has no config.json: expected a checkpoint directory"):
         check_complete(classification(model={"path": "empty"}))
     with pytest.raises(ValueError, match="a checkpoint of vanilla-encoder, expected one of vanilla-seq2seq"):
         check_complete(Recipe("translation", {"train": ["a", "b"]}, model={"path": "words"}))

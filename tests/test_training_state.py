@@ -119,7 +119,7 @@ def test_a_schedule_that_ends_with_the_updates_is_not_made_longer(recipe, state)
 @pytest.mark.parametrize(
     "table, values",
     [
-        ("generation", {"num_beams": 1, "length_penalty": 0.6}),
+        ("generation", {"num_beams": 5, "length_penalty": 0.6}),
         ("evaluation", {"bleu_tokenize": "none"}),
         ("training", {"logging_steps": 1, "report_to": "none"}),
         ("training", {"max_steps": 20}),
@@ -134,7 +134,7 @@ def test_what_changes_no_weights_may_be_another(recipe, state, table, values):
 
 
 def test_where_scores_choose_the_weights_how_they_are_made_is_part_of_the_run(recipe, state):
-    chosen = changed(recipe, "training", early_stopping_patience=2)
+    chosen = changed(recipe, "training", early_stopping_patience=2, eval_strategy="steps", load_best_model_at_end=True)
     open_state(state, chosen, restart=False)
     checkpoint(state, 5)
     with pytest.raises(UsageError, match="with generation.num_beams=4, expected 5"):

@@ -19,8 +19,8 @@ def average(checkpoints: list[str | os.PathLike], out: str | os.PathLike, force:
         FileNotFoundError, ValueError: as `averaged`.
     """
     with new_directory(out, force, checkpoints) as directory:
-        first = checkpoint_directory(checkpoints[0])
         averaged(checkpoints).save_pretrained(directory)
+        first = checkpoint_directory(checkpoints[0])
         for name in TOKENIZER_FILES:
             if (first / name).is_file():
                 shutil.copyfile(first / name, directory / name)

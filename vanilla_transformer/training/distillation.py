@@ -1,7 +1,9 @@
 """Distillation (Hinton et al. 2015): a model learns what several others, together better than each, say of its rows."""
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
+
+from ..checkpoint import load_checkpoint, load_tokenizer
 
 
 class Teachers:
@@ -14,12 +16,12 @@ class Teachers:
         device: where it is trained.
 
     Raises:
-        ValueError: for a checkpoint with other labels.
+        FileNotFoundError, ValueError: as `load_checkpoint` and `load_tokenizer`; ValueError for one with other labels.
     """
 
     def __init__(self, paths: list[str], model: PreTrainedModel, device: torch.device):
-        self.tokenizers = [AutoTokenizer.from_pretrained(path) for path in paths]
-        self.models = [type(model).from_pretrained(path).to(device) for path in paths]
+        self.tokenizers = [load_tokenizer(path) for path in paths]
+        self.models = [load_checkpoint(path).to(device) for path in paths]
         for path, teacher in zip(paths, self.models):
             if teacher.config.id2label != model.config.id2label:
                 raise ValueError(f"the teacher {path} has labels {teacher.config.id2label}, expected {model.config.id2label}")

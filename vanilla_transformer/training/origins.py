@@ -2,11 +2,12 @@
 
 import filecmp
 import json
+from collections.abc import Callable
 from pathlib import Path
 
-from transformers import AutoConfig
 from transformers.utils import cached_file, logging
 
+from ..checkpoint import config_and_class
 from .data import paths_of
 from .recipe import REPORT
 from .tasks import TASKS
@@ -14,24 +15,16 @@ from .tasks import TASKS
 logger = logging.get_logger(__name__)
 
 
-def loaded(loader, key: str, path: str):
-    """What `loader`, an Auto class, makes of a checkpoint; none of its code is run.
+def naming(key: str, load: Callable, path: str):
+    """What `load` makes of the checkpoint of a recipe's `key`; its errors name the key.
 
     Raises:
-        FileNotFoundError: naming the recipe's `key`, if there is no such directory, nor a checkpoint of that name on the Hub.
+        FileNotFoundError, ValueError: as `load`, one of `checkpoint`.
     """
     try:
-        return loader.from_pretrained(path, trust_remote_code=False)
+        return load(path)
     except (OSError, ValueError) as error:
-        if Path(path).is_dir():
-            raise ValueError(f"{key} is {path!r}: {error}") from None
-        raise FileNotFoundError(f"{key} is {path!r}, expected a directory, or the name of a checkpoint on the Hub") from None
-
-
-def config_of(key: str, path: str):
-    if Path(path).is_dir() and not (Path(path) / "config.json").is_file():
-        raise FileNotFoundError(f"{key} is {path!r}, a directory without config.json, expected a checkpoint")
-    return loaded(AutoConfig, key, path)
+        raise (type(error) if isinstance(error, OSError) else ValueError)(f"{key}: {error}") from None
 
 
 def check_teachers(recipe) -> None:
@@ -43,9 +36,9 @@ def check_teachers(recipe) -> None:
     """
     name = TASKS[recipe.task].MODEL.__name__
     for path in recipe.training.get("teachers", ()):
-        config = config_of("training.teachers", path)
-        if name not in (found := config.architectures or []):
-            raise ValueError(f"the teacher {path} is {' or '.join(found) or 'of no class'}, expected {name}")
+        _, found = naming("training.teachers", config_and_class, path)
+        if found.__name__ != name:
+            raise ValueError(f"the teacher {path} is a {found.__name__}, expected a {name}")
         if not check_held_out("training.teachers", path, recipe.data):
             logger.warning(f"the teacher {path} has no {REPORT}: it may have seen the text it is compared with")
 

@@ -7,13 +7,14 @@ from random import Random
 from accelerate import PartialState
 from datasets import Dataset, IterableDataset
 from sacrebleu.metrics import BLEU
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
+from ..checkpoint import config_and_class, load_tokenizer
 from ..errors import UsageError
 from .batches import SIDES
 from .checks import told
 from .draws import Augmented, BpeDropout, Draw
-from .origins import check_held_out, check_teachers, config_of, loaded
+from .origins import check_held_out, check_teachers, naming
 from .recipe import AUGMENTATION, Recipe
 from .tasks import TASKS
 from .tokenizer import train_tokenizer
@@ -60,7 +61,7 @@ def check_evaluated(recipe):
 
 def check_start(recipe, path):
     """A checkpoint to go on from has a config that can have the fields of [model]."""
-    task, config = TASKS[recipe.task], config_of("model.path", path)
+    task, (config, _) = TASKS[recipe.task], naming("model.path", config_and_class, path)
     if not isinstance(config, task.CONFIG):
         expected = f"one of {task.CONFIG.model_type}"
         raise ValueError(f"model.path is {path!r}, a checkpoint of {config.model_type}, expected {expected}")
@@ -91,10 +92,10 @@ def prepare(recipe: Recipe, checkpoint: Path | None = None) -> tuple:
 def given_tokenizer(recipe, checkpoint):
     """`None` where a new one is to be trained."""
     if checkpoint:
-        return AutoTokenizer.from_pretrained(checkpoint)
+        return load_tokenizer(checkpoint)
     for table in ("tokenizer", "model"):
         if path := getattr(recipe, table).get("path"):
-            return loaded(AutoTokenizer, f"{table}.path", path)
+            return naming(f"{table}.path", load_tokenizer, path)
     return None
 
 
@@ -115,9 +116,11 @@ def make_model(recipe, task, tokenizer, text) -> PreTrainedModel:
 
 def pretrained(model_class, path, settings):
     try:
-        return model_class.from_pretrained(path, **settings)
+        model = model_class.from_pretrained(path, **settings)
     except RuntimeError as error:  # weights of other shapes
         raise ValueError(f"model.path is {path!r}, expected a checkpoint of the shape in [model]: {error}") from None
+    model.config.auto_map = dict(model.config.default_auto_map)  # a file may name another's code
+    return model
 
 
 def set_generation(model, recipe) -> None:

@@ -18,7 +18,7 @@ from .card import CARD, model_card
 from .checkpoints import final_state, open_state, whole_checkpoints
 from .curves import CURVES, draw_curves
 from .data import paths_of
-from .prepare import prepare, set_generation
+from .prepare import check_complete, prepare, set_generation
 from .recipe import REPORT, Recipe
 from .trainer import make_trainer, metrics_of, training_arguments
 from .values import SPLITS
@@ -40,12 +40,14 @@ def train(recipe: Recipe, output: Path, force: bool = False, restart: bool = Fal
     Raises:
         FileExistsError: if `output` cannot be written, see `files.new_directory`, or `<output>-run` is no state of a run.
         FloatingPointError: if the loss is not finite, naming the rows it is of; the checkpoints until then stay.
-        UsageError: if `<output>-run` is the state of a run of another recipe or text, and `restart` is not given.
+        UsageError: for a recipe that is not complete; if `<output>-run` is the state of a run of another recipe or text, and
+            `restart` is not given.
         ValueError: for text and settings that do not fit each other.
     """
     state = Path(f"{os.path.abspath(output)}-run")
     arguments, inputs = training_arguments(recipe, state), inputs_of(recipe)
     output_path(state, inputs)
+    check_complete(recipe)
     with new_directory(output, force, [*inputs, state]) if arguments.should_save else nullcontext() as directory:
         if arguments.should_save:
             open_state(state, recipe, restart)
