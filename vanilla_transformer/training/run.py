@@ -46,7 +46,8 @@ def train(recipe: Recipe, output: Path, force: bool = False, restart: bool = Fal
     """
     state = Path(f"{os.path.abspath(output)}-run")
     arguments, inputs = training_arguments(recipe, state), inputs_of(recipe)
-    output_path(state, inputs)
+    for path in (output, state):
+        output_path(path, inputs)
     check_complete(recipe)
     with new_directory(output, force, [*inputs, state]) if arguments.should_save else nullcontext() as directory:
         if arguments.should_save:
