@@ -1,5 +1,6 @@
 """The command: its verbs end to end on tiny data, and its errors, which are one line and no traceback."""
 
+import contextlib
 import io
 import json
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 import sacrebleu
 import torch
-from checkpoints import copy_of, toy_corpus, write_corpus
+from checkpoints import copy_of, edit_json, seal, toy_corpus, write_corpus
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -220,7 +221,7 @@ def test_a_field_without_a_name_or_a_value_is_wrong_usage(text, corpus, tmp_path
         (["info", ""], "expected a path, got ''"),
         (["export", "a", ""], "expected a path, got ''"),
         (["average", "", "--out", "a"], "expected a path, got ''"),
-        (["attention", "a", "\udce9", "--out", "a.png"], "expected UTF-8, got b'\\xe9'"),
+        (["attention", "a", "\udce9", "--out", "a.png"], "expected UTF-8 text, got b'\\xe9'"),
         (["verify", "a", "b", "--seed", "-1"], "expected a whole number of at least 0 and below 2**63, got -1"),
         (["verify", "a", "b", "--cases", "9" * 30], "below 2**63, got 9999"),
         (["verify", "a", "b", "--cases", "9" * 5000], "expected a whole number of at least 1, got '9999"),
@@ -243,7 +244,8 @@ def test_options_of_evaluate_that_no_model_takes_are_wrong_usage(trained, corpus
     with pytest.raises(SystemExit) as caught:
         main(["evaluate", str(trained[0]), "--source", str(corpus[2]), "--target", str(corpus[3]), *options])
     assert caught.value.code == 2
-    assert f"is {options[1]}".replace("is nope", "is 'nope', expected one of none") in capsys.readouterr().err
+    expected = {"99999999": "is 99999999", "nope": "bleu_tokenize must be one of ['none', 'zh', '13a'"}
+    assert expected[options[1]] in capsys.readouterr().err
 
 
 class Unwritable(io.StringIO):
@@ -272,10 +274,12 @@ def test_closed_or_full_standard_output_is_one_line(closed, exported):
 
 def error_of(*arguments):
     """The message the command ends with; any other exception than SystemExit would be a traceback."""
-    with pytest.raises(SystemExit) as caught:
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as caught:
         main([str(argument) for argument in arguments])
-    message = caught.value.code
-    assert message.startswith("vanilla-transformer: ")
+    code = caught.value.code
+    message = errors.getvalue().splitlines()[-1] if code == 2 else code
+    assert message.startswith("vanilla-transformer: ") and "\n" not in message
     return message
 
 
@@ -353,6 +357,19 @@ def test_verify_ends_with_1_and_lists_the_differences(exported, tmp_path, capsys
     assert "2 failures" in capsys.readouterr().out
 
 
+def with_tokenizer(directory, size):
+    """An export that got a tokenizer, which its manifest then lists."""
+    tokenizer = train_tokenizer([text for pair in toy_corpus(50, seed=0) for text in pair], size)
+    tokenizer.save_pretrained(directory)
+    edit_json(directory / "manifest.json", files={path.relative_to(directory).as_posix(): {} for path in files_of(directory)})
+    seal(directory)
+    return tokenizer
+
+
+def files_of(directory):
+    return [path for path in directory.rglob("*") if path.is_file() and path.name != "manifest.json"]
+
+
 def test_generate_says_when_the_export_has_no_tokenizer(exported):
     assert "tokenizer.json is missing" in error_of("generate", exported("causal").directory, "text")
 
@@ -366,14 +383,13 @@ def test_generate_runs_on_the_device_it_is_told(exported, tmp_path):
 
 def test_generate_says_when_the_model_cannot_generate(exported, tmp_path):
     directory = copy_of(exported("encoder").directory, tmp_path)
-    train_tokenizer([text for pair in toy_corpus(50, seed=0) for text in pair], 48).save_pretrained(directory)
+    with_tokenizer(directory, 48)
     assert "VanillaEncoderModel cannot generate" in error_of("generate", directory, "the dog")
 
 
 def test_a_decoder_continues_text_as_transformers_does(exported, tmp_path, capsys):
-    tokenizer = train_tokenizer([text for pair in toy_corpus(50, seed=0) for text in pair], 48)
     directory = copy_of(exported("causal").directory, tmp_path)
-    tokenizer.save_pretrained(directory)
+    tokenizer = with_tokenizer(directory, 48)
     texts = ["the old dog", "a man sees the", "red bird", "a big boy wants"]
     main(["generate", str(directory), *texts, "--max-new-tokens", "6", "--num-beams", "1"])
     found = capsys.readouterr().out
@@ -386,7 +402,7 @@ def test_a_decoder_continues_text_as_transformers_does(exported, tmp_path, capsy
 
 def test_a_tokenizer_larger_than_the_model_is_an_error(exported, tmp_path):
     directory = copy_of(exported("causal").directory, tmp_path)
-    train_tokenizer([text for pair in toy_corpus(50, seed=0) for text in pair], 60).save_pretrained(directory)
+    with_tokenizer(directory, 60)
     assert "[0, 47]" in error_of("generate", directory, "der große alte Bub findet")
 
 

@@ -12,7 +12,8 @@ from checkpoints import write_corpus
 
 from vanilla_transformer.errors import UsageError
 from vanilla_transformer.training import run as runs
-from vanilla_transformer.training.checkpoints import WholeCheckpoints, open_state, whole_checkpoints
+from vanilla_transformer.training.checkpoints import WholeCheckpoints, check_state, whole_checkpoints
+from vanilla_transformer.training.checkpoints import open_state as make_state
 from vanilla_transformer.training.recipe import Recipe
 
 
@@ -28,6 +29,12 @@ def recipe(tmp_path):
 @pytest.fixture
 def state(tmp_path):
     return tmp_path / "model-run"
+
+
+def open_state(state, recipe, restart):
+    """As a run does, which looks at its text in between."""
+    check_state(state, recipe, restart)
+    make_state(state, recipe, restart)
 
 
 def changed(recipe, table, **values):

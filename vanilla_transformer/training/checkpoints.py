@@ -88,29 +88,32 @@ def whole_checkpoints(state: Path) -> Iterator[Path]:
             logger.warning_once(f"{checkpoint} is damaged: its files are not those of its {FILES}, so it is passed over")
 
 
-def open_state(state: Path, recipe: Recipe, restart: bool) -> None:
-    """Makes the directory `state` of a run of `recipe`, or finds that it is one.
+def check_state(state: Path, recipe: Recipe, restart: bool) -> None:
+    """Whether `state` may hold the state of a run of `recipe`.
 
     Args:
-        restart: whether the state of another recipe, or one that is damaged, is moved aside; it is never removed.
+        restart: whether that of another recipe, or one that is damaged, will do too: it is moved aside.
 
     Raises:
         FileExistsError: if `state` holds something that no run wrote.
         UsageError: if it has checkpoints of another recipe or text, naming what differs, unless that changes no weights.
     """
-    facts = run_facts(recipe)
-    if state.is_dir() and any(state.iterdir()):
-        if not (state / RUN).is_file():
-            raise FileExistsError(
-                f"{state} is not the state of a run, it has no {RUN}: expected another --output, or it moved away"
-            )
-        if restart:
-            moved = keep(state, state)
-            PartialState().print(f"{state} is now {moved}")
-        elif marked_checkpoints(state):
-            check_same(state, facts)
+    if not state.is_dir() or not any(state.iterdir()):
+        return
+    if not (state / RUN).is_file():
+        expected = "expected another --output, or it moved away"
+        raise FileExistsError(f"{state} is not the state of a run, it has no {RUN}: {expected}")
+    if not restart and marked_checkpoints(state):
+        check_same(state, run_facts(recipe))
+
+
+def open_state(state: Path, recipe: Recipe, restart: bool) -> None:
+    """Makes the directory `state`, or notes that what is there goes on as a run of `recipe`."""
+    if restart and state.is_dir() and any(state.iterdir()):
+        moved = keep(state, state)
+        PartialState().print(f"{state} is now {moved}")
     state.mkdir(parents=True, exist_ok=True)
-    write_whole(state / RUN, json.dumps(facts))
+    write_whole(state / RUN, json.dumps(run_facts(recipe)))
 
 
 def run_facts(recipe: Recipe) -> dict:
