@@ -176,7 +176,7 @@ class BeamCaches:
         self.fill(old, count)
 
     def grow(self):
-        old, writers = self.bound.caches, self.writers
+        old, writers = self.bound.caches, self.writers.copy()  # it is a view of what `bind` frees
         self.capacity *= 2
         self.bind(writers.shape[1])
         self.writers[:, :, : self.length] = writers

@@ -111,10 +111,11 @@ class Options:
         if self.num_return_sequences > self.num_beams and not self.do_sample:
             most = f"num_beams, {self.num_beams}," if self.num_beams > 1 else "1"
             raise UsageError(f"num_return_sequences must be at most {most} without do_sample, got {self.num_return_sequences}")
-        longest = math.log(LARGEST) / math.log(max(self.max_new_tokens, 2))
-        if self.num_beams > 1 and abs(self.length_penalty) > longest:
-            found = f"max_new_tokens={self.max_new_tokens}, got {self.length_penalty}"
-            raise UsageError(f"length_penalty must be from {-longest:.4g} to {longest:.4g} with {found}: float32 holds no more")
+        # Scores are divided by length^length_penalty, a float32, and must stay above `NEVER`.
+        least, most = (math.log(limit) / math.log(max(self.max_new_tokens, 2)) for limit in (1e-6, LARGEST))
+        if self.num_beams > 1 and not least <= self.length_penalty <= most:
+            expected = f"from {least:.4g} to {most:.4g} with max_new_tokens={self.max_new_tokens}"
+            raise UsageError(f"length_penalty must be {expected}, got {self.length_penalty}")
 
     def check_vocabulary(self, size: int) -> None:
         """Raises UsageError for more beams than a vocabulary of `size` tokens can fill, and for tokens it does not have."""

@@ -119,6 +119,13 @@ def seal(directory: Path) -> None:
     (directory / "manifest.json").write_text(json.dumps(manifest))
 
 
+def list_file(directory: Path, name: str) -> None:
+    """Puts a file that was added into the manifest."""
+    files = json.loads((directory / "manifest.json").read_text())["files"]
+    edit_json(directory / "manifest.json", files={**files, name: {}})
+    seal(directory)
+
+
 def edit_json(path: Path, **changes) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 

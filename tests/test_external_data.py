@@ -1,13 +1,12 @@
 """A graph keeps its tensors in itself and in files that the manifest lists, wherever in the graph they are named."""
 
-import json
 import os
 import shutil
 
 import numpy as np
 import onnx
 import pytest
-from checkpoints import copy_of, seal
+from checkpoints import copy_of, list_file, seal
 from onnx import TensorProto, helper
 
 from vanilla_transformer_export.external_data import check_external_data, locations
@@ -178,23 +177,15 @@ def test_a_subgraph_may_not_name_another_file_either(exported, tmp_path):
     directory = copy_of(exported("encoder").directory, tmp_path)
     (tmp_path / "secret").write_bytes(b"12345678")
     moved(directory, "inside", hide)
-    listed(directory, "onnx/inside")
+    list_file(directory, "onnx/inside")
     with pytest.raises(ValueError, match="external data in '../../secret', which manifest.json does not list"):
         Runtime(directory)
-
-
-def listed(directory, name):
-    path = directory / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["files"][name] = {}
-    path.write_text(json.dumps(manifest))
-    seal(directory)
 
 
 def test_weights_that_the_manifest_lists_are_read(exported, tmp_path):
     directory = copy_of(exported("encoder").directory, tmp_path)
     moved(directory, "inside")
-    listed(directory, "onnx/inside")
+    list_file(directory, "onnx/inside")
     ids = np.array([[5, 6, 7]])
     np.testing.assert_array_equal(Runtime(directory).encode(ids), Runtime(exported("encoder").directory).encode(ids))
 

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from checkpoints import copy_of, edit_json, perturbed, seal
+from checkpoints import copy_of, edit_json, list_file, perturbed, seal
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers.generation import logits_process
 
-from vanilla_transformer_export import cli
+from vanilla_transformer_export import cli, search
+from vanilla_transformer_export import runtime as runtime_module
 from vanilla_transformer_export.build import export
+from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.logits import Sampler, log_sum_exp, top
 from vanilla_transformer_export.runtime import Runtime
 from vanilla_transformer_export.search import Options, one_by_one
@@ -203,6 +205,126 @@ def test_generation_config_gives_way_to_the_call_as_in_transformers(pair, tmp_pa
         reference.generation_config = before
 
 
+# ---------------------------------------------------------------------------------------------------------- numpy's numbers
+
+NUMPY = [
+    dict(num_beams=np.int32(2), max_new_tokens=np.int8(7)),
+    dict(num_beams=np.uint8(3), num_return_sequences=np.uint8(2), max_new_tokens=np.uint8(9), length_penalty=np.float32(0.5)),
+    dict(num_beams=np.int16(3), early_stopping=np.True_, max_new_tokens=np.array(6), eos_token_id=np.array([EOS, 9, 11])),
+    dict(max_length=np.uint8(16), min_length=np.uint8(9), pad_token_id=np.int8(PAD), repetition_penalty=np.float64(1.3)),
+    dict(max_new_tokens=8, suppress_tokens=np.arange(10, 20, dtype=np.uint8), bad_words_ids=[np.array([5, 6]), (7,)]),
+    dict(max_new_tokens=8, do_sample=np.False_, no_repeat_ngram_size=np.uint8(2), forced_bos_token_id=np.uint8(9)),
+    dict(max_new_tokens=np.uint8(8), do_sample=np.True_, top_k=np.uint8(5), top_p=np.float32(0.5), seed=np.uint8(3)),
+]
+
+
+@pytest.fixture(scope="module")
+def on_each_target(exported_for):
+    """A kind of `targets.MODELS` -> its runtimes for the portable, cpu and cuda target, on the CPU."""
+
+    @functools.cache
+    def load(kind):
+        return [Runtime(exported_for(kind, target)[1], device="cpu") for target in ("portable", "cpu", "cuda")]
+
+    return load
+
+
+@pytest.mark.parametrize("options", NUMPY, ids=lambda options: " ".join(options))
+@pytest.mark.parametrize("kind", ["seq2seq", "causal"])
+def test_numpy_s_numbers_are_as_good_as_python_s(on_each_target, kind, options):
+    """On every target: numpy's small integers would overflow in indices of slots and rows."""
+    own = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in options.items()}
+    if "bad_words_ids" in own:
+        own["bad_words_ids"] = [[5, 6], [7]]
+    ids, mask = prompts(kind, lengths=(7, 2, 4, 6, 5))
+    for runtime in on_each_target(kind):
+        expected = runtime.generate(ids, mask, **own)
+        assert runtime.generate(ids, mask, **options).tolist() == expected.tolist(), runtime.target
+
+
+# ---------------------------------------------------------------------------------------------------------- absurd numbers
+
+ENDS = [EOS, *range(6, VOCABULARY)]  # so that every row ends soon
+LONGEST = (dict(max_new_tokens=10**9), dict(max_length=2**62), dict(max_new_tokens=2**63 - 1, min_new_tokens=3))
+
+
+@pytest.mark.parametrize("options", LONGEST, ids=str)
+@pytest.mark.parametrize("name", ["seq2seq-untied", *CPU_MODELS])
+def test_memory_is_taken_for_what_is_generated_not_for_what_might_be(pair, name, options):
+    ids, mask = prompts(name)
+    for more in ({}, dict(num_beams=3, early_stopping=True), dict(do_sample=True, seed=0, repetition_penalty=1.2)):
+        few = {"max_new_tokens": 200, "min_new_tokens": options.get("min_new_tokens", 0)}
+        expected = pair.runtime.generate(ids, mask, eos_token_id=ENDS, **few, **more)
+        found = pair.runtime.generate(ids, mask, eos_token_id=ENDS, **options, **more)
+        assert found.tolist() == expected.tolist() and found.shape[1] < 100
+
+
+@each_model
+@pytest.mark.parametrize("room", [1, 3])
+def test_room_for_tokens_grows_and_nothing_changes(pair, name, room, monkeypatch):
+    """Caches of the cpu target, the hypotheses of beam search and what processors see, all doubled as tokens come."""
+    ids, mask = prompts(name)
+    calls = [dict(num_beams=beams, no_repeat_ngram_size=2, suppress_tokens=[EOS]) for beams in (1, 3)]
+    calls += [dict(num_beams=4, num_return_sequences=3, eos_token_id=[EOS, 9, 17]), dict(repetition_penalty=1.4)]
+    expected = [pair.runtime.generate(ids, mask, max_new_tokens=20, **options).tolist() for options in calls]
+    for module in (search, runtime_module):
+        monkeypatch.setattr(module, "ROOM", room)
+    for options, tokens in zip(calls, expected, strict=True):
+        assert pair.runtime.generate(ids, mask, max_new_tokens=20, **options).tolist() == tokens
+    drawn = dict(do_sample=True, seed=1, num_return_sequences=2, max_new_tokens=20)
+    assert pair.runtime.generate(ids, mask, **drawn).shape[0] == 2 * len(ids)
+    pair.check(ids, mask, max_new_tokens=17, num_beams=2)
+
+
+def test_what_positions_or_a_fixed_cache_cannot_hold_is_refused_with_the_limit(pairs, on_each_target):
+    ids, mask = prompts("causal-learned")
+    with pytest.raises(ValueError, match="1000000006 tokens, .* beyond the 40 learned positions"):
+        pairs("causal-learned").runtime.generate(ids, mask, max_new_tokens=10**9)
+    on_cuda = on_each_target("seq2seq")[2]
+    for options, rows in ((dict(), 1), (dict(num_beams=3), 3)):
+        with pytest.raises(UsageError, match=f"4 inputs, {rows} sequences or beams of each and max_new_tokens=1000000000 take"):
+            on_cuda.generate(*prompts("seq2seq"), max_new_tokens=10**9, **options)
+
+
+def test_a_cache_that_cannot_be_made_is_refused_by_its_size(on_each_target, monkeypatch):
+    """As where a device has less memory than the machine."""
+    on_cuda = on_each_target("seq2seq")[2]
+
+    def fails(sizes):
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(on_cuda.pool, "make", fails)
+    with pytest.raises(UsageError, match="caches of 192 slots, which hold max_new_tokens, cannot be made: no more"):
+        on_cuda.generate(*prompts("seq2seq"), max_new_tokens=150)
+
+
+@each_model
+def test_the_largest_length_penalties_give_the_tokens_of_transformers(pair, name):
+    ids, mask = prompts(name)
+    for length_penalty in (29.6, 12, -4.6):
+        pair.check(ids, mask, num_beams=3, max_new_tokens=20, length_penalty=length_penalty)
+
+
+def test_a_length_penalty_has_no_effect_without_beams(pairs):
+    ids, mask = prompts("causal-cpu")
+    runtime = pairs("causal-cpu").runtime
+    assert runtime.generate(ids, mask, length_penalty=1000).tolist() == runtime.generate(ids, mask).tolist()
+
+
+def test_an_end_token_outside_the_vocabulary_is_never_reached_as_in_transformers(pairs):
+    pairs("causal-cpu").check(*prompts("causal-cpu"), eos_token_id=[10**9], max_new_tokens=5)
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1025, 100_000, 2.5, "4", True])
+def test_a_number_of_threads_that_cannot_be_is_refused_with_the_range(pairs, threads):
+    with pytest.raises(UsageError, match=f"threads must be a whole number from 1 to 1024, got {threads!r}"):
+        Runtime(pairs("causal-cpu").directory, threads=threads)
+
+
+def test_numpy_s_threads_are_taken(pairs):
+    assert Runtime(pairs("causal-cpu").directory, threads=np.int64(1)).threads == 1
+
+
 # -------------------------------------------------------------------------------------------------------------- bad values
 
 
@@ -210,42 +332,62 @@ def test_generation_config_gives_way_to_the_call_as_in_transformers(pair, tmp_pa
     "options, message",
     [
         (dict(max_length=7), "max_length must be more than the 7 tokens of the prompt, got 7"),
-        (dict(max_length=2.5), "max_length must be more than .*, got 2.5"),
-        (dict(min_length=-1), "min_length must be a whole number of at least 0, got -1"),
-        (dict(min_new_tokens=-1), "min_new_tokens must be a whole number of at least 0, got -1"),
-        (dict(num_beams=2.5), "num_beams must be a whole number of at least 1, got 2.5"),
-        (dict(num_beams=True), "num_beams must be a whole number of at least 1, got True"),
+        (dict(max_length=2.5), "max_length must be a whole number from 1 to .*, got 2.5"),
+        (dict(min_length=-1), "min_length must be a whole number from 0 to .*, got -1"),
+        (dict(min_new_tokens=-1), "min_new_tokens must be a whole number from 0 to .*, got -1"),
+        (dict(num_beams=2.5), "num_beams must be a whole number from 1 to .*, got 2.5"),
+        (dict(num_beams=True), "num_beams must be a whole number from 1 to .*, got True"),
         (dict(num_return_sequences=2), "num_return_sequences must be at most 1 without do_sample, got 2"),
         (dict(num_beams=3, num_return_sequences=4), "num_return_sequences must be at most num_beams, 3, .* got 4"),
         (dict(do_sample=True, num_beams=2), "do_sample=True does not go with num_beams=2, expected num_beams=1"),
         (dict(do_sample="yes"), "do_sample must be True or False, got 'yes'"),
-        (dict(do_sample=True, temperature=0.0), "temperature must be a number above 0, got 0.0"),
-        (dict(do_sample=True, temperature=float("nan")), "temperature must be a number above 0, got nan"),
-        (dict(do_sample=True, top_k=-1), "top_k must be a whole number of at least 0, got -1"),
+        (dict(do_sample=True, temperature=0.0), "temperature must be a float32 number above 0, got 0.0"),
+        (dict(do_sample=True, temperature=float("nan")), "temperature must be a float32 number above 0, got nan"),
+        (dict(do_sample=True, top_k=-1), "top_k must be a whole number from 0 to .*, got -1"),
         (dict(do_sample=True, top_p=1.5), "top_p must be a number from 0 to 1, got 1.5"),
         (dict(do_sample=True, min_p=-0.1), "min_p must be a number from 0 to 1, got -0.1"),
-        (dict(seed=-1), "seed must be None or a whole number of at least 0, got -1"),
-        (dict(repetition_penalty=-1.0), "repetition_penalty must be a number above 0, got -1.0"),
-        (dict(repetition_penalty="2"), "repetition_penalty must be a number above 0, got '2'"),
-        (dict(no_repeat_ngram_size=-2), "no_repeat_ngram_size must be a whole number of at least 0, got -2"),
-        (dict(length_penalty="long"), "length_penalty must be a number, got 'long'"),
+        (dict(seed=-1), "seed must be a whole number of at least 0, got -1"),
+        (dict(repetition_penalty=-1.0), "repetition_penalty must be a float32 number above 0, got -1.0"),
+        (dict(repetition_penalty="2"), "repetition_penalty must be a float32 number above 0, got '2'"),
+        (dict(no_repeat_ngram_size=-2), "no_repeat_ngram_size must be a whole number from 0 to .*, got -2"),
+        (dict(length_penalty="long"), "length_penalty must be a float32 number, got 'long'"),
         (dict(early_stopping="always"), "early_stopping must be True, False or 'never', got 'always'"),
-        (dict(bad_words_ids=[5]), r"bad_words_ids must be None or a list of lists of token ids, none empty, got \[5\]"),
+        (dict(bad_words_ids=[5]), r"bad_words_ids must be a list of lists of token ids, none empty, got \[5\]"),
         (dict(bad_words_ids=[]), r"bad_words_ids must be .*, got \[\]"),
         (dict(bad_words_ids=[[5], []]), r"bad_words_ids must be .*, got \[\[5\], \[\]\]"),
         (dict(bad_words_ids=[[5, 48]]), r"bad_words_ids must be in \[0, 47\], the vocabulary, got 48"),
         (dict(forced_bos_token_id=-1), r"forced_bos_token_id must be in \[0, 47\], the vocabulary, got -1"),
         (dict(forced_eos_token_id=[2, 50]), r"forced_eos_token_id must be in \[0, 47\], the vocabulary, got 50"),
-        (dict(forced_bos_token_id="de"), "forced_bos_token_id must be None or a token id, got 'de'"),
-        (dict(suppress_tokens=4), "suppress_tokens must be None or a list of token ids, got 4"),
+        (dict(forced_bos_token_id="de"), "forced_bos_token_id must be a token id, got 'de'"),
+        (dict(suppress_tokens=4), "suppress_tokens must be a list of token ids, got 4"),
         (dict(pad_token_id=48), r"pad_token_id must be in \[0, 47\], the vocabulary, got 48"),
-        (dict(eos_token_id="x"), "eos_token_ids must be .*, got .*'x'"),
+        (dict(eos_token_id="x"), "eos_token_id must be a token id or a list of them, got 'x'"),
         (dict(eta_cutoff=0.1), r"unknown generation options \['eta_cutoff'\]"),
+        (dict(eos_token_id=10**30), "eos_token_id must be a token id or a list of them, got 10{30}"),
+        (dict(eos_token_id=[2, 10**30]), r"eos_token_id must be a token id or a list of them, got \[2, 10{30}\]"),
+        (dict(pad_token_id=10**30), r"pad_token_id must be a whole number from 0 to 2\*\*63 - 1, got 10{30}"),
+        (dict(suppress_tokens=[10**30]), r"suppress_tokens must be a list of token ids, got \[10{30}\]"),
+        (dict(max_new_tokens=10**30), r"max_new_tokens must be a whole number from 1 to 2\*\*63 - 1, got 10{30}"),
+        (dict(temperature=1e-300), "temperature must be a float32 number above 0, got 1e-300"),
+        (dict(length_penalty=10**400), "length_penalty must be a float32 number, got 10{17}[.]{3}0{19}"),
+        (
+            dict(num_beams=2, max_new_tokens=20, length_penalty=1000),
+            "length_penalty must be from -4.612 to 29.62 with max_new_tokens=20, got 1000",
+        ),
+        (
+            dict(num_beams=2, max_new_tokens=20, length_penalty=-4.62),
+            "length_penalty must be from -4.612 to 29.62 .*, got -4.62",
+        ),
+        (dict(early_stopping=1), "early_stopping must be True, False or 'never', got 1"),
+        (dict(do_sample=1), "do_sample must be True or False, got 1"),
+        (dict(num_beams=np.array([2, 3])), r"num_beams must be a whole number from 1 to .*, got \[2, 3\]"),
+        (dict(num_beams=np.bool_(True)), "num_beams must be a whole number from 1 to .*, got True"),
+        (dict(do_sample=True, num_return_sequences=10**9), "4 inputs, 1000000000 sequences or beams of each .* take [0-9]+ GB"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 def test_bad_values_are_refused_with_the_value_and_what_was_expected(pairs, options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UsageError, match=message):
         pairs("causal-cpu").runtime.generate(*prompts("causal-cpu"), **options)
 
 
@@ -393,6 +535,7 @@ def with_words(pairs):
     tokenizer.add_special_tokens(words[:4])
     for name in CPU_MODELS:
         tokenizer.save(str(pairs(name).directory / "tokenizer.json"))
+        list_file(pairs(name).directory, "tokenizer.json")
     return lambda name: pairs(name).directory
 
 
@@ -421,8 +564,20 @@ def test_the_command_streams_and_takes_any_setting(with_words, capsys):
     assert streamed == [runtime.generate([text], **settings)[0] for text in ("w5 w6", "w7")]
     cli.main(command)
     assert capsys.readouterr().out.splitlines() == runtime.generate(["w5 w6", "w7"], **settings)
-    with pytest.raises(SystemExit, match="vanilla-transformer: top_p must be a number from 0 to 1, got 2"):
-        cli.main([*command, "--set", "top_p=2"])
+    for change, message in (
+        ("top_p=2", "top_p must be a number from 0 to 1, got 2"),
+        ("input_ids=1", "unknown generation options ['input_ids'], expected some of"),
+        ("attention_mask=1", "unknown generation options ['attention_mask']"),
+        ("texts=1", "unknown generation options ['texts']"),
+        ("text=1", "unknown generation options ['text']"),
+        ("self=1", "unknown generation options ['self']"),
+    ):
+        for more in ([], ["--stream"]):
+            with pytest.raises(SystemExit) as caught:
+                cli.main([*command, "--set", change, *more])
+            assert caught.value.code == 2
+            found = capsys.readouterr().err
+            assert found.startswith(f"vanilla-transformer: {message}") and found.count("\n") == 1
 
 
 def byte_level():
@@ -455,7 +610,7 @@ def sentence_pieces():
 @pytest.mark.parametrize("tokenizer", [byte_level, byte_fallback, sentence_pieces])
 def test_no_character_is_lost_or_torn_in_a_stream(tokenizer):
     tokenizer, rng = tokenizer(), np.random.default_rng(0)
-    stream = functools.partial(TextRuntime.pieces, types.SimpleNamespace(tokenizer=tokenizer))
+    stream = functools.partial(TextRuntime.pieces, types.SimpleNamespace(tokenizer=tokenizer, path=None))
     rows = [rng.integers(0, tokenizer.get_vocab_size(), rng.integers(1, 20)) for _ in range(150)]
     texts = ("große Vögel 日本語 🙂🙂", "ab 🙂 cé")
     rows += [np.array(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]

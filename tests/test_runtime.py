@@ -153,11 +153,68 @@ def test_a_prompt_comes_back_padded_on_the_left(runtimes):
     np.testing.assert_array_equal(found[:, :3], [[PAD, *ids[0, :2]], ids[1]])
 
 
-def test_padding_moves_to_either_side_and_the_order_of_real_tokens_stays():
-    ids, mask = np.array([[5, 9, 6, 9], [9, 9, 9, 7]]), np.array([[1, 0, 1, 0], [0, 0, 0, 1]])
+def test_padding_moves_to_either_side_and_the_row_stays_as_it_is():
+    """A hole in a row is part of it; a row of padding stays where it is."""
+    ids = np.array([[5, 9, 6, 9], [9, 9, 9, 7], [9, 5, 9, 6], [9, 9, 9, 9]])
+    mask = np.array([[1, 0, 1, 0], [0, 0, 0, 1], [0, 1, 0, 1], [0, 0, 0, 0]])
     found = [[array.tolist() for array in padded(ids, mask, side, 3)] for side in ("left", "right")]
-    assert found[0] == [[[3, 3, 5, 6], [3, 3, 3, 7]], [[0, 0, 1, 1], [0, 0, 0, 1]]]
-    assert found[1] == [[[5, 6, 3, 3], [7, 3, 3, 3]], [[1, 1, 0, 0], [1, 0, 0, 0]]]
+    assert found[0][0] == [[3, 5, 3, 6], [3, 3, 3, 7], [3, 5, 3, 6], [3] * 4]
+    assert found[0][1] == [[0, 1, 0, 1], [0, 0, 0, 1], [0, 1, 0, 1], [0] * 4]
+    assert found[1][0] == [[5, 3, 6, 3], [7, 3, 3, 3], [5, 3, 6, 3], [3] * 4]
+    assert found[1][1] == [[1, 0, 1, 0], [1, 0, 0, 0], [1, 0, 1, 0], [0] * 4]
+
+
+def with_holes(seed=0, lengths=(9, 6, 3, 7), side="right"):
+    """Rows of several lengths in which tokens between the first and the last are masked."""
+    ids, mask = prompts(lengths, side=side, seed=seed)
+    rng = np.random.default_rng(seed)
+    for row in mask:
+        first, *inside, last = np.flatnonzero(row)
+        row[rng.choice(inside, len(inside) // 2, replace=False)] = 0
+    return ids, mask
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("name", ["seq2seq", "seq2seq-untied", "seq2seq-rotary"])
+def test_tokens_that_are_masked_within_a_source_count_as_positions(exported, runtimes, name, num_beams):
+    """As in transformers; before, the others moved together."""
+    for seed in range(2):
+        ids, mask = with_holes(seed)
+        options = dict(max_new_tokens=8, num_beams=num_beams)
+        found, expected = runtimes(name).generate(ids, mask, **options), in_torch(exported, name, ids, mask, **options)
+        np.testing.assert_array_equal(found, up_to_end(expected, 1, pad=exported(name).model.config.pad_token_id))
+        together = runtimes(name).generate(*with_no_holes(ids, mask), **options)
+        assert found.tolist() != together.tolist()
+
+
+def with_no_holes(ids, mask):
+    order = np.argsort(1 - mask, axis=1, kind="stable")
+    return np.take_along_axis(ids, order, axis=1), np.take_along_axis(mask, order, axis=1)
+
+
+@pytest.mark.parametrize("name", ["encoder", "masked-lm", "classification", "pretraining", "answers", "seq2seq"])
+@torch.no_grad()
+def test_tokens_that_are_masked_within_a_text_are_not_read(exported, runtimes, name):
+    """Sinusoidal, learned, rotary and no positions, a window, heads for tokens and for texts."""
+    model = exported(name).model
+    model = model.get_encoder() if name.startswith("seq2seq") else model
+    for side in ("right", "left"):
+        ids, mask = with_holes(side=side)
+        expected = model(torch.from_numpy(ids), torch.from_numpy(mask))
+        for key, found in runtimes(name).outputs(ids, mask).items():
+            wanted = expected[key].numpy()
+            real = mask == 1 if found.ndim > 1 and found.shape[:2] == mask.shape else slice(None)
+            np.testing.assert_allclose(found[real], wanted[real], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["causal", "causal-relative", "causal-learned"])
+def test_a_hole_in_the_prompt_of_a_decoder_is_refused_with_its_place(runtimes, name):
+    ids, mask = prompts(side="left", pad=3)
+    mask[0] = [0, 0, 1, 1, 0, 0, 1, 1, 1]
+    with pytest.raises(ValueError, match="row 0 of attention_mask has ones again at place 6, behind zeros"):
+        runtimes(name).generate(ids, mask)
+    with pytest.raises(ValueError, match="row 0 of attention_mask has ones again at place 6"):
+        runtimes(name).stream(ids, mask)
 
 
 @every_generator
@@ -308,8 +365,8 @@ IDS, MASK = prompts()
         (IDS, MASK * np.array([[1], [1], [0], [1], [1], [1]]), {}, "row 2 has no tokens"),
         (IDS, MASK, dict(typical_p=0.5), r"\['typical_p'\], expected some of .*num_beams"),
         (IDS, MASK, dict(eos_token_ids=(3,)), "eos_token_ids"),
-        (IDS, MASK, dict(num_beams=0), "num_beams must be a whole number of at least 1, got 0"),
-        (IDS, MASK, dict(max_new_tokens=0), "max_new_tokens must be a whole number of at least 1, got 0"),
+        (IDS, MASK, dict(num_beams=0), r"num_beams must be a whole number from 1 to 2\*\*63 - 1, got 0"),
+        (IDS, MASK, dict(max_new_tokens=0), r"max_new_tokens must be a whole number from 1 to 2\*\*63 - 1, got 0"),
         (IDS, MASK, dict(max_new_tokens=-3), "got -3"),
         (IDS, MASK, dict(num_beams=49), "num_beams 49 and 1 end tokens are too many for a vocabulary of 48"),
         (IDS, MASK, dict(num_beams=2, eos_token_id=list(range(48))), "num_beams 2 and 48 end tokens are too many"),
@@ -326,6 +383,20 @@ def test_a_mask_of_other_numbers_is_refused_with_the_number_seen(runtimes):
     mask[0, 0] = 2
     with pytest.raises(ValueError, match="0s and 1s.* 2"):
         runtimes("encoder").encode(IDS, mask)
+
+
+@pytest.mark.parametrize(
+    "mask, found", [(IDS.astype(str), "<U"), (np.full(IDS.shape, None), "object"), (IDS * 1j, "complex128")]
+)
+def test_a_mask_that_is_no_numbers_is_refused_with_its_type(runtimes, mask, found):
+    with pytest.raises(ValueError, match=f"attention_mask must be 0s and 1s, got {found}"):
+        runtimes("encoder").encode(IDS, mask)
+
+
+@pytest.mark.parametrize("types", [IDS * 0.5, IDS.astype(str)])
+def test_token_types_that_are_no_integers_are_refused(runtimes, types):
+    with pytest.raises(ValueError, match="token_type_ids must be integers, got"):
+        runtimes("pretraining").outputs(IDS, MASK, types)
 
 
 @pytest.mark.parametrize("ids, message", [(np.zeros((0, 4), np.int64), r"\(0, 4\)"), (np.full((1, 1), 48), "got 48")])
@@ -499,6 +570,7 @@ def test_providers_are_asked_for_in_order_and_each_must_run(exported, monkeypatc
         def get_providers(self):
             return running
 
+    monkeypatch.setattr("vanilla_transformer_export.runtime.check_graph", lambda session, spec, path: None)
     monkeypatch.setattr(doctor, "facts", lambda: {"cuda_problem": None, "tensorrt_problem": None})
     monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
     given = dict(device=device, engine_cache=engine_cache and tmp_path / engine_cache)
