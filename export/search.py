@@ -111,6 +111,10 @@ class Options:
         if self.num_return_sequences > self.num_beams and not self.do_sample:
             most = f"num_beams, {self.num_beams}," if self.num_beams > 1 else "1"
             raise UsageError(f"num_return_sequences must be at most {most} without do_sample, got {self.num_return_sequences}")
+        for name in ("forced_bos_token_id", "forced_eos_token_id"):
+            forced = as_list(getattr(self, name))
+            if forced and set(forced) <= set(as_list(self.suppress_tokens)):
+                raise UsageError(f"{name} must have a token that suppress_tokens has not, got {forced}")
         # Scores are divided by length^length_penalty, a float32, and must stay above `NEVER`.
         least, most = (math.log(limit) / math.log(max(self.max_new_tokens, 2)) for limit in (1e-6, LARGEST))
         if self.num_beams > 1 and not least <= self.length_penalty <= most:

@@ -7,6 +7,7 @@ import pytest
 from checkpoints import copy_of, edit_json, seal
 
 from vanilla_transformer_export.artifact import SCHEMA_VERSION, read_artifact, write_manifest
+from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.runtime import Runtime
 
 GRAPH = bytes(range(256)) * 8
@@ -71,6 +72,41 @@ def test_a_manifest_that_lacks_a_fact_is_refused(export, lost):
     del manifest[lost]
     (export / "manifest.json").write_text(json.dumps(manifest))
     refused(export, ValueError, f"lacks {lost}")
+
+
+@pytest.mark.parametrize(
+    "facts, expected",
+    [
+        ({"files": []}, r"has files \[\], expected a dict"),
+        ({"files": "onnx/model.onnx"}, "has files 'onnx/model.onnx', expected a dict"),
+        ({"files": {"config.json": 18}}, "has 18 for config.json, expected its bytes and sha256"),
+        ({"files": {"config.json": {}}}, "has {} for config.json, expected its bytes and sha256"),
+        ({"files": {"config.json": {"bytes": "18", "sha256": ""}}}, "for config.json, expected its bytes and sha256"),
+        ({"files": {"config.json": {"bytes": 18, "sha256": None}}}, "for config.json, expected its bytes and sha256"),
+        ({"files": {"config.json": {"bytes": True, "sha256": ""}}}, "for config.json, expected its bytes and sha256"),
+        ({"files": {"a\0b": {"bytes": 1, "sha256": ""}}}, "is missing"),
+        ({"architecture": ["VanillaEncoderModel"]}, "has architecture .*, expected a str"),
+        ({"model_type": None}, "has model_type None, expected a str"),
+        ({"target": {}}, "has target {}, expected a str"),
+        ({"dtype": 1}, "has dtype 1, expected a str"),
+        ({"activations": ["fp16"]}, r"has activations \['fp16'\], expected a str"),
+    ],
+    ids=str,
+)
+def test_a_fact_of_another_type_is_refused_with_what_was_expected(export, facts, expected):
+    edit_json(export / "manifest.json", **facts)
+    with pytest.raises((ValueError, FileNotFoundError), match=expected):
+        read_artifact(export)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    "text, expected", [("{", "is not JSON"), ("[1]", "is a list, expected"), ("[" * 100_000, "is not JSON")]
+)
+def test_a_config_that_is_no_json_object_is_refused_by_name(export, name, text, expected):
+    (export / name).write_text(text)
+    write_manifest(export, model_type="vanilla-encoder", architecture="VanillaEncoderModel")
+    refused(export, ValueError, name, expected)
 
 
 @pytest.mark.parametrize("name", ["onnx/model.onnx", "config.json"])
@@ -141,6 +177,22 @@ def test_a_manifest_that_is_not_a_json_object_is_refused(export, text):
     refused(export, ValueError, "manifest.json")
 
 
+def test_a_manifest_of_endless_brackets_is_refused(export):
+    (export / "manifest.json").write_text("[" * 100_000)
+    refused(export, ValueError, "manifest.json", "is not JSON")
+
+
+def test_a_file_is_read_only_as_the_manifest_says(export):
+    artifact = read_artifact(export)
+    assert (artifact.read("onnx/model.onnx"), artifact.read("tokenizer.json")) == (GRAPH, None)
+    (export / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="manifest.json lists no tokenizer.json: export again"):
+        artifact.read("tokenizer.json")
+    (export / "onnx/model.onnx").write_bytes(GRAPH[::-1])
+    with pytest.raises(ValueError, match="model.onnx has SHA-256"):
+        artifact.read("onnx/model.onnx")
+
+
 def test_a_manifest_that_is_not_text_is_refused(export):
     (export / "manifest.json").write_bytes(b"\xff\xfe\x00")
     refused(export, ValueError, "manifest.json")
@@ -157,33 +209,17 @@ def test_a_directory_that_does_not_exist_is_refused(tmp_path):
 # ------------------------------------------------------------------------------------------------------- loading an export
 
 
-def outside_weights(graph, directory, location):
-    """Moves the largest weight to `location`, relative to the graph's file or absolute."""
-    weight = max(graph.initializer, key=lambda weight: len(weight.raw_data))
-    (directory / location).write_bytes(weight.raw_data)
-    facts = {"location": location, "offset": "0", "length": str(len(weight.raw_data))}
-    weight.ClearField("raw_data")
-    weight.data_location = onnx.TensorProto.EXTERNAL
-    for key, value in facts.items():
-        weight.external_data.add(key=key, value=value)
-
-
-@pytest.mark.parametrize("place", ["../weights", "../../weights", "absolute"])
-def test_weights_outside_the_directory_of_the_graph_are_refused(exported, tmp_path, place):
-    """Even where every hash is right; the file is there and holds the right weights."""
-    directory = copy_of(exported("encoder").directory, tmp_path)
-    path = directory / "onnx/model.onnx"
-    model = onnx.load(path)
-    outside_weights(model.graph, path.parent, str(tmp_path / "weights") if place == "absolute" else place)
-    path.write_bytes(model.SerializeToString())
-    seal(directory)
-    with pytest.raises(ValueError, match="onnxruntime .* cannot load .*model.onnx: .*[Ee]xternal data"):
-        Runtime(directory)
-
-
 def test_a_graph_that_is_not_onnx_is_refused_by_name_even_if_its_hash_is_right(exported, tmp_path):
     directory = copy_of(exported("encoder").directory, tmp_path)
     (directory / "onnx/model.onnx").write_bytes(b"no graph")
+    seal(directory)
+    with pytest.raises(ValueError, match="model.onnx is no ONNX graph, or a damaged one"):
+        Runtime(directory)
+
+
+def test_a_graph_that_onnxruntime_does_not_take_is_refused_with_what_it_says(exported, tmp_path):
+    directory = copy_of(exported("encoder").directory, tmp_path)
+    (directory / "onnx/model.onnx").write_bytes(onnx.ModelProto(ir_version=8).SerializeToString())
     seal(directory)
     with pytest.raises(ValueError, match="onnxruntime .* cannot load .*model.onnx"):
         Runtime(directory)
@@ -196,6 +232,66 @@ def test_a_target_or_precision_that_this_build_cannot_run_is_refused_by_name(exp
     name, value = next(iter(facts.items()))
     expected = "expected one of: portable with fp32, int8; cpu with fp32, int8, int4"
     with pytest.raises(ValueError, match=f"{name} '{value}'.*{expected}"):
+        Runtime(directory)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(vocab_size="48"), "has vocab_size '48', expected a whole number from 1 to"),
+        (dict(vocab_size=None), "has vocab_size None, expected a whole number"),
+        (dict(hidden_size=[32]), r"has hidden_size \[32\], expected a whole number"),
+        (dict(head_dim=-1), "has head_dim -1, expected a whole number from 1"),
+        (dict(id2label=["a"]), r"has id2label \['a'\], expected an object"),
+        (dict(position_embedding_type=3), "has position_embedding_type 3, expected a string"),
+        (dict(max_position_embeddings=2.5), "has max_position_embeddings 2.5, expected a whole number"),
+        (dict(num_hidden_layers=10**9), "has num_hidden_layers 1000000000, expected a whole number from 1 to 10000"),
+        (dict(sliding_window="wide"), "has sliding_window 'wide', expected a whole number"),
+        (dict(eos_token_id=2.5), "has eos_token_id 2.5, expected a token id or a list of them"),
+        (dict(pad_token_id="<pad>"), "has pad_token_id '<pad>', expected a whole number"),
+        (dict(vocab_size=49), r"model.onnx has logits of .*48.*, expected as config.json says .*49"),
+        (dict(num_hidden_layers=3), "model.onnx does not fit config.json: only one of them has past_key_values.2.key"),
+        (dict(value_head_dim=11), "model.onnx has past_key_values.0.value of .*, expected as config.json says"),
+    ],
+    ids=str,
+)
+def test_a_config_that_does_not_fit_is_refused_with_the_field(exported, tmp_path, changes, message):
+    directory = copy_of(exported("causal").directory, tmp_path)
+    edit_json(directory / "config.json", **changes)
+    seal(directory)
+    with pytest.raises(ValueError, match=message) as caught:
+        Runtime(directory)
+    assert not isinstance(caught.value, UsageError) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (dict(num_beams="4"), "generation_config.json: num_beams must be a whole number from 1 to .*, got '4'"),
+        (dict(max_length=[20]), r"generation_config.json: max_length must be a whole number from 1 to .*, got \[20\]"),
+        (
+            dict(eos_token_id={"id": 2}),
+            "generation_config.json: eos_token_id must be a token id or a list of them, got {'id': 2}",
+        ),
+        (dict(do_sample="yes"), "generation_config.json: do_sample must be True or False, got 'yes'"),
+        (dict(decoder_start_token_id="<s>"), "generation_config.json: decoder_start_token_id must be a token id, got '<s>'"),
+        (dict(forced_eos_token_id=2**70), "generation_config.json: forced_eos_token_id must be a token id or a list of them"),
+    ],
+    ids=str,
+)
+def test_a_generation_config_of_wrong_types_is_refused_when_it_is_opened(exported, tmp_path, settings, message):
+    directory = copy_of(exported("causal").directory, tmp_path)
+    edit_json(directory / "generation_config.json", **settings)
+    seal(directory)
+    with pytest.raises(ValueError, match=message) as caught:
+        Runtime(directory)
+    assert not isinstance(caught.value, UsageError)
+
+
+def test_a_model_type_that_is_none_of_ours_is_refused_with_those_that_are(exported, tmp_path):
+    directory = copy_of(exported("causal").directory, tmp_path)
+    edit_json(directory / "manifest.json", model_type="opt")
+    with pytest.raises(ValueError, match="has a model of type 'opt', expected one of .*'vanilla-decoder'"):
         Runtime(directory)
 
 

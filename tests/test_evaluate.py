@@ -9,7 +9,7 @@ import pytest
 import sacrebleu
 import torch
 import transformers
-from checkpoints import perturbed, toy_corpus
+from checkpoints import copy_of, edit_json, perturbed, seal, toy_corpus
 from filelock import FileLock
 
 from vanilla_transformer.training.data import read_lines
@@ -17,6 +17,7 @@ from vanilla_transformer.training.tokenizer import train_tokenizer
 from vanilla_transformer_export import evaluate as module
 from vanilla_transformer_export.build import export
 from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.evaluate import compare, evaluate
 
 SIZES = dict(vocab_size=60, hidden_size=32, intermediate_size=40, num_attention_heads=4)
@@ -221,6 +222,43 @@ def test_texts_and_labels_of_different_numbers_are_refused(exported, files):
         evaluate(exported("classifier")[1], **files)
 
 
+@pytest.fixture
+def pair(tmp_path):
+    """Two files of sentences and their translations."""
+    for side, lines in zip(("source", "target"), zip(*toy_corpus(4, seed=1))):
+        (tmp_path / side).write_text("\n".join(lines) + "\n")
+    return {side: tmp_path / side for side in ("source", "target")}
+
+
+def test_a_tokenization_that_sacrebleu_does_not_have_is_refused_with_those_it_has(exported, pair, monkeypatch):
+    monkeypatch.setattr(module, "read_parallel", None)  # before anything is read
+    for directory in exported("seq2seq"):
+        with pytest.raises(UsageError, match="bleu_tokenize must be one of .*'13a'.*, got 'nope'"):
+            evaluate(directory, **pair, bleu_tokenize="nope")
+
+
+@pytest.mark.parametrize("name", ["engine", "self", "texts", "input_ids", "num_beam"])
+def test_options_under_the_names_of_arguments_are_unknown_ones(exported, pair, name):
+    with pytest.raises(UsageError, match=rf"unknown generation options \['{name}'\], expected some of"):
+        evaluate(exported("seq2seq")[1], **pair, **{name: 1})
+
+
+def test_tokens_outside_the_vocabulary_have_no_perplexity(exported, files, tmp_path):
+    directory = copy_of(exported("causal")[1], tmp_path)
+    larger = json.loads((directory / "tokenizer.json").read_text())
+    vocabulary = larger["model"]["vocab"]
+    larger["model"]["vocab"] = {token: index + 1000 * (index > 40) for token, index in vocabulary.items()}
+    (directory / "tokenizer.json").write_text(json.dumps(larger))
+    seal(directory)
+    with pytest.raises(ValueError, match="the tokenizer gives token id 10[0-9][0-9], expected less than vocab_size, 60"):
+        evaluate(directory, text=files["text"])
+
+
+def test_a_checkpoint_that_is_missing_is_named_before_its_tokenizer(tmp_path, files):
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist, expected a checkpoint directory or a Hub id"):
+        evaluate(tmp_path / "nowhere", text=files["text"])
+
+
 def test_generation_options_are_for_generated_text_only(exported, files):
     with pytest.raises(ValueError, match=r"\['num_beams'\] have no effect on the perplexity"):
         evaluate(exported("causal")[1], text=files["text"], num_beams=2)
@@ -233,10 +271,17 @@ def test_text_of_one_token_has_no_perplexity(exported, tmp_path):
 
 
 def test_a_tokenizer_without_a_mask_token_is_an_error(exported, files, tmp_path):
-    from checkpoints import copy_of, edit_json, seal
-
     directory = copy_of(exported("masked-lm")[1], tmp_path)
     edit_json(directory / "tokenizer_config.json", mask_token=None)
     seal(directory)
     with pytest.raises(ValueError, match="no mask token"):
+        evaluate(directory, text=files["text"])
+
+
+@pytest.mark.parametrize("content, message", [("[1]", "is a list, expected a JSON object"), ("{", "is not JSON")])
+def test_a_tokenizer_config_that_is_no_object_is_refused_by_name(exported, files, tmp_path, content, message):
+    directory = copy_of(exported("masked-lm")[1], tmp_path)
+    (directory / "tokenizer_config.json").write_text(content)
+    seal(directory)
+    with pytest.raises(ValueError, match=f"tokenizer_config.json {message}"):
         evaluate(directory, text=files["text"])

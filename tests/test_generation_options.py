@@ -363,6 +363,11 @@ def test_numpy_s_threads_are_taken(pairs):
         (dict(pad_token_id=48), r"pad_token_id must be in \[0, 47\], the vocabulary, got 48"),
         (dict(eos_token_id="x"), "eos_token_id must be a token id or a list of them, got 'x'"),
         (dict(eta_cutoff=0.1), r"unknown generation options \['eta_cutoff'\]"),
+        (dict(forced_bos_token_id=9, suppress_tokens=[8, 9]), r"forced_bos_token_id must have a token that .* not, got \[9\]"),
+        (
+            dict(forced_eos_token_id=[2, 5], suppress_tokens=[5, 2]),
+            "forced_eos_token_id must have a token that suppress_tokens",
+        ),
         (dict(eos_token_id=10**30), "eos_token_id must be a token id or a list of them, got 10{30}"),
         (dict(eos_token_id=[2, 10**30]), r"eos_token_id must be a token id or a list of them, got \[2, 10{30}\]"),
         (dict(pad_token_id=10**30), r"pad_token_id must be a whole number from 0 to 2\*\*63 - 1, got 10{30}"),

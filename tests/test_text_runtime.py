@@ -1,0 +1,121 @@
+"""Text in, text out: what is no text, what is no tokenizer, and options under the names of arguments."""
+
+import json
+import shutil
+
+import pytest
+from checkpoints import copy_of, list_file, seal
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.text import TextRuntime
+
+
+def tokenizer(pattern=None):
+    made = Tokenizer(models.WordLevel({f"w{token}": token for token in range(48)}, unk_token="w0"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace() if pattern is None else pre_tokenizers.Split(Regex(pattern), "isolated")
+    return made
+
+
+@pytest.fixture(scope="module")
+def directory(exported, tmp_path_factory):
+    """An export with a tokenizer of the words w0 to w47."""
+    found = copy_of(exported("causal").directory, tmp_path_factory.mktemp("text"))
+    tokenizer().save(str(found / "tokenizer.json"))
+    list_file(found, "tokenizer.json")
+    return found
+
+
+@pytest.fixture(scope="module")
+def runtime(directory):
+    return TextRuntime(directory, threads=1)
+
+
+@pytest.mark.parametrize(
+    "texts, message",
+    [
+        ("w5 w6", "texts must be a list of strings, got 'w5 w6'"),
+        (["w5", None], r"texts must be a list of strings, got \['w5', None\]"),
+        ([b"w5"], r"texts must be a list of strings, got \[b'w5'\]"),
+        ([["w5"]], r"texts must be a list of strings, got \[\['w5'\]\]"),
+        (5, "texts must be a list of strings, got 5"),
+        ({"w5": 1}, "texts must be a list of strings, got {'w5': 1}"),
+        ([], "no texts, expected at least one"),
+        (["w5", " "], "text 1 of 2 is empty, expected words"),
+        (["w5", "w6 \ud83d"], "text 1 of 2 is no Unicode text: .*surrogates not allowed"),
+    ],
+    ids=ascii,
+)
+def test_what_is_no_list_of_texts_is_refused(runtime, texts, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        runtime.generate(texts)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [["w5"], None, 5])
+def test_what_is_no_text_does_not_stream(runtime, text):
+    with pytest.raises(ValueError, match="texts must be a list of strings"):
+        runtime.stream(text)
+
+
+@pytest.mark.parametrize("name", ["texts", "text", "self", "input_ids", "attention_mask", "options", "num_beam"])
+def test_options_under_the_names_of_arguments_are_unknown_ones(runtime, name):
+    for call, given in ((runtime.generate, ["w5"]), (runtime.stream, "w5")):
+        with pytest.raises(UsageError, match=rf"unknown generation options \['{name}'\], expected some of"):
+            call(given, **{name: 1})
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"model": 1}', b"\xff\xfe", b"null"])
+def test_a_damaged_tokenizer_is_refused_by_name(directory, tmp_path, content):
+    damaged = copy_of(directory, tmp_path)
+    (damaged / "tokenizer.json").write_bytes(content)
+    seal(damaged)
+    with pytest.raises(ValueError, match="the tokenizer of .*tokenizer.json failed: "):
+        TextRuntime(damaged, threads=1)
+
+
+def test_an_expression_that_does_not_compile_is_refused_by_name(directory, tmp_path):
+    damaged = copy_of(directory, tmp_path)
+    content = json.loads((damaged / "tokenizer.json").read_text())
+    content["pre_tokenizer"] = json.loads(tokenizer("a").to_str())["pre_tokenizer"] | {"pattern": {"Regex": "("}}
+    (damaged / "tokenizer.json").write_text(json.dumps(content))
+    seal(damaged)
+    with pytest.raises(ValueError, match="tokenizer.json failed: .*unmatched parenthesis"):
+        TextRuntime(damaged, threads=1)
+
+
+def test_an_expression_past_the_engine_s_limit_is_an_error(directory, tmp_path):
+    """There Rust panics, which Python sees as no `Exception`."""
+    damaged = copy_of(directory, tmp_path)
+    tokenizer("(w+)+$").save(str(damaged / "tokenizer.json"))
+    seal(damaged)
+    runtime = TextRuntime(damaged, threads=1)
+    for texts in (["w" * 40 + "!"], ["w5", "w" * 40 + "!"]):
+        with pytest.raises(ValueError, match="the tokenizer of .*tokenizer.json failed: .*retry-limit"):
+            runtime.generate(texts)
+
+
+def test_an_interrupt_is_no_failure_of_the_tokenizer(runtime, monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runtime, "tokenizer", type("Interrupted", (), {"encode_batch": interrupted}))
+    with pytest.raises(KeyboardInterrupt):
+        runtime.generate(["w5"])
+
+
+def test_a_tokenizer_the_manifest_does_not_list_is_refused(exported, directory, tmp_path):
+    added = copy_of(exported("causal").directory, tmp_path)
+    with pytest.raises(FileNotFoundError, match="tokenizer.json is missing: the checkpoint had no tokenizer"):
+        TextRuntime(added, threads=1)
+    shutil.copy(directory / "tokenizer.json", added)
+    with pytest.raises(ValueError, match="manifest.json lists no tokenizer.json: export again"):
+        TextRuntime(added, threads=1)
+
+
+def test_tokens_outside_the_vocabulary_are_an_error(directory, tmp_path):
+    larger = copy_of(directory, tmp_path)
+    Tokenizer(models.WordLevel({"w0": 0, "far": 99}, unk_token="w0")).save(str(larger / "tokenizer.json"))
+    seal(larger)
+    with pytest.raises(ValueError, match=r"token ids must be in \[0, 47\], the vocabulary, got 99 to 99"):
+        TextRuntime(larger, threads=1).generate(["far"])
