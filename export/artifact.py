@@ -11,8 +11,6 @@ from pathlib import Path
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-
-
 # What the manifest must say, and what it may.
 REQUIRED = {"architecture": str, "files": dict, "model_type": str}
 OPTIONAL = {"target": str, "dtype": str, "activations": str}
