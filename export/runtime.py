@@ -71,7 +71,7 @@ class Runtime:
             ValueError for a target, dtype or config this runtime does not know, and for a graph that onnxruntime cannot load,
             that does not fit the config, or that keeps data outside the export.
         UsageError: for a number of threads other than 1 to 1024, a device that does not go with the target, and an
-            `engine_cache` without TensorRT.
+            `engine_cache` without TensorRT or inside the export.
         OSError: if CUDA or TensorRT is asked for and cannot be used, with what to do about it.
     """
 
@@ -105,6 +105,8 @@ class Runtime:
             raise UsageError(f"device {device!r} does not go with {found}, expected one of {devices}")
         if engine_cache is not None and self.device != "tensorrt":
             raise UsageError(f"engine_cache is of no use on device {self.device!r}, expected device='tensorrt'")
+        if engine_cache is not None and Path(engine_cache).resolve().is_relative_to(self.artifact.directory):
+            raise UsageError(f"engine_cache is {engine_cache}, inside the export: expected a place outside, its files stay")
         self.engine_cache = engine_cache
         if self.device != "cpu":
             require(self.device)

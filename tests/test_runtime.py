@@ -612,6 +612,8 @@ def test_tensorrt_is_refused_where_it_has_nothing_to_compile_or_is_not_there(exp
         Runtime(directory, device="tensorrt")
     with pytest.raises(ValueError, match="engine_cache is of no use on device 'cpu', expected device='tensorrt'"):
         Runtime(directory, engine_cache="engines")
+    with pytest.raises(ValueError, match="onnx/engines, inside the export: expected a place outside, its files stay"):
+        Runtime(directory, device="tensorrt", engine_cache=directory / "onnx/engines")
     monkeypatch.setattr(doctor, "providers", lambda: [doctor.CUDA, "CPUExecutionProvider"])
     monkeypatch.setattr(doctor, "gpu", lambda: "NVIDIA H200")
     monkeypatch.setattr(doctor, "LIBRARIES", ())
