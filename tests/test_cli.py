@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import sacrebleu
 import torch
-from checkpoints import copy_of, edit_json, seal, toy_corpus, write_corpus
+from checkpoints import copy_of, list_file, toy_corpus, write_corpus
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -358,16 +358,11 @@ def test_verify_ends_with_1_and_lists_the_differences(exported, tmp_path, capsys
 
 
 def with_tokenizer(directory, size):
-    """An export that got a tokenizer, which its manifest then lists."""
+    """An export that got a tokenizer."""
     tokenizer = train_tokenizer([text for pair in toy_corpus(50, seed=0) for text in pair], size)
     tokenizer.save_pretrained(directory)
-    edit_json(directory / "manifest.json", files={path.relative_to(directory).as_posix(): {} for path in files_of(directory)})
-    seal(directory)
+    list_file(directory, "tokenizer.json")
     return tokenizer
-
-
-def files_of(directory):
-    return [path for path in directory.rglob("*") if path.is_file() and path.name != "manifest.json"]
 
 
 def test_generate_says_when_the_export_has_no_tokenizer(exported):
