@@ -285,3 +285,8 @@ def test_a_tokenizer_config_that_is_no_object_is_refused_by_name(exported, files
     seal(directory)
     with pytest.raises(ValueError, match=f"tokenizer_config.json {message}"):
         evaluate(directory, text=files["text"])
+
+
+def test_rows_of_similar_length_are_evaluated_together():
+    rows = ["x" * length for length in (9, 2, 7, 1, 8)]
+    assert module.batches(rows, 2) == [[3, 1], [2, 4], [0]]

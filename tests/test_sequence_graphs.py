@@ -260,6 +260,22 @@ def test_a_ragged_batch_gives_the_values_of_one_run(exported, monkeypatch, name,
         assert np.isfinite(got).all()
 
 
+@pytest.mark.parametrize("threads, runs", [(1, [(6, 40), (6, 40), (12, 4)]), (2, [(12, 40), (12, 4)])])
+def test_an_encoder_runs_short_rows_apart_from_long_ones(exported, monkeypatch, threads, runs):
+    """At most 256 tokens at once for each thread. The session is a spy here."""
+    runtime, sizes = Runtime(exported("encoder")[1], threads=threads), []
+    session = runtime.sessions["encoder"]
+
+    class Session:
+        def run(self, names, feeds):
+            sizes.append(feeds["input_ids"].shape)
+            return session.run(names, feeds)
+
+    monkeypatch.setitem(runtime.sessions, "encoder", Session())
+    runtime.encode(*ragged([40, 4] * 12))
+    assert sizes == runs
+
+
 @pytest.mark.parametrize(
     "lengths, groups",
     [

@@ -295,6 +295,11 @@ def test_the_average_is_the_mean_of_every_weight(short, corpus, tmp_path):
         average(paths, tmp_path / "mean")
 
 
+def test_the_average_of_one_checkpoint_is_that_checkpoint(short):
+    found, expected = dict(averaged(short[:1]).named_parameters()), weights(short[0])
+    assert are_equal({name: found[name].detach() for name in expected}, expected)
+
+
 def test_a_run_that_gets_no_better_ends_and_gives_the_mean_of_its_last_checkpoints(corpus, tmp_path):
     settings = dict(num_train_epochs=9, eval_strategy="epoch", early_stopping_patience=1, metric_for_best_model="loss")
     recipe = recipe_of(corpus, **settings, greater_is_better=True, average_last=2)  # of a loss, which falls
