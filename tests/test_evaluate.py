@@ -95,6 +95,17 @@ def test_perplexity_is_that_of_each_token_given_those_before_it_in_its_window(ex
     assert found["perplexity"] == pytest.approx(math.exp(sum(losses) / count), rel=1e-4)
 
 
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+@torch.no_grad()
+def test_a_last_window_of_one_token_predicts_nothing(exported, files, monkeypatch, target):
+    model, made = load(exported("causal")[0])
+    ids = made(files["text"].read_text(), add_special_tokens=False, return_tensors="pt")["input_ids"]
+    monkeypatch.setattr(module, "WINDOW", ids.shape[1] - 1)
+    found = both(exported, "causal", target, text=files["text"])
+    assert found["tokens"] == ids.shape[1] - 2
+    assert found["perplexity"] == pytest.approx(math.exp(model(ids[:, :-1], labels=ids[:, :-1]).loss), rel=1e-4)
+
+
 def test_perplexity_does_not_depend_on_how_much_is_held_at_once(exported, files, monkeypatch):
     monkeypatch.setattr(module, "WINDOW", 20)
     expected = evaluate(exported("causal")[0], text=files["text"])["perplexity"]
