@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import onnx
 import pytest
-from checkpoints import perturbed
+from checkpoints import copy_of, edit_json, perturbed, seal
 from filelock import FileLock
 
 import vanilla_transformer
@@ -217,6 +217,16 @@ def test_tokens_of_a_decoder_are_checked_as_all_others(exported):
             runtime.outputs(ids, None, None, *wrong)
     with pytest.raises(ValueError, match="VanillaEncoderForMaskedLM takes no decoder_input_ids"):
         Runtime(exported("encoder")[1]).outputs(ids, decoder_input_ids=ids)
+
+
+def test_a_decoder_that_reads_sequences_has_as_many_learned_positions_as_its_config_says(exported, tmp_path):
+    directory = copy_of(exported("pair")[1], tmp_path)
+    edit_json(directory / "config.json", position_embedding_type="learned", max_position_embeddings=6)
+    seal(directory)
+    runtime, ids = Runtime(directory), np.full((2, 6), 5)
+    assert runtime.encode(ids, decoder_input_ids=ids).shape == (2, 6, WIDTH)
+    with pytest.raises(ValueError, match="7 tokens.* 6 learned"):
+        runtime.encode(ids, decoder_input_ids=np.full((2, 7), 5))
 
 
 # ---------------------------------------------------------------------------------------------------------- ragged batches
