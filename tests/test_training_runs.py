@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from argparse import Namespace
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -17,11 +18,12 @@ import torch
 from checkpoints import toy_corpus, write_corpus
 from datasets import Dataset, DatasetDict
 from huggingface_hub import ModelCard
+from matplotlib.figure import Figure
 from PIL import Image
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 from torch.distributions import Categorical, kl_divergence
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback, TrainingArguments
 from transformers.generation import utils as generation
 from transformers.trainer_pt_utils import LabelSmoother
 
@@ -29,6 +31,7 @@ from vanilla_transformer import VanillaSeq2SeqConfig, VanillaSeq2SeqForCondition
 from vanilla_transformer.training import run as runs
 from vanilla_transformer.training import trainer
 from vanilla_transformer.training.averaging import average, averaged
+from vanilla_transformer.training.callbacks import Watch
 from vanilla_transformer.training.card import model_card, toml
 from vanilla_transformer.training.curves import draw_curves, panels
 from vanilla_transformer.training.dry_run import dry_run
@@ -133,6 +136,17 @@ def test_the_report_has_the_recipe_what_it_gave_and_the_tokens_of_every_update(s
     assert report["hardware"] == f"1 process, each on the CPU with {torch.get_num_threads()} threads"
 
 
+def test_the_log_has_the_tokens_since_the_last_one_without_padding():
+    model = VanillaSeq2SeqForConditionalGeneration(VanillaSeq2SeqConfig(vocab_size=60, **SMALL)).train()
+    watch, arguments, state = Watch(model, None), Namespace(device="cpu", world_size=1), Namespace(log_history=[{}])
+    ids = torch.tensor([[5, 6, 2], [7, 2, 0]])
+    for batches in ([ids, ids], [ids[:1]], []):
+        for rows in batches:
+            watch.see(model, (), {"input_ids": rows, "decoder_input_ids": rows[:, :1]}, {})
+        watch.on_log(arguments, state, None, logs={"loss": 1.0})
+        assert state.log_history[-1]["tokens"] == sum(int((rows != 0).sum()) + len(rows) for rows in batches)
+
+
 def test_half_stores_float16_that_loads_as_float32(short, corpus, tmp_path):
     recipe = recipe_of(corpus)
     recipe.save_dtype = "float16"
@@ -212,6 +226,21 @@ def test_the_curves_are_those_of_the_log(tmp_path):
     assert list(panels(history)) == ["loss", "learning_rate", "bleu"]
     assert not draw_curves(history[-2:], tmp_path / "curves.png")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_points_are_marked_where_they_are_fewer_than_50(monkeypatch):
+    drawn, history = [], [{"loss": 1.0, "step": step} for step in range(50)]
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: drawn.append(figure))
+    assert draw_curves(history[:49], "few.png") and draw_curves(history, "many.png")
+    assert [figure.axes[0].lines[0].get_marker() for figure in drawn] == [".", "None"]
+
+
+def test_without_a_seed_draws_are_those_of_transformers_default():
+    rows, found = Dataset.from_dict({"input_ids": [[1], [2], [3]]}), []
+    for given in ({}, {"seed": TrainingArguments.seed}, {"seed": TrainingArguments.seed + 1}):
+        seen = trainer.batches(rows, Recipe("causal-lm", training=given), lambda row, random: (random.random(),))
+        found.append(seen.__getitems__([0, 1, 2]))
+    assert found[0] == found[1] != found[2]
 
 
 # -------------------------------------------------------------------------------------------------------------- the pieces
