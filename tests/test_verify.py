@@ -10,7 +10,7 @@ from checkpoints import CHECKPOINTS, VOCABULARY, build, copy_of, edit_graph, sea
 from onnx import helper, numpy_helper
 
 from vanilla_transformer_export import verify as verify_module
-from vanilla_transformer_export.verify import TOLERANCE, Report, verify
+from vanilla_transformer_export.verify import TOLERANCE, Report, sample, verify
 
 
 @pytest.mark.parametrize("name", ["encoder", "causal", "seq2seq"])
@@ -30,6 +30,12 @@ def test_every_other_kind_of_checkpoint_agrees(exported, name):
 def test_the_same_seed_compares_the_same_cases_and_another_seed_others(exported):
     values = [verify(exported("encoder").directory, exported("encoder").model, 5, seed).values for seed in (0, 0, 1)]
     assert values[0] == values[1] != values[2]
+
+
+def test_a_case_has_1_to_5_rows_of_1_to_33_tokens():
+    rng = np.random.default_rng(0)
+    rows, lengths = zip(*(sample(rng, VOCABULARY, 33, "right")[0].shape for _ in range(1000)))
+    assert set(rows) == {1, 2, 3, 4, 5} and set(lengths) == set(range(1, 34))
 
 
 # ------------------------------------------------------------------------------------------------------- what is not right
@@ -57,7 +63,9 @@ def test_one_changed_weight_of_any_matrix_is_found(exported, tmp_path, name, fil
 
     directory = copy_of(exported(name).directory, tmp_path)
     edit_graph(directory, file, change)
-    assert "expected at most 1e-04" in failures(directory, exported(name).model)[0]
+    first = failures(directory, exported(name).model)[0]
+    assert "expected at most 1e-04" in first
+    assert (", encoder: " in first) == (file == "onnx/encoder_model.onnx")  # whose states are compared too
 
 
 @pytest.mark.parametrize("part", ["decoder", "encoder", ""])
