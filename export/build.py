@@ -219,9 +219,8 @@ def write_configs(model, checkpoint, directory):
     """config.json for clients, generation_config.json and the tokenizer; returns the checkpoint's config."""
     config = model.config.to_dict()
     config.pop("auto_map")  # there is no code beside an export
-    (directory / "config.json").write_text(
-        json.dumps(client_config(config, model.can_generate()), indent=2, default=str) + "\n"
-    )
+    content = json.dumps(client_config(config, model.can_generate()), indent=2, default=str)
+    (directory / "config.json").write_text(content + "\n", encoding="utf-8")
     if model.can_generate():
         model.generation_config.save_pretrained(directory)
     for name in TOKENIZER_FILES:

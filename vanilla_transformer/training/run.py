@@ -141,8 +141,8 @@ def save_checkpoint(model, tokenizer, directory: Path, dtype: str) -> None:
         text = json.dumps(json.loads(vocabulary.read_text(encoding="utf-8")), ensure_ascii=False, separators=(",", ":"))
         vocabulary.write_text(text, encoding="utf-8")
     if dtype == "float16":
-        config = json.loads((directory / "config.json").read_text())
-        (directory / "config.json").write_text(json.dumps(config | {"dtype": "float32"}, indent=2) + "\n")
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        (directory / "config.json").write_text(json.dumps(config | {"dtype": "float32"}, indent=2) + "\n", encoding="utf-8")
 
 
 def hardware(arguments) -> str:
