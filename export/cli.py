@@ -301,7 +301,7 @@ def build_parser():
     verb = verbs.add_parser("generate", help="translate or continue text with an export", formatter_class=formatter)
     verb.set_defaults(run=generate, extras="cpu")
     verb.add_argument("out", type=path, help="export directory")
-    verb.add_argument("text", nargs="*", help="texts; without any, the lines of standard input")
+    verb.add_argument("text", type=unicode, nargs="*", help="texts; without any, the lines of standard input")
     verb.add_argument("--threads", type=positive, help="processor threads; all this process may use if not given")
     verb.add_argument("--device", help="cpu, cuda or tensorrt; that of the target if not given")
     verb.add_argument("--engine-cache", type=path, help="where tensorrt keeps what it compiled; nowhere if not given")

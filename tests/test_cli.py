@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -409,6 +410,7 @@ def test_an_interrupted_verb_ends_with_one_line_its_code_and_nothing_on_disk(tmp
     def interrupted(_):
         assert (tmp_path / ".out.partial").is_dir()
         os.kill(os.getpid(), number)
+        time.sleep(60)  # until it is there
 
     monkeypatch.setattr(averaging, "averaged", interrupted)
     before = signal.getsignal(signal.SIGTERM)

@@ -15,7 +15,7 @@ def average(checkpoints: list[str | os.PathLike], out: str | os.PathLike, force:
     """Writes `averaged(checkpoints)` to the directory `out`, with the tokenizer of the first.
 
     Raises:
-        FileExistsError: if `out` exists and `force` is not given.
+        FileExistsError: if `out` cannot be written, see `files.new_directory`.
         FileNotFoundError, ValueError: as `averaged`.
     """
     with new_directory(out, force, checkpoints) as directory:
