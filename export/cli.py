@@ -324,9 +324,9 @@ def build_parser():
 
 def main(argv=None):
     open_standard_streams()
-    args = build_parser().parse_args(argv)
     try:
         with terminated_as_interrupted():
+            args = build_parser().parse_args(argv)
             args.run(args)
     except KeyboardInterrupt as interrupt:
         fail("interrupted", 143 if isinstance(interrupt, Terminated) else 130)
@@ -334,8 +334,11 @@ def main(argv=None):
         remedy = f": pip install 'vanilla-transformer[{args.extras}]'" if error.name else ""
         fail(f"{error}{remedy}")
     except Exception as error:
-        # What the library raises for wrong input; a config's type checks have classes of their own.
-        if isinstance(error, OSError | ValueError | FloatingPointError) or type(error).__module__ == "huggingface_hub.errors":
+        # What the library raises for wrong input; a config's type checks have classes of their own. Where no room is left,
+        # safetensors and torch have errors of their own too.
+        is_full = type(error).__name__ == "SafetensorError" or "inline_container.cc" in str(error)
+        is_known = isinstance(error, OSError | ValueError | FloatingPointError)
+        if is_full or is_known or type(error).__module__ == "huggingface_hub.errors":
             fail(error, getattr(error, "exit_code", 1))
         raise
 

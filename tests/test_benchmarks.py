@@ -224,7 +224,11 @@ def test_cased_translations_are_scored_on_lower_cased_tokens(tmp_path):
 
     said = targets[1]
     assert lowercased.score(translate, tmp_path, "val") == dict(
-        text="val", bleu=100.0, signature="nrefs:1|case:mixed|eff:no|tok:none|smooth:exp|version:2.6.0", lines=2, alike=2
+        text="val",
+        bleu=100.0,
+        signature=f"nrefs:1|case:mixed|eff:no|tok:none|smooth:exp|version:{sacrebleu.__version__}",
+        lines=2,
+        alike=2,
     )
     said = "Zwei Hunde rennen über das Gras."
     expected = sacrebleu.corpus_bleu([tokens[0], "zwei hunde rennen über das gras ."], [tokens], tokenize="none").score

@@ -413,9 +413,10 @@ def test_an_interrupted_verb_ends_with_one_line_its_code_and_nothing_on_disk(tmp
         time.sleep(60)  # until it is there
 
     monkeypatch.setattr(averaging, "averaged", interrupted)
-    before = signal.getsignal(signal.SIGTERM)
+    before, interrupts = signal.getsignal(signal.SIGTERM), signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(SystemExit) as caught:
         main(["average", "one", "two", "--out", str(tmp_path / "out")])
+    signal.signal(signal.SIGINT, interrupts)  # which the processes of a parallel test run ignore
     assert caught.value.code == code
     assert capsys.readouterr().err == "vanilla-transformer: interrupted\n"
     assert list(tmp_path.iterdir()) == []

@@ -35,7 +35,8 @@ def read(directory: Path) -> dict[str, str]:
 
 
 def manifest(*names: str) -> str:
-    return json.dumps({"schema_version": 1, "files": dict.fromkeys(names, {})})
+    facts = {"schema_version": 1, "architecture": "VanillaEncoderModel", "model_type": "vanilla-encoder"}
+    return json.dumps({**facts, "files": dict.fromkeys(names, {})})
 
 
 def save(out: Path, contents: dict[str, str], **options):
@@ -180,6 +181,8 @@ def test_what_we_wrote_is_replaced_by_force_only(folder, contents):
         ({"config.json": '{"model_type": "bert"}'}, "out holds config.json: expected"),
         ({"config.json": "[]"}, "out holds config.json: expected"),
         ({"manifest.json": '{"name": "a web application"}'}, "out holds manifest.json: expected"),
+        ({"manifest.json": '{"schema_version": 3, "files": {"a.tex": 1}}', "a.tex": ""}, "out holds a.tex, manifest.json: exp"),
+        ({"manifest.json": manifest("a.tex"), "a.tex": ""}, "out also holds a.tex"),
         (CHECKPOINT | {"notes.md": ""}, "out also holds notes.md, which vanilla-transformer did not write: move it away"),
         (CHECKPOINT | {".git/HEAD": ""}, r"also holds \.git/HEAD"),
         (CHECKPOINT | {"checkpoint-9/config.json": "{}"}, "also holds checkpoint-9/config.json"),
@@ -241,7 +244,9 @@ CONTENTS = st.dictionaries(
     st.sampled_from([*CHECKPOINT.values(), "{}", "[]", manifest("onnx/model.onnx", "config.json"), '{"files": {}}']),
     max_size=4,
 )
-CONTENTS |= st.sampled_from([CHECKPOINT, CHECKPOINT | {"notes.md": ""}, {"manifest.json": manifest("onnx/x"), "onnx/x": ""}])
+CONTENTS |= st.sampled_from(
+    [CHECKPOINT, CHECKPOINT | {"notes.md": ""}, {"manifest.json": manifest("onnx/x.onnx"), "onnx/x.onnx": ""}]
+)
 SEGMENTS = st.sampled_from([["one"], ["link"]]) | st.lists(
     st.sampled_from([".", "..", "one", "two", "link", "new", "onnx", "deep"]), min_size=1, max_size=4
 )
@@ -327,6 +332,27 @@ def test_a_claim_that_has_no_name_is_waited_for_and_then_taken(folder):
     (folder / ".out.partial").mkdir()
     save(folder / "out", {"file": "new"})
     assert read(folder) == {"out/file": "new"}
+
+
+def test_what_a_dead_process_left_and_cannot_be_removed_is_named(folder, monkeypatch):
+    claim_of(folder, dead_process(), 12345)
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **options: None)
+    refused(FileExistsError, r"out\.partial/.*-12345, which a run that was killed left, cannot be removed", folder / "out")
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_what_is_in_the_place_of_claims_and_no_directory_is_named(folder, kind):
+    (folder / ".out.partial").symlink_to("nowhere") if kind == "link" else (folder / ".out.partial").touch()
+    refused(FileExistsError, r"\.out\.partial is no directory of ours", folder / "out")
+
+
+def test_a_killed_process_that_nobody_has_waited_for_is_dead(folder):
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    started = int(psutil.Process(child.pid).create_time())
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is a zombie
+    claim_of(folder, child.pid, started)
+    save(folder / "out", {"file": "new"})
+    child.wait()
 
 
 @pytest.mark.parametrize("name", ["notes", "a-b-c"])

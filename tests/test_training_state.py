@@ -12,7 +12,13 @@ from checkpoints import write_corpus
 
 from vanilla_transformer.errors import UsageError
 from vanilla_transformer.training import run as runs
-from vanilla_transformer.training.checkpoints import WholeCheckpoints, check_state, whole_checkpoints
+from vanilla_transformer.training.checkpoints import (
+    WholeCheckpoints,
+    check_state,
+    last_checkpoints,
+    marked_checkpoints,
+    whole_checkpoints,
+)
 from vanilla_transformer.training.checkpoints import open_state as make_state
 from vanilla_transformer.training.recipe import Recipe
 
@@ -48,7 +54,7 @@ def checkpoint(state: Path, step: int, arguments=None, **facts) -> Path:
     (path / "model.safetensors").write_text(f"weights {step}")
     (path / "trainer_state.json").write_text("{}")
     callback, arguments = WholeCheckpoints(), arguments or SimpleNamespace(save_total_limit=None)
-    callback.on_train_begin(arguments, None, None)
+    callback.on_train_begin(arguments, SimpleNamespace(best_model_checkpoint=None), None)
     assert arguments.save_total_limit is None  # the trainer's own would remove what is not ours
     arguments.output_dir, arguments.should_save = str(state), True
     callback.on_save(arguments, SimpleNamespace(global_step=step, best_model_checkpoint=None, **facts), None)
@@ -178,7 +184,7 @@ def test_restart_moves_the_state_aside(recipe, state, is_damaged, capsys):
 # ---------------------------------------------------------------------------------------------------- its checkpoints
 
 
-@pytest.mark.parametrize("damage", ["one byte", "shorter", "missing", "more", "marker"])
+@pytest.mark.parametrize("damage", ["one byte", "shorter", "missing", "marker", "another marker"])
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(state, damage, caplog, monkeypatch):
     older, newest = checkpoint(state, 9), checkpoint(state, 10)
     assert list(whole_checkpoints(state)) == [newest, older]
@@ -189,23 +195,101 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(state, damage, caplo
         weights.write_text("weights")
     elif damage == "missing":
         weights.unlink()
-    elif damage == "more":
-        (newest / "optimizer.pt").write_text("of another run")
     else:
-        (newest / "files.json").write_text('{"model.saf')
+        (newest / "files.json").write_text('{"model.saf' if damage == "marker" else "[]")
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     assert list(whole_checkpoints(state)) == [older]
     assert f"{newest} is damaged" in caplog.text
 
 
-def test_a_checkpoint_that_was_cut_short_has_no_hashes(state):
-    (checkpoint(state, 5) / "files.json").unlink()
+def test_a_checkpoint_is_marked_before_it_is_written_and_whole_afterwards(state):
+    callback, arguments = WholeCheckpoints(), SimpleNamespace(save_total_limit=None, output_dir=str(state), should_save=True)
+    for saves in (False, True):
+        callback.on_step_end(arguments, SimpleNamespace(global_step=5), SimpleNamespace(should_save=saves))
+        assert (state / "checkpoint-5/files.json").exists() == saves
+    assert marked_checkpoints(state) == [state / "checkpoint-5"]
     assert list(whole_checkpoints(state)) == []
+
+
+def test_what_a_user_puts_into_a_checkpoint_changes_nothing_of_it_and_stays(state):
+    for name in ("onnx/model.onnx", "notes"):
+        file = checkpoint(state, 5) / name if not (state / "checkpoint-5").exists() else state / "checkpoint-5" / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("mine")
+    assert list(whole_checkpoints(state)) == [state / "checkpoint-5"]
+    checkpoint(state, 10, SimpleNamespace(save_total_limit=1))
+    left = sorted(path.relative_to(state).as_posix() for path in state.rglob("*") if path.is_file())
+    assert left[-2:] == ["checkpoint-5/notes", "checkpoint-5/onnx/model.onnx"] and "checkpoint-5/model.safetensors" not in left
+
+
+def test_a_checkpoint_of_others_whose_name_a_run_may_need_is_refused(recipe, state):
+    open_state(state, recipe, restart=False)
+    (state / "checkpoint-15").mkdir()
+    with pytest.raises(
+        FileExistsError, match="checkpoint-15 is not of the run, which may need its name: expected it elsewhere"
+    ):
+        open_state(state, recipe, restart=False)
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "1", '{"mine": 1}'])
+def test_a_run_json_of_others_is_refused_and_stays(recipe, state, content):
+    state.mkdir()
+    (state / "run.json").write_text(content)
+    for restart in (False, True):
+        with pytest.raises(FileExistsError, match=r"its run\.json holds no recipe"):
+            open_state(state, recipe, restart)
+    assert (state / "run.json").read_text() == content
+
+
+def test_the_last_checkpoints_are_refused_if_one_is_damaged(state, caplog, monkeypatch):
+    paths = [checkpoint(state, step) for step in (5, 10, 15)]
+    assert last_checkpoints(state, 2) == paths[1:]
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    assert last_checkpoints(state, 4) == paths
+    assert "average_last=4, and" in caplog.text and "has 3 checkpoints" in caplog.text
+    (paths[1] / "model.safetensors").write_text("other")
+    assert last_checkpoints(state, 1) == paths[2:]
+    with pytest.raises(ValueError, match="average_last=3, and .*checkpoint-10 is damaged: remove it"):
+        last_checkpoints(state, 3)
+
+
+def test_the_best_checkpoint_is_looked_for_where_the_state_is_now(state):
+    path = checkpoint(state, 5)
+    callback, arguments = WholeCheckpoints(), SimpleNamespace(save_total_limit=None, output_dir=str(state), should_save=True)
+    noted = SimpleNamespace(best_model_checkpoint="/elsewhere/checkpoint-5")
+    callback.on_train_begin(arguments, noted, None)
+    assert noted.best_model_checkpoint == str(path)
+    (path / "model.safetensors").write_text("other")
+    with pytest.raises(ValueError, match="checkpoint-5, the best checkpoint until now, is damaged or not there"):
+        callback.on_train_begin(arguments, noted, None)
+
+
+def test_a_warmup_that_is_a_share_of_the_updates_depends_on_their_number(recipe, state):
+    shared = changed(recipe, "training", warmup_steps=0.5)
+    open_state(state, shared, restart=False)
+    checkpoint(state, 5)
+    with pytest.raises(UsageError, match="with training.max_steps=10, expected 11"):
+        open_state(state, changed(shared, "training", max_steps=11), restart=False)
+
+
+def test_another_teacher_under_the_same_name_is_another_run(tmp_path, state):
+    (tmp_path / "teacher").mkdir()
+    (tmp_path / "teacher/model.safetensors").write_text("one")
+    (tmp_path / "text").write_text("a\tb\n")
+    recipe = Recipe(
+        "sequence-classification", {"train": str(tmp_path / "text")}, {}, {}, {"teachers": [str(tmp_path / "teacher")]}
+    )
+    open_state(state, recipe, restart=False)
+    checkpoint(state, 5)
+    open_state(state, recipe, restart=False)
+    (tmp_path / "teacher/model.safetensors").write_text("other")
+    with pytest.raises(UsageError, match="with text.teachers="):
+        open_state(state, recipe, restart=False)
 
 
 @pytest.mark.parametrize("limit, kept", [(None, [5, 10, 15, 20]), (1, [20]), (2, [15, 20]), (9, [5, 10, 15, 20])])
 def test_only_checkpoints_of_the_run_are_removed_when_there_are_too_many(state, limit, kept):
-    theirs = ["checkpoint-mean", "checkpoint-5-mean", "checkpoint-4", "notes"]
+    theirs = ["checkpoint-mean", "checkpoint-5-mean", "notes"]
     for name in theirs:
         (state / name).mkdir(parents=True)
         (state / name / "model.safetensors").write_text("an average of theirs")
@@ -219,7 +303,7 @@ def test_the_best_checkpoint_stays(state):
         checkpoint(state, step)
     callback, best = WholeCheckpoints(), str(state / "checkpoint-5")
     arguments = SimpleNamespace(save_total_limit=2, output_dir=str(state), should_save=True)
-    callback.on_train_begin(arguments, None, None)
+    callback.on_train_begin(arguments, SimpleNamespace(best_model_checkpoint=None), None)
     callback.on_save(arguments, SimpleNamespace(global_step=15, best_model_checkpoint=best), None)
     assert names(state) == ["checkpoint-15", "checkpoint-5"]
 

@@ -38,6 +38,7 @@ CHECKPOINT_FILE = re.compile(
     r"|(source|target)\.spm|(spiece|sentencepiece\.bpe)\.model|chat_template\.jinja|README\.md|curves\.png"
     r"|(configuration|layers|modeling)_vanilla_transformer\.py"
 )
+EXPORT_FILE = re.compile(r"(config|generation_config|tokenizer|tokenizer_config)\.json|onnx/\w+\.onnx(_data)?")
 IGNORED = {"__pycache__", ".DS_Store"}  # what systems put anywhere
 IGNORED_ON_MOUNT = {"lost+found", ".partial"}
 NAMED = 5  # entries of others that an error names
@@ -161,7 +162,9 @@ def files_of_export(directory: Path) -> set[str]:
     """Those that its manifest lists, and the manifest; none if there is none of ours."""
     manifest = read_object(directory / MANIFEST)
     files = manifest.get("files")
-    return {MANIFEST, *files} if "schema_version" in manifest and isinstance(files, dict) else set()
+    if not {"schema_version", "architecture", "model_type"} <= manifest.keys() or not isinstance(files, dict):
+        return set()
+    return {MANIFEST, *(name for name in files if EXPORT_FILE.fullmatch(name))}
 
 
 def files_of_checkpoint(directory: Path) -> set[str]:
@@ -223,6 +226,8 @@ def claims_of(out: Path) -> Path:
 
 def make_claim(claims: Path, out: Path) -> Path:
     """The folder of this process. What processes that have died left is settled first."""
+    if claims.is_symlink() or (claims.exists() and not claims.is_dir()):
+        raise FileExistsError(f"{claims} is no directory of ours, expected nothing there: move it away")
     own = claims / owner()
     abandoned = time.monotonic() + CLAIM_SECONDS
     while True:
@@ -248,6 +253,8 @@ def settle_dead(claims: Path, out: Path, is_abandoned: bool) -> None:
         for claim in found:
             check_dead(claim, out)
             settle(claim, out)
+            if claim.exists():
+                raise FileExistsError(f"{claim}, which a run that was killed left, cannot be removed: remove it")
         if not found and is_abandoned:
             claims.rmdir()
         elif not found:
@@ -284,7 +291,8 @@ def check_dead(claim: Path, out: Path) -> None:
         run = f"process {process} of {where}, started {since}"
         raise FileExistsError(f"{out} is being written by {run}, another machine: if that is over, {keep}remove {claim.parent}")
     try:
-        is_alive = abs(psutil.Process(process).create_time() - start) < SAME_START
+        found = psutil.Process(process)
+        is_alive = abs(found.create_time() - start) < SAME_START and found.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return
     if is_alive:

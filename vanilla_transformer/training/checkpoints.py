@@ -1,10 +1,11 @@
 """The state of a run: whose it is, and which checkpoint of it is whole and can be gone on from."""
 
+import contextlib
 import hashlib
 import json
 import math
+import os
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -38,6 +39,17 @@ class WholeCheckpoints(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.limit, args.save_total_limit = args.save_total_limit, None
+        if state.best_model_checkpoint:  # where the state was when it was noted
+            state.best_model_checkpoint = str(best_checkpoint(Path(args.output_dir), state))
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Marks the checkpoint that is about to be written as one of the run."""
+        if control.should_save and args.should_save:
+            checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            checkpoint.mkdir(parents=True, exist_ok=True)
+            (checkpoint / FILES).write_text("{}", encoding="utf-8")
+
+    on_epoch_end = on_step_end
 
     def on_save(self, args, state, control, **kwargs):
         PartialState().wait_for_everyone()  # each process writes a file of its own
@@ -49,7 +61,23 @@ class WholeCheckpoints(TrainerCallback):
             others = [path for path in marked_checkpoints(run) if path not in (checkpoint, best)]
             too_many = len({checkpoint, best}) + len(others) - (self.limit or math.inf)
             for path in others[: max(0, too_many)]:
-                shutil.rmtree(path)
+                remove(path)
+
+
+def remove(checkpoint: Path) -> None:
+    """The files that the run wrote; what a user put beside them stays."""
+    for name in (*noted_hashes(checkpoint), FILES):
+        (checkpoint / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        checkpoint.rmdir()
+
+
+def best_checkpoint(run: Path, state: TrainerState) -> Path:
+    """That of the trainer's `state`, in the directory `run`. Raises ValueError if it is damaged or not there."""
+    best = run / Path(state.best_model_checkpoint).name
+    if not is_whole(best):
+        raise ValueError(f"{best}, the best checkpoint until now, is damaged or not there: --restart begins anew")
+    return best
 
 
 def hashes(checkpoint: Path) -> dict[str, str]:
@@ -71,12 +99,32 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
-def is_whole(checkpoint: Path) -> bool:
+def noted_hashes(checkpoint: Path) -> dict[str, str]:
+    """By the name of the file; empty if the checkpoint was cut short."""
     try:
-        expected = json.loads((checkpoint / FILES).read_text(encoding="utf-8"))
-    except ValueError:
-        return False
-    return expected == hashes(checkpoint)
+        found = json.loads((checkpoint / FILES).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def is_whole(checkpoint: Path) -> bool:
+    expected = noted_hashes(checkpoint)
+    return bool(expected) and expected.items() <= hashes(checkpoint).items()
+
+
+def last_checkpoints(state: Path, count: int) -> list[Path]:
+    """The last `count` of a run, oldest first, with a warning if there are fewer.
+
+    Raises:
+        ValueError: if one of them is damaged: the mean would be of others.
+    """
+    found = marked_checkpoints(state)[-count:]
+    if damaged := [str(path) for path in found if not is_whole(path)]:
+        raise ValueError(f"average_last={count}, and {', '.join(damaged)} is damaged: remove it, or begin anew with --restart")
+    if len(found) < count:
+        logger.warning_once(f"average_last={count}, and {state} has {len(found)} checkpoints: the result is the mean of those")
+    return found
 
 
 def whole_checkpoints(state: Path) -> Iterator[Path]:
@@ -95,16 +143,40 @@ def check_state(state: Path, recipe: Recipe, restart: bool) -> None:
         restart: whether that of another recipe, or one that is damaged, will do too: it is moved aside.
 
     Raises:
-        FileExistsError: if `state` holds something that no run wrote.
+        FileExistsError: if `state` holds something that no run wrote in a place that a run needs.
         UsageError: if it has checkpoints of another recipe or text, naming what differs, unless that changes no weights.
     """
+    if state.exists() and not state.is_dir():
+        raise FileExistsError(f"{state} is a file, expected the state of a run or a new path")
     if not state.is_dir() or not any(state.iterdir()):
         return
+    expected = "expected another --output, or it moved away"
     if not (state / RUN).is_file():
-        expected = "expected another --output, or it moved away"
         raise FileExistsError(f"{state} is not the state of a run, it has no {RUN}: {expected}")
-    if not restart and marked_checkpoints(state):
-        check_same(state, run_facts(recipe))
+    before = noted_facts(state, restart)
+    if not {"task", "data", "training"} <= before.keys():
+        raise FileExistsError(f"{state} is not the state of a run, its {RUN} holds no recipe: {expected}")
+    if restart:
+        if os.path.ismount(state):
+            raise FileExistsError(f"{state} is a mount point, which --restart cannot move aside: expected another --output")
+        return
+    marked = marked_checkpoints(state)
+    foreign = [path for path in state.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name) and path not in marked]
+    if foreign:
+        raise FileExistsError(f"{foreign[0]} is not of the run, which may need its name: expected it elsewhere")
+    if marked:
+        check_same(state, before, run_facts(recipe))
+
+
+def noted_facts(state: Path, restart: bool) -> dict:
+    """What `run_facts` were when the run was last called; what can be gone without, if it is to `restart`."""
+    try:
+        found = json.loads((state / RUN).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        if restart:
+            return {"task": None, "data": None, "training": None}
+        raise ValueError(f"{state / RUN} is damaged ({error}); --restart moves {state} aside and begins anew") from None
+    return found if isinstance(found, dict) else {}
 
 
 def open_state(state: Path, recipe: Recipe, restart: bool) -> None:
@@ -117,16 +189,21 @@ def open_state(state: Path, recipe: Recipe, restart: bool) -> None:
 
 
 def run_facts(recipe: Recipe) -> dict:
-    """The recipe and its text, as they are in JSON."""
-    texts = {split: [sha256(path) for path in paths_of(recipe.data, split)] for split in SPLITS if split in recipe.data}
-    return json.loads(json.dumps(asdict(recipe) | {"text": {} if "dataset" in recipe.data else texts}))
+    """The recipe, and the hashes of what each update reads, as they are in JSON."""
+    files = {"teachers": [file for path in recipe.training.get("teachers", []) for file in files_in(path)]}
+    if "dataset" in recipe.data:
+        files["dataset"] = files_in(recipe.data["dataset"])
+    else:
+        files |= {split: paths_of(recipe.data, split) for split in SPLITS if split in recipe.data}
+    return json.loads(json.dumps(asdict(recipe) | {"text": {name: list(map(sha256, paths)) for name, paths in files.items()}}))
 
 
-def check_same(state: Path, facts: dict) -> None:
-    try:
-        before = json.loads((state / RUN).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{state / RUN} is damaged ({error}); --restart moves {state} aside and begins anew") from None
+def files_in(path: str) -> list[Path]:
+    """All files of a directory; none for what is on the Hub."""
+    return sorted(file for file in Path(path).rglob("*") if file.is_file())
+
+
+def check_same(state: Path, before: dict, facts: dict) -> None:
     one, other = flat(before), flat(facts)
     chosen_by_score = any(other.get(f"training.{name}") for name in ("load_best_model_at_end", "early_stopping_patience"))
     for key in sorted(one.keys() | other.keys()):
@@ -149,7 +226,7 @@ def flat(tables: dict) -> dict:
 def is_longer(key: str, before: dict, now: dict) -> bool:
     """Whether `key` is of more updates by a schedule that is the same for any number of them."""
     schedule, steps = now.get("training.lr_scheduler_type"), [facts.get("training.max_steps") for facts in (before, now)]
-    is_endless = schedule in ENDLESS and not now.get("training.warmup_ratio")
+    is_endless = schedule in ENDLESS and not 0 < now.get("training.warmup_steps", 0) < 1  # a share of the updates
     return key == "training.max_steps" and is_endless and None not in steps and 0 < steps[0] < steps[1]
 
 

@@ -5,7 +5,6 @@ import os
 from contextlib import nullcontext
 from dataclasses import asdict
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -15,7 +14,7 @@ from transformers import TrainingArguments, set_seed
 from ..files import new_directory, output_path
 from .averaging import averaged, load
 from .card import CARD, model_card
-from .checkpoints import check_state, final_state, open_state, whole_checkpoints
+from .checkpoints import best_checkpoint, check_state, final_state, last_checkpoints, open_state, whole_checkpoints
 from .curves import CURVES, draw_curves
 from .data import paths_of
 from .prepare import check_complete, prepare, set_generation
@@ -83,7 +82,7 @@ def run_to_its_end(recipe: Recipe, arguments: TrainingArguments, restart: bool) 
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if count := recipe.training.get("average_last"):
         with arguments.main_process_first(local=False):  # who has noted that the last checkpoint is whole
-            model.load_state_dict(averaged([*islice(whole_checkpoints(state), count)][::-1]).state_dict())
+            model.load_state_dict(averaged(last_checkpoints(state, count)).state_dict())
     if recipe.save_dtype == "float16":  # what is measured is what is saved
         model.half().float()
     return trainer, tokenizer, rows
@@ -93,7 +92,7 @@ def load_final(trainer, checkpoint, state) -> None:
     """As `trainer.train` left it, which itself would do an update before it sees that all are done."""
     state.init_training_references(trainer, state.max_steps, state.num_train_epochs, trial=None)
     trainer.state = state
-    best = state.best_model_checkpoint if trainer.args.load_best_model_at_end else checkpoint
+    best = best_checkpoint(checkpoint.parent, state) if trainer.args.load_best_model_at_end else checkpoint
     trainer.model.load_state_dict(load(best).state_dict())
 
 
