@@ -16,6 +16,7 @@ import pytest
 import sacrebleu
 import torch
 from checkpoints import copy_of, list_file, toy_corpus, write_corpus
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -421,6 +422,16 @@ def test_an_interrupted_verb_ends_with_one_line_its_code_and_nothing_on_disk(tmp
     assert capsys.readouterr().err == "vanilla-transformer: interrupted\n"
     assert list(tmp_path.iterdir()) == []
     assert signal.getsignal(signal.SIGTERM) is before  # whoever calls `main` keeps its own
+
+
+@pytest.mark.parametrize("error", [SafetensorError("os error 28"), RuntimeError("inline_container.cc:672 . unexpected pos 64")])
+def test_a_full_disk_is_one_line_whoever_finds_it(tmp_path, monkeypatch, error):
+    def full(_):
+        raise error
+
+    monkeypatch.setattr(averaging, "averaged", full)
+    assert str(error) in error_of("average", "one", "--out", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_file_gets_the_number_of_a_closed_standard_stream(tmp_path):
