@@ -419,6 +419,42 @@ VANILLA_SEQ2SEQ_MAP = {
 }
 
 
+@pytest.mark.parametrize(
+    "fields, said",
+    [
+        (dict(hidden_act="gelu"), "hidden_act 'gelu', expected 'relu'"),
+        (dict(layer_norm_eps=0.1), "layer_norm_eps 0.1, expected 1e-05"),
+        (dict(id2label={"0": "A", "1": "B"}), "id2label.0 'A', expected 'LABEL_0'"),
+    ],
+)
+def test_models_of_equal_shapes_that_are_not_the_same_have_no_average(checkpoint, tmp_path, fields, said):
+    (tmp_path / "more").mkdir()
+    other = copy_of(checkpoint, tmp_path / "more")
+    edit_json(other / "config.json", use_cache=False, dtype="float16", transformers_version="5")
+    average([checkpoint, other], tmp_path / "out")
+    edit_json(other / "config.json", **fields)
+    with pytest.raises(ValueError) as caught:
+        average([checkpoint, other], tmp_path / "refused")
+    assert str(caught.value) == f"{other} has {said} as {checkpoint} has"
+    assert not (tmp_path / "refused").exists()
+
+
+def test_models_of_other_tokenizers_have_no_average(checkpoint, tmp_path):
+    (tmp_path / "more").mkdir()
+    other = copy_of(checkpoint, tmp_path / "more")
+    content = json.loads((other / "tokenizer.json").read_text())
+    content["truncation"] = dict(max_length=8, strategy="LongestFirst", stride=0, direction="Right")
+    (other / "tokenizer.json").write_text(json.dumps(content))  # other bytes, the same tokenizer
+    average([checkpoint, other], tmp_path / "out")
+    token, *_ = content["model"]["vocab"]
+    number = content["model"]["vocab"][token]
+    content["model"]["vocab"][token] = 47
+    (other / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=rf"tokenizer.json has model.vocab\..* 47, expected {number} as .*tokenizer.json has"):
+        average([checkpoint, other], tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+
+
 def test_an_average_has_all_files_of_a_tokenizer(checkpoint, tmp_path):
     for name in ("source.spm", "vocab.txt", "special_tokens_map.json"):
         (checkpoint / name).write_text("{}")

@@ -6,9 +6,14 @@ import shutil
 import torch
 from transformers import PreTrainedModel
 
-from ..checkpoint import TOKENIZER_FILES, checkpoint_directory
+from ..checkpoint import TOKENIZER_FILES, checkpoint_directory, read_json, shown
 from ..checkpoint import load_checkpoint as load
 from ..files import new_directory
+
+# Of a config, what says nothing about the model; of tokenizer.json, what the last call left.
+NEUTRAL = {"_name_or_path", "transformers_version", "dtype", "auto_map", "use_cache", "output_attentions"}
+NEUTRAL |= {"output_hidden_states", "return_dict"}
+OF_A_CALL = {"padding", "truncation"}
 
 
 def average(checkpoints: list[str | os.PathLike], out: str | os.PathLike, force: bool = False) -> None:
@@ -16,9 +21,10 @@ def average(checkpoints: list[str | os.PathLike], out: str | os.PathLike, force:
 
     Raises:
         FileExistsError: if `out` cannot be written, see `files.new_directory`.
-        FileNotFoundError, ValueError: as `averaged`.
+        FileNotFoundError, ValueError: as `averaged`; ValueError for another tokenizer.json.
     """
     with new_directory(out, force, checkpoints) as directory:
+        check_tokenizers(checkpoints)
         averaged(checkpoints).save_pretrained(directory)
         first = checkpoint_directory(checkpoints[0])
         for name in TOKENIZER_FILES:
@@ -30,8 +36,8 @@ def averaged(checkpoints: list[str | os.PathLike]) -> PreTrainedModel:
     """The model of the first checkpoint with the mean, in float64, of the weights of all.
 
     Raises:
-        FileNotFoundError, ValueError: as `checkpoint.load_checkpoint`; ValueError if their architectures or the shapes of
-            their weights differ.
+        FileNotFoundError, ValueError: as `checkpoint.load_checkpoint`; ValueError if their architectures, the shapes of
+            their weights or their configs differ.
     """
     model = load(checkpoints[0])
     sums = {name: weight.double() for name, weight in model.named_parameters()}
@@ -41,9 +47,36 @@ def averaged(checkpoints: list[str | os.PathLike]) -> PreTrainedModel:
         shapes, expected = ({name: tuple(weight.shape) for name, weight in of.items()} for of in (found, sums))
         if type(other) is not type(model) or shapes != expected:
             raise ValueError(f"{checkpoint} is not of the same architecture and shape as {checkpoints[0]}")
+        check_equal(other.config.to_dict(), model.config.to_dict(), (checkpoint, checkpoints[0]), NEUTRAL)
         for name, weight in found.items():
             sums[name] = sums[name] + weight.double()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             weight.copy_(sums[name] / len(checkpoints))
     return model
+
+
+def check_tokenizers(checkpoints) -> None:
+    """All that have a tokenizer.json must have the same: the average has that of the first."""
+    files = [checkpoint_directory(checkpoint) / "tokenizer.json" for checkpoint in checkpoints]
+    first, *others = [file for file in files if file.is_file()] or [None]
+    for file in others:
+        check_equal(read_json(file), read_json(first), (file, first), OF_A_CALL)
+
+
+def check_equal(found: dict, expected: dict, places: tuple, neutral: set[str]) -> None:
+    """Raises ValueError naming what differs first, but for the `neutral` keys."""
+    for key in sorted((found.keys() | expected.keys()) - neutral):
+        if found.get(key) != expected.get(key):
+            name, one, other = difference(key, found.get(key), expected.get(key))
+            raise ValueError(f"{places[0]} has {name} {shown(one)}, expected {shown(other)} as {places[1]} has")
+
+
+def difference(name: str, one: object, other: object) -> tuple[str, object, object]:
+    """The first place, and both values, in which two values of JSON differ that are not equal."""
+    if isinstance(one, list) and isinstance(other, list):
+        one, other = dict(enumerate(one)), dict(enumerate(other))
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return name, one, other
+    key = next((key for key in [*one, *other] if one.get(key) != other.get(key)), None)
+    return (name, one, other) if key is None else difference(f"{name}.{key}", one.get(key), other.get(key))
