@@ -22,6 +22,7 @@ from vanilla_transformer_export.search import EXPECTED
 
 RECIPES = pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.toml")))
 SMALL = dict(hidden_size=16, intermediate_size=16, num_attention_heads=2, encoder_layers=1, decoder_layers=1)
+GENERATED = ["max_new_tokens", "max_length", "min_new_tokens", "min_length", "num_beams", "top_k", "no_repeat_ngram_size"]
 FOLDS = {"train": "train.txt", "folds": 5, "fold": 0}
 
 
@@ -71,6 +72,7 @@ FOLDS = {"train": "train.txt", "folds": 5, "fold": 0}
         ("model.tie_word_embeddings", "no", "true or false"),
         ("generation.num_beams", 0, "a whole number of at least 1"),
         ("generation.length_penalty", "1", "a number"),
+        *[(f"generation.{name}", 2**31, "a whole number of at least 0 and below 2**31") for name in GENERATED],
         ("generation.early_stopping", "always", "true or false or one of 'never'"),
         ("evaluation.bleu_tokenize", 13, "a string"),
         ("data.train", 3, "a string or a list"),

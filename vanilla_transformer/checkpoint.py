@@ -208,21 +208,26 @@ def check_generation(path: Path, vocab_size: int) -> None:
     """Of generation_config.json, if there is one: transformers finds most wrong types only while it generates."""
     content = read_json(path) if path.is_file() else {}
     for name, value in content.items():
-        if value is None:
-            continue
-        if name in OF_THE_HUB:
-            raise ValueError(f"{path} has {name} {shown(value)}, which transformers runs with code of the Hub: expected none")
-        if name in COUNTS and not (type(value) is int and 0 <= value < 2**31):
-            raise ValueError(f"{path} has {name} {shown(value)}, expected a whole number of at least 0 and below 2**31")
-        if name in NUMBERS and type(value) not in (int, float):
-            raise ValueError(f"{path} has {name} {shown(value)}, expected a number")
-        if (name.startswith("output_") or name in ("do_sample", "use_cache")) and type(value) is not bool:
-            raise ValueError(f"{path} has {name} {shown(value)}, expected true or false")
-        if name.endswith("_token_id"):
-            tokens = value if isinstance(value, list) and name in SEVERAL else [value]
-            size = 2**31 if name in ("bos_token_id", "eos_token_id") else vocab_size  # these two need never be generated
-            if not all(type(token) is int and 0 <= token < size for token in tokens):
-                raise ValueError(f"{path} has {name} {shown(value)}, expected one of [0, {size - 1}]")
+        if value is not None and (fault := generation_fault(name, value, vocab_size)):
+            raise ValueError(f"{path} has {name} {shown(value)}, {fault}")
+
+
+def generation_fault(name: str, value: object, vocab_size: int = 2**31) -> str | None:
+    """What is wrong with a field of a generation config, or `None`."""
+    if name in OF_THE_HUB:
+        return "which transformers runs with code of the Hub: expected none"
+    if name in COUNTS and not (type(value) is int and 0 <= value < 2**31):
+        return "expected a whole number of at least 0 and below 2**31"
+    if name in NUMBERS and type(value) not in (int, float):
+        return "expected a number"
+    if (name.startswith("output_") or name in ("do_sample", "use_cache")) and type(value) is not bool:
+        return "expected true or false"
+    if name.endswith("_token_id"):
+        tokens = value if isinstance(value, list) and name in SEVERAL else [value]
+        size = 2**31 if name in ("bos_token_id", "eos_token_id") else vocab_size  # these two need never be generated
+        if not all(type(token) is int and 0 <= token < size for token in tokens):
+            return f"expected one of [0, {size - 1}]"
+    return None
 
 
 # --------------------------------------------------------------------------------------------------------------- weights

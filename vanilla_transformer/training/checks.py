@@ -7,6 +7,7 @@ import torch
 from sacrebleu.metrics import BLEU
 from transformers import GenerationConfig, get_scheduler
 
+from ..checkpoint import generation_fault
 from ..errors import UsageError
 from .values import SPLITS, check_name
 
@@ -21,7 +22,7 @@ def check_together(recipe, task) -> None:
     check_tokenizer(recipe)
     check_training(recipe, task)
     check_model(recipe, task)
-    told("generation", check_generation, recipe.generation)
+    check_generation(recipe.generation)
     if name := recipe.evaluation.get("bleu_tokenize"):
         check_name("evaluation.bleu_tokenize", name, BLEU.TOKENIZERS)
 
@@ -35,8 +36,11 @@ def told(table: str, make, *args, **settings):
 
 
 def check_generation(settings):
-    """As it is done when a result is saved: what would have no effect is refused too."""
-    GenerationConfig(**settings).validate(strict=True)
+    """As it is done when a result is read back, and when it is saved: what would have no effect is refused too."""
+    for name, value in settings.items():
+        if fault := generation_fault(name, value):
+            raise UsageError(f"generation.{name} is {value}, {fault}")
+    told("generation", lambda: GenerationConfig(**settings).validate(strict=True))
 
 
 def check_data(data, is_masked):
