@@ -136,6 +136,8 @@ def check_schedule(name, settings):
 def check_model(recipe, task):
     """Where the shape is that of a checkpoint, `prepare.check_complete` does it."""
     settings = dict(recipe.model)
+    if settings.get("return_dict", True) is not True:
+        raise UsageError(f"model.return_dict is {settings['return_dict']}, expected true")
     names = Counter(task.CONFIG.attribute_map.get(name, name) for name in settings)
     for name, count in names.items():
         if count > 1:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from huggingface_hub.dataclasses import type_validator
 from transformers import Seq2SeqTrainingArguments
+from transformers.training_args import trainer_log_levels
 
 from ..errors import UsageError
 from .tokenizer import train_tokenizer
@@ -33,6 +34,8 @@ NOT_TAKEN = {
     "output_dir", "predict_with_generate", "remove_unused_columns", "generation_config", "parallelism_config",
     "resume_from_checkpoint", "do_train", "do_eval", "do_predict", "local_rank", "deepspeed", "fsdp", "fsdp_config",
 }  # fmt: skip
+LOG_LEVEL = Literal[*trainer_log_levels]
+NARROWER = {"log_level": LOG_LEVEL, "log_level_replica": LOG_LEVEL}  # than `Trainer`'s own types
 SPLITS = ("train", "validation", "test")
 NEW_TOKENIZER = ("kind", "vocab_size", "lowercase")
 DATA = {
@@ -68,7 +71,8 @@ SHARE_OR_COUNT = ", whole from 1 on", lambda value: value > 0 and (value < 1 or 
 NOT_EMPTY = " that is not empty", lambda value: len(value) > 0 and all(value)
 RANGES = {
     **dict.fromkeys(("tokens_per_update", "tokens_per_batch", "average_last", "early_stopping_patience"), COUNT),
-    **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"), COUNT),
+    **dict.fromkeys(("per_device_train_batch_size", "gradient_accumulation_steps"), COUNT),
+    "per_device_eval_batch_size": (" from 1 to 2**24", lambda value: 1 <= value <= 2**24),  # `Trainer` has a loss for each
     **dict.fromkeys(("save_total_limit", "eval_accumulation_steps", "torch_empty_cache_steps"), COUNT),
     **dict.fromkeys(("dataloader_prefetch_factor", "ddp_timeout", "ddp_bucket_cap_mb"), COUNT),
     **dict.fromkeys(("generation_num_beams", "generation_max_length"), COUNT),
@@ -111,7 +115,7 @@ def key_types(task) -> dict[str, dict[str, Any]]:
             **{name: of_config.get(config.attribute_map.get(name, name), Any) for name in config.field_names()},
             **{"path": str, **({"preset": str} if hasattr(config, "preset") else {})},
         },
-        "training": {name: in_table(training[name]) for name in names if not is_secret(name)} | OWN,
+        "training": {name: in_table(training[name]) for name in names if not is_secret(name)} | NARROWER | OWN,
         "generation": GENERATION if task.MODEL.can_generate() else {},
         "evaluation": {name: EVALUATION[name] for name in task.EVALUATION},
     }
