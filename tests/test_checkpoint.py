@@ -258,6 +258,7 @@ FIELDS = [
     (dict(is_encoder_decoder=False), "is_encoder_decoder False, expected True"),
     (dict(return_dict=False), "return_dict False, expected True"),
     (dict(output_hidden_states="x"), "output_hidden_states 'x', expected False"),
+    *[(dict(_attn_implementation=value), f"_attn_implementation {value}, expected a name") for value in (True, 5, [1])],
     (dict(decoder="x"), "the configs decoder within"),
     (dict(to_dict=5), "the key to_dict, expected none of a class's own attributes"),
     (dict(attribute_map={}), "the key attribute_map, expected none of"),

@@ -194,6 +194,8 @@ def made_config(config_class: type[PreTrainedConfig], content: dict, directory: 
     for name in ("id2label", "label2id"):
         if not isinstance(content.get(name) or {}, dict):
             raise ValueError(f"{path} has {name} {shown(content[name])}, expected a JSON object")
+    if not isinstance(attention := content.get("_attn_implementation"), str | None):
+        raise ValueError(f"{path} has _attn_implementation {shown(attention)}, expected a name")
     if "quantization_config" in content:
         raise ValueError(f"{path} has a quantization_config, expected weights in floating point")
     of_machine = ("attn_implementation", "experts_implementation")  # which is not the one that wrote it
