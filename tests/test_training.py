@@ -217,7 +217,7 @@ def test_files_are_not_streamed():
 
 
 def test_a_split_needs_a_file_for_each_column(tmp_path):
-    with pytest.raises(ValueError, match="train is a.en, expected a file for each of source, target"):
+    with pytest.raises(ValueError, match="data.train is 'a.en', expected a file for each of source, target"):
         translation.read({"train": "a.en"}, "train")
 
 

@@ -9,6 +9,7 @@ from transformers import GenerationConfig, get_scheduler
 
 from ..checkpoint import generation_fault
 from ..errors import UsageError
+from .data import check_files
 from .values import SPLITS, check_name
 
 RESEGMENTED = ("translation", "sequence-classification")  # whose text may have other pieces in each epoch
@@ -19,6 +20,9 @@ ROWS = ("per_device_train_batch_size", "gradient_accumulation_steps")  # what an
 def check_together(recipe, task) -> None:
     """Raises UsageError, with what the libraries say that take the values where they know better."""
     check_data(recipe.data, recipe.task == "masked-lm")
+    if columns := getattr(task, "FILES", None):
+        for split in [name for name in SPLITS if name in recipe.data]:
+            check_files(recipe.data, split, columns)
     check_tokenizer(recipe)
     check_training(recipe, task)
     check_model(recipe, task)

@@ -199,12 +199,16 @@ def read_columns(data: dict, split: str, names: tuple[str, ...]):
         raise ValueError("data.streaming goes with a data set, expected data.dataset")
     if split not in data:
         return None
-    paths = paths_of(data, split)
-    if len(paths) != len(names):
-        raise ValueError(f"{split} is {data[split]}, expected a file for each of {', '.join(names)}")
-    columns = read_files(paths, bad=bad)
+    check_files(data, split, names)
+    columns = read_files(paths_of(data, split), bad=bad)
     bad.tell(len(columns[0]))
     return Dataset.from_dict(dict(zip(names, columns, strict=True)))
+
+
+def check_files(data: dict, split: str, names: tuple[str, ...]) -> None:
+    """Raises UsageError for another number of files than that of the columns `names`."""
+    if len(paths_of(data, split)) != len(names):
+        raise UsageError(f"data.{split} is {data[split]!r}, expected a file for each of {', '.join(names)}")
 
 
 def places_of(rows, fault: Callable[[dict], str | None], bad: BadRows) -> list[int]:

@@ -2,6 +2,7 @@
 
 import codecs
 import difflib
+import json
 import reprlib
 import typing
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from typing import Any, Literal
 import torch
 from huggingface_hub.dataclasses import type_validator
 from transformers import Seq2SeqTrainingArguments
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.training_args import trainer_log_levels
 
 from ..errors import UsageError
@@ -35,7 +37,9 @@ NOT_TAKEN = {
     "resume_from_checkpoint", "do_train", "do_eval", "do_predict", "local_rank", "deepspeed", "fsdp", "fsdp_config",
 }  # fmt: skip
 LOG_LEVEL = Literal[*trainer_log_levels]
-NARROWER = {"log_level": LOG_LEVEL, "log_level_replica": LOG_LEVEL}  # than `Trainer`'s own types
+REPORT_TO = Literal["none", "all", *INTEGRATION_TO_CALLBACK]
+# Than `Trainer`'s own types.
+NARROWER = {"log_level": LOG_LEVEL, "log_level_replica": LOG_LEVEL, "report_to": REPORT_TO | list[REPORT_TO] | None}
 SPLITS = ("train", "validation", "test")
 NEW_TOKENIZER = ("kind", "vocab_size", "lowercase")
 DATA = {
@@ -162,8 +166,17 @@ def check_value(key: str, value: Any, hint: Any, bounds: tuple | None) -> None:
         is_right, expected = False, f"at most {LARGEST}"
     if not is_right or not holds(value):
         raise UsageError(f"{key} is {reprlib.repr(value)}, expected {expected}")
+    check_text(key, value)
     if key == "data.encoding":
         check_encoding(key, value)
+
+
+def check_text(key, value):
+    """What is no text, half of a surrogate pair, would be found only when the run is written down."""
+    try:
+        json.dumps(value, ensure_ascii=False, default=str, skipkeys=True).encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{key} is {reprlib.repr(value)}, expected text that can be written as UTF-8") from None
 
 
 def check_encoding(key, value):

@@ -5,6 +5,7 @@
 | `CONFIG`, `MODEL` | the classes of the model |
 | `PIPELINE` | the Hub's name for what the model does |
 | `DATA`, `EVALUATION` | the keys of a recipe's tables of these names; all have `skip_bad_rows` (see `data.BadRows`) |
+| `FILES` | what each file of a split holds, where a split is a certain number of files |
 | `METRICS` | the numbers that `metrics` gives, of which a recipe may name one as the best |
 | `read(data, split)` | a `datasets.Dataset` of text for `"train"`, `"validation"` or `"test"`, `None` if the recipe has none |
 | `texts(dataset)` | all its text, for a new tokenizer |

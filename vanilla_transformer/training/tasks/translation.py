@@ -13,6 +13,7 @@ CONFIG, MODEL = VanillaSeq2SeqConfig, VanillaSeq2SeqForConditionalGeneration
 PIPELINE = "translation"
 # Each split is a file of the source and one of the target, line by line.
 DATA = (*SOURCES, "streaming", "train", "validation", "test")
+FILES = ("source", "target")
 EVALUATION = ("bleu_tokenize",)  # of sacreBLEU, "13a" by default
 METRICS = ("bleu", "chrf")
 FOR_ENCODER = False
@@ -22,7 +23,7 @@ reduce = None  # the metrics take generated tokens
 
 
 def read(data, split):
-    return read_columns(data, split, ("source", "target"))
+    return read_columns(data, split, FILES)
 
 
 def texts(dataset):
