@@ -222,6 +222,15 @@ def test_what_a_user_puts_into_a_checkpoint_changes_nothing_of_it_and_stays(stat
     assert left[-2:] == ["checkpoint-5/notes", "checkpoint-5/onnx/model.onnx"] and "checkpoint-5/model.safetensors" not in left
 
 
+def test_a_marker_that_names_files_elsewhere_removes_nothing(state):
+    (checkpoint(state, 5) / "files.json").write_text('{"../notes": "", "model.safetensors": ""}')
+    (state / "notes").write_text("mine")
+    for step in (10, 15):
+        checkpoint(state, step, SimpleNamespace(save_total_limit=1))
+    assert names(state) == ["checkpoint-15", "checkpoint-5", "notes"]
+    assert (state / "checkpoint-5/model.safetensors").is_file()
+
+
 def test_a_checkpoint_of_others_whose_name_a_run_may_need_is_refused(recipe, state):
     open_state(state, recipe, restart=False)
     (state / "checkpoint-15").mkdir()

@@ -58,7 +58,7 @@ class WholeCheckpoints(TrainerCallback):
             checkpoint = run / f"checkpoint-{state.global_step}"
             (checkpoint / FILES).write_text(json.dumps(hashes(checkpoint)), encoding="utf-8")
             best = Path(state.best_model_checkpoint or checkpoint)
-            others = [path for path in marked_checkpoints(run) if path not in (checkpoint, best)]
+            others = [path for path in marked_checkpoints(run) if path not in (checkpoint, best) and noted_hashes(path)]
             too_many = len({checkpoint, best}) + len(others) - (self.limit or math.inf)
             for path in others[: max(0, too_many)]:
                 remove(path)
@@ -90,7 +90,7 @@ def sha256(path: Path) -> str:
 
 
 def marked_checkpoints(state: Path) -> list[Path]:
-    """Those that a run wrote to their end, oldest first. Averages and whatever else a user puts there are none."""
+    """Those that a run wrote or began to, oldest first. Averages and whatever else a user puts there are none."""
     found = [path for path in state.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
     return sorted((path for path in found if (path / FILES).is_file()), key=step_of)
 
@@ -100,12 +100,12 @@ def step_of(checkpoint: Path) -> int:
 
 
 def noted_hashes(checkpoint: Path) -> dict[str, str]:
-    """By the name of the file; empty if the checkpoint was cut short."""
+    """By the name of the file; empty if the checkpoint was cut short, or they are not as a run writes them."""
     try:
         found = json.loads((checkpoint / FILES).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return found if isinstance(found, dict) and all(Path(name).name == name for name in found) else {}
 
 
 def is_whole(checkpoint: Path) -> bool:
