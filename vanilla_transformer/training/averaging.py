@@ -24,8 +24,9 @@ def average(checkpoints: list[str | os.PathLike], out: str | os.PathLike, force:
         FileNotFoundError, ValueError: as `averaged`; ValueError for another tokenizer.json.
     """
     with new_directory(out, force, checkpoints) as directory:
+        model = averaged(checkpoints)
         check_tokenizers(checkpoints)
-        averaged(checkpoints).save_pretrained(directory)
+        model.save_pretrained(directory)
         first = checkpoint_directory(checkpoints[0])
         for name in TOKENIZER_FILES:
             if (first / name).is_file():
