@@ -358,7 +358,7 @@ def test_a_text_longer_than_its_translation_may_be_is_warned_about(translate, mo
 @pytest.mark.parametrize("task", RETURN_NAMES)
 def test_the_default_length_is_nothing_to_warn_about(task, translate, monkeypatch):
     generate = pipeline(task, model=translate.model, tokenizer=translate.tokenizer)
-    monkeypatch.setattr(type(translate.model), "generate", lambda self, input_ids, **_: input_ids)
+    monkeypatch.setattr(translate.model, "generate", lambda input_ids, **_: input_ids)
     assert warnings_of(generate, monkeypatch, [TEXTS[0], "two dogs " * 150]) == []
 
 
