@@ -1,6 +1,7 @@
 # make demo   translate with the shipped model, in torch and in onnxruntime; make demo TEXT="A dog runs." adds a sentence
 # make test   the test suite, without the slow tests; make test-all runs those too
 # make test-versions  the suite, and exports without torch, at the lowest and at the newest versions of what they need
+# make test-clients  libraries that others wrote, over what we save and export; needs Node and Chromium
 # make bench  the CPU benchmark, an hour on an idle machine: benchmarks/results/cpu.json, its tables and its plot
 # make bench-cuda  that of a GPU, ten minutes with the Python of PYTHON=, which has torch and onnxruntime-gpu: results/cuda.json
 
@@ -9,7 +10,7 @@ BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: bench bench-cuda demo test test-all test-versions lint
+.PHONY: bench bench-cuda demo test test-all test-clients test-versions lint
 
 demo: .venv/installed
 	$(BIN)/python benchmarks/demo.py $${TEXT:+"$$TEXT"}
@@ -19,6 +20,9 @@ test: .venv/installed
 
 test-all: .venv/installed
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --hypothesis-profile=long
+
+test-clients: .venv/installed
+	.ci/clients
 
 test-versions: .venv/installed
 	.ci/versions
