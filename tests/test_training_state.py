@@ -17,6 +17,7 @@ from vanilla_transformer.training.checkpoints import (
     check_state,
     last_checkpoints,
     marked_checkpoints,
+    run_facts,
     whole_checkpoints,
 )
 from vanilla_transformer.training.checkpoints import open_state as make_state
@@ -38,9 +39,9 @@ def state(tmp_path):
 
 
 def open_state(state, recipe, restart):
-    """As a run does, which looks at its text in between."""
-    check_state(state, recipe, restart)
-    make_state(state, recipe, restart)
+    facts = run_facts(recipe)
+    check_state(state, facts, restart)
+    make_state(state, facts, restart)
 
 
 def changed(recipe, table, **values):

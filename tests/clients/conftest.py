@@ -1,4 +1,4 @@
-"""Tests of clients that others wrote run with `make test-clients`, each folder in an environment of its own; see .ci/clients."""
+"""Clients that others wrote, by `make test-clients`: each folder has an environment of its own, see .ci/clients."""
 
 import os
 

@@ -136,10 +136,11 @@ def whole_checkpoints(state: Path) -> Iterator[Path]:
             logger.warning_once(f"{checkpoint} is damaged: its files are not those of its {FILES}, so it is passed over")
 
 
-def check_state(state: Path, recipe: Recipe, restart: bool) -> None:
-    """Whether `state` may hold the state of a run of `recipe`.
+def check_state(state: Path, facts: dict, restart: bool) -> None:
+    """Whether `state` may hold the state of a run with these `facts`.
 
     Args:
+        facts: `run_facts` of its recipe.
         restart: whether that of another recipe, or one that is damaged, will do too: it is moved aside.
 
     Raises:
@@ -165,7 +166,7 @@ def check_state(state: Path, recipe: Recipe, restart: bool) -> None:
     if foreign:
         raise FileExistsError(f"{foreign[0]} is not of the run, which may need its name: expected it elsewhere")
     if marked:
-        check_same(state, before, run_facts(recipe))
+        check_same(state, before, facts)
 
 
 def noted_facts(state: Path, restart: bool) -> dict:
@@ -179,13 +180,13 @@ def noted_facts(state: Path, restart: bool) -> dict:
     return found if isinstance(found, dict) else {}
 
 
-def open_state(state: Path, recipe: Recipe, restart: bool) -> None:
-    """Makes the directory `state`, or notes that what is there goes on as a run of `recipe`."""
+def open_state(state: Path, facts: dict, restart: bool) -> None:
+    """Makes the directory `state`, or notes that what is there goes on as a run with these `facts`."""
     if restart and state.is_dir() and any(state.iterdir()):
         moved = keep(state, state)
         PartialState().print(f"{state} is now {moved}")
     state.mkdir(parents=True, exist_ok=True)
-    write_whole(state / RUN, json.dumps(run_facts(recipe)))
+    write_whole(state / RUN, json.dumps(facts))
 
 
 def run_facts(recipe: Recipe) -> dict:

@@ -14,7 +14,7 @@ from transformers import TrainingArguments, set_seed
 from ..files import new_directory, output_path
 from .averaging import averaged, load
 from .card import CARD, model_card
-from .checkpoints import best_checkpoint, check_state, final_state, last_checkpoints, open_state, whole_checkpoints
+from .checkpoints import best_checkpoint, check_state, final_state, last_checkpoints, open_state, run_facts, whole_checkpoints
 from .curves import CURVES, draw_curves
 from .data import paths_of
 from .prepare import check_complete, prepare, set_generation
@@ -49,8 +49,9 @@ def train(recipe: Recipe, output: Path, force: bool = False, restart: bool = Fal
         output_path(path, inputs)
     check_complete(recipe)
     with new_directory(output, force, [*inputs, state]) if arguments.should_save else nullcontext() as directory:
-        check_state(state, recipe, restart)
-        trainer, tokenizer, rows = run_to_its_end(recipe, arguments, restart)
+        facts = run_facts(recipe)
+        check_state(state, facts, restart)
+        trainer, tokenizer, rows = run_to_its_end(recipe, facts, arguments, restart)
         metrics = evaluate(recipe, trainer, tokenizer, rows)
         if arguments.should_save:
             report = report_of(recipe, trainer, metrics)
@@ -65,7 +66,7 @@ def inputs_of(recipe: Recipe) -> list[str | Path]:
     return [*files, *(name for name in named if name), *recipe.training.get("teachers", [])]
 
 
-def run_to_its_end(recipe: Recipe, arguments: TrainingArguments, restart: bool) -> tuple:
+def run_to_its_end(recipe: Recipe, facts: dict, arguments: TrainingArguments, restart: bool) -> tuple:
     """The trainer, whose model is what the result is to be, the tokenizer, and the examples of each split."""
     state = Path(arguments.output_dir)
     checkpoint = None if restart else next(whole_checkpoints(state), None)
@@ -74,7 +75,7 @@ def run_to_its_end(recipe: Recipe, arguments: TrainingArguments, restart: bool) 
     trainer = make_trainer(recipe, arguments, tokenizer, model, rows)
     PartialState().wait_for_everyone()  # all have looked for a checkpoint
     if arguments.should_save:
-        open_state(state, recipe, restart)
+        open_state(state, facts, restart)
     PartialState().wait_for_everyone()
     if checkpoint and (final := final_state(checkpoint, arguments.max_steps)):
         load_final(trainer, checkpoint, final)
