@@ -398,7 +398,7 @@ def replayed(session, spec, inputs, outputs, number):
         binding.bind_ortvalue_output(tensor.name, outputs[read_again(tensor.name)])
 
     def run():
-        session.run_with_iobinding(binding, options)
+        session.run_bound(binding, options)
 
     if number > 0:
         run()  # capturing takes several steps, here of nothing
@@ -439,7 +439,7 @@ class BoundGraph:
         """The logits (rows, V) with `values` put into the inputs; the array is the same at each call."""
         for name, array in values.items():
             self.inputs[name][...] = array
-        self.session.run_with_iobinding(self.binding)
+        self.session.run_bound(self.binding)
         return self.logits
 
 

@@ -28,6 +28,7 @@ except ImportError:
 
 from .decoding import BeamCaches, GrowingCaches, Pool, RaggedCaches, SlotCaches, cross_states, filled, position_bytes
 from .doctor import CUDA, TENSORRT, processors, require, require_onnxruntime, require_running
+from .session import Session
 
 require_onnxruntime()
 
@@ -201,7 +202,8 @@ class Runtime:
             UsageError: for an unknown option, a value an option cannot have, options that do not go together, and for more
                 than this machine has memory for at the first step.
             ValueError: as `encode`; for a row without tokens, a decoder's prompt with a hole in its mask, more tokens than a
-                learned position table has rows, or a field of generation_config.json that this runtime does not apply.
+                learned position table has rows, a field of generation_config.json that this runtime does not apply, or what
+                onnxruntime cannot compute, as for prompts that take more memory than there is.
         """
         request = self._request(input_ids, attention_mask, checked(options))
         settings, ids, *_ = request
@@ -330,7 +332,7 @@ class Runtime:
                 binding.bind_cpu_input(name, array)
             for name, states in cross_states({tensor.name: tensor for tensor in self.specs["encoder"].outputs}).items():
                 binding.bind_ortvalue_output(states.name, buffers.states[name])
-            self.sessions["encoder"].run_with_iobinding(binding)
+            self.sessions["encoder"].run_bound(binding)
         decoding = SlotCaches(buffers, None if source is None else mask, self.config.get("sliding_window"), beams)
         weakref.finalize(decoding, self.pool.free.append, buffers)
         return decoding
@@ -444,13 +446,10 @@ class Runtime:
         options.intra_op_num_threads = self.threads
         options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)
         path, providers = self.artifact.directory / self.specs[role].file, self._providers(role)
-        try:
-            session = onnxruntime.InferenceSession(self.graphs[role], options, providers=providers)
-        except Exception as error:  # its own exceptions have no other class in common
-            raise ValueError(f"onnxruntime {onnxruntime.__version__} cannot load {path}: {error}") from None
+        session = Session(self.graphs[role], options, providers, path)
         for provider, _ in providers:
-            require_running(provider, session.get_providers())
-        check_graph(session, self.specs[role], path)
+            require_running(provider, session.inner.get_providers())
+        check_graph(session.inner, self.specs[role], path)
         return session
 
     def _providers(self, role):

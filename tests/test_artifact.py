@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import onnx
 import pytest
 from checkpoints import copy_of, edit_json, seal
@@ -223,6 +224,29 @@ def test_a_graph_that_onnxruntime_does_not_take_is_refused_with_what_it_says(exp
     seal(directory)
     with pytest.raises(ValueError, match="onnxruntime .* cannot load .*model.onnx"):
         Runtime(directory)
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_a_graph_that_fails_while_it_runs_is_an_error_of_one_line(exported_for, tmp_path, capfd, target):
+    """Its last operators need more memory than there is."""
+    directory = copy_of(exported_for("seq2seq", target)[1], tmp_path)
+    [path] = directory.glob("onnx/decoder_model*.onnx")
+    graph = onnx.load(path)
+    output, rank = graph.graph.output[0].name, len(graph.graph.output[0].type.tensor_type.shape.dim)
+    [node] = [node for node in graph.graph.node if output in node.output]
+    node.output[list(node.output).index(output)] = "before"
+    for values, constant in (([2**40] + [1] * rank, "sizes"), ([0], "axis")):
+        graph.graph.initializer.append(onnx.numpy_helper.from_array(np.array(values), constant))
+    graph.graph.node.append(onnx.helper.make_node("Expand", ["before", "sizes"], ["huge"]))
+    graph.graph.node.append(onnx.helper.make_node("ReduceMax", ["huge", "axis"], [output], keepdims=0))
+    onnx.save(graph, path)
+    seal(directory)
+    capfd.readouterr()
+    runtime = Runtime(directory)
+    with pytest.raises(ValueError, match="onnxruntime .* cannot run .*decoder_model.*[Ff]ailed to allocate memory") as error:
+        runtime.generate([[5, 6]], max_new_tokens=3)
+    assert "\n" not in str(error.value)
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("facts", [{"target": "gpu"}, {"dtype": "fp16"}, {"dtype": "int4"}])

@@ -1,8 +1,10 @@
 """Recipes: what is wrong with one is said before anything is read, built or written, and every shipped one runs."""
 
 import dataclasses
+import gzip
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import standins
@@ -57,6 +59,7 @@ FOLDS = {"train": "train.txt", "folds": 5, "fold": 0}
         ("training.early_stopping_patience", 0, "a whole number of at least 1"),
         ("training.replaced", 2, "a number from 0 to 1"),
         ("training.log_level", "x", "one of 'detail', 'debug', "),
+        ("training.ddp_backend", "x", "one of 'nccl', 'gloo', "),
         ("training.log_level_replica", float("nan"), "one of 'detail', 'debug', "),
         ("training.per_device_eval_batch_size", 2**63 - 1, "a whole number from 1 to 2**24"),
         ("model.return_dict", None, "true"),
@@ -367,10 +370,19 @@ def test_teachers_of_the_same_fold_or_other_text_are_taken(work):
     shutil.copy("train.txt", "other.txt")  # the same text under another name
     with pytest.raises(ValueError, match="fold 1 of 5 held out"):
         check_complete(recipe)
+    Path("other.txt").write_bytes(b"\xef\xbb\xbf" + Path("train.txt").read_bytes().replace(b"\n", b"\r\n"))
+    with pytest.raises(ValueError, match="fold 1 of 5 held out"):
+        check_complete(recipe)
+    Path("packed.gz").write_bytes(gzip.compress(Path("train.txt").read_bytes()))
+    report(work / "classifier", folds=5, fold=1, train=["packed.gz"])
+    with pytest.raises(ValueError, match="fold 1 of 5 held out"):
+        check_complete(recipe)
+    Path("packed.gz").write_bytes(gzip.compress(Path("train.txt").read_bytes() + b"more\n"))
+    check_complete(recipe)
     report(work / "classifier", folds=5, fold=1, directory="gone")  # and one that is no longer there, under the same name
     with pytest.raises(ValueError, match="fold 1 of 5 held out"):
         check_complete(recipe)
-    for damaged in ("[]", "{", '{"recipe": {"data": {"train": 5}}}'):
+    for damaged in ("[]", "{", "[" * 100_000, '{"recipe": {"data": {"train": 5}}}'):
         (work / "classifier" / REPORT).write_text(damaged)
         with pytest.raises(ValueError, match="training.json is not the report of a run"):
             check_complete(recipe)

@@ -265,8 +265,8 @@ def test_one_thread_gives_the_same_tokens(exported, runtimes):
 def test_without_an_arena_the_tokens_are_the_same(exported, runtimes):
     ids, mask = prompts()
     runtime = Runtime(exported("seq2seq").directory, arena=False)
-    assert [session.get_session_options().enable_cpu_mem_arena for session in runtime.sessions.values()] == [False, False]
-    assert runtimes("seq2seq").sessions["decoder"].get_session_options().enable_cpu_mem_arena
+    assert [session.inner.get_session_options().enable_cpu_mem_arena for session in runtime.sessions.values()] == [False, False]
+    assert runtimes("seq2seq").sessions["decoder"].inner.get_session_options().enable_cpu_mem_arena
     expected = runtimes("seq2seq").generate(ids, mask, max_new_tokens=5)
     np.testing.assert_array_equal(runtime.generate(ids, mask, max_new_tokens=5), expected)
 

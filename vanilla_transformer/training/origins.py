@@ -1,14 +1,14 @@
 """The checkpoints a recipe starts from or learns from: whether they are there, and what text they have seen."""
 
-import filecmp
 import json
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 
 from transformers.utils import cached_file, logging
 
 from ..checkpoint import config_and_class
-from .data import paths_of
+from .data import lines, paths_of
 from .recipe import REPORT
 from .tasks import TASKS
 
@@ -53,7 +53,8 @@ def check_held_out(key: str, path: str, data: dict) -> bool:
     if report is None:
         return False
     theirs, files = report
-    if "folds" in data and any(are_same(mine, file) for mine in paths_of(data, "train") for file in files):
+    encodings = [table.get("encoding", "UTF-8") for table in (data, theirs)]
+    if "folds" in data and any(are_same(mine, file, *encodings) for mine in paths_of(data, "train") for file in files):
         mine, seen = ([table.get(name) for name in ("fold", "folds")] for table in (data, theirs))
         if mine != seen:
             held_out = f"fold {seen[0]} of {seen[1]}" if seen[1] else "no fold"
@@ -71,12 +72,12 @@ def report_of(path) -> tuple[dict, list[Path]] | None:
     try:
         data = json.loads(Path(file).read_bytes())["recipe"]["data"]
         return data, paths_of({**data, "train": data.get("train", [])}, "train")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file} is not the report of a run: {error!r}") from None
 
 
-def are_same(one: Path, other: Path) -> bool:
-    """By their bytes, or by their names where one is no longer there."""
+def are_same(one: Path, other: Path, encoding: str, other_encoding: str) -> bool:
+    """By what is read of them, whether they are packed or not, or by their names where one is no longer there."""
     if one.is_file() and other.is_file():
-        return filecmp.cmp(one, other, shallow=False)
+        return all(line == its for line, its in zip_longest(lines(one, encoding), lines(other, other_encoding)))
     return one.name == other.name

@@ -15,7 +15,6 @@ import torch
 from huggingface_hub.dataclasses import type_validator
 from transformers import Seq2SeqTrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-from transformers.training_args import trainer_log_levels
 
 from ..errors import UsageError
 from .tokenizer import train_tokenizer
@@ -36,10 +35,16 @@ NOT_TAKEN = {
     "output_dir", "predict_with_generate", "remove_unused_columns", "generation_config", "parallelism_config",
     "resume_from_checkpoint", "do_train", "do_eval", "do_predict", "local_rank", "deepspeed", "fsdp", "fsdp_config",
 }  # fmt: skip
-LOG_LEVEL = Literal[*trainer_log_levels]
 REPORT_TO = Literal["none", "all", *INTEGRATION_TO_CALLBACK]
 # Than `Trainer`'s own types.
-NARROWER = {"log_level": LOG_LEVEL, "log_level_replica": LOG_LEVEL, "report_to": REPORT_TO | list[REPORT_TO] | None}
+NARROWER = {
+    "report_to": REPORT_TO | list[REPORT_TO] | None,
+    **{
+        field.name: Literal[*field.metadata["choices"], field.default]
+        for field in fields(Seq2SeqTrainingArguments)
+        if "choices" in field.metadata
+    },
+}
 SPLITS = ("train", "validation", "test")
 NEW_TOKENIZER = ("kind", "vocab_size", "lowercase")
 DATA = {
