@@ -80,7 +80,7 @@ class TextRuntime:
             yield text[sent:]
 
     def tokenize(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and mask (B, S), padded on the right. A decoder's prompt gets no end token."""
+        """Ids and mask (B, S), padded on the right, as `AutoTokenizer` gives them. A decoder's prompt has no end token."""
         if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"texts must be a list of strings, got {reprlib.repr(texts)}")
         if not texts:
@@ -88,8 +88,8 @@ class TextRuntime:
         for index, text in enumerate(texts):
             if not text.strip():
                 raise ValueError(f"text {index} of {len(texts)} is empty, expected words")
-        has_encoder = "encoder" in self.runtime.sessions
-        rows = [encoding.ids for encoding in self.encode(texts, special_tokens=has_encoder)]
+        encodings = self.encode(texts, special_tokens=True)
+        rows = [encoding.ids if "encoder" in self.runtime.sessions else prompt(encoding) for encoding in encodings]
         return stacked(rows, self.runtime.config.get("pad_token_id"))
 
     def encode(self, texts: list[str], special_tokens: bool) -> list[Encoding]:
@@ -101,6 +101,13 @@ class TextRuntime:
                 raise ValueError(f"text {index} of {len(texts)} is no Unicode text: {error}") from None
         with errors_of(self.path):
             return self.tokenizer.encode_batch(texts, add_special_tokens=special_tokens)
+
+
+def prompt(encoding: Encoding) -> list[int]:
+    """What a decoder goes on from: without what the tokenizer adds, where that puts the end token behind a text, as older ones
+    of ours do."""
+    added = encoding.special_tokens_mask
+    return [token for token, is_added in zip(encoding.ids, added) if not is_added] if added[-1:] == [1] else encoding.ids
 
 
 @contextlib.contextmanager

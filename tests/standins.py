@@ -112,7 +112,7 @@ def translator(path: Path) -> str:
 
 
 def tokenizer_of(kind):
-    return train_tokenizer([line.split(" ", 1)[1] for line in OPINIONS], PIECES[kind], kind, for_encoder=True)
+    return train_tokenizer([line.split(" ", 1)[1] for line in OPINIONS], PIECES[kind], kind, variant="encoder")
 
 
 def checkpoint(path: Path, kind: str = "word") -> str:

@@ -21,7 +21,7 @@ DEPTH[PAIR] = {"encoder_layers": 2, "decoder_layers": 2}
 
 
 def made(architecture, **fields):
-    tokenizer = train_tokenizer(LINES, 60, for_encoder=architecture == ENCODER)
+    tokenizer = train_tokenizer(LINES, 60, variant="encoder" if architecture == ENCODER else "seq2seq")
     return perturbed(architecture, {**SHAPE, **DEPTH[architecture], **fields}).double(), tokenizer
 
 

@@ -30,14 +30,15 @@ CLASSIFIERS = ["text-classification", "text-classification-by-a-decoder"]
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     """A task -> the directory of a checkpoint for it."""
-    tokenizer = train_tokenizer([*TEXTS, "This example is about animals or people ."] * 2, 70)
-    tokenizer.add_special_tokens({"mask_token": "<mask>"})
     made = {}
 
     def make(task):
         if task not in made:
             architecture, fields = HEADS[task]
             model_class = getattr(vanilla_transformer, architecture)
+            variant = "decoder" if "Decoder" in architecture else "seq2seq"
+            tokenizer = train_tokenizer([*TEXTS, "This example is about animals or people ."] * 2, 70, variant=variant)
+            tokenizer.add_special_tokens({"mask_token": "<mask>"})
             transformers.set_seed(0)
             sizes = {**SIZES, "vocab_size": len(tokenizer), "num_hidden_layers": 1}
             model = model_class(model_class.config_class(**sizes, **fields)).eval()
@@ -93,8 +94,7 @@ def prompt_ids(tokenizer, text):
     return tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
 
 
-# The tokenizer's end token would end the prompt.
-PROMPT = dict(add_special_tokens=False, max_new_tokens=5, do_sample=False, eos_token_id=None)
+PROMPT = dict(max_new_tokens=5, do_sample=False, eos_token_id=None)
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -361,7 +361,7 @@ def test_verify_ends_with_1_and_lists_the_differences(exported, tmp_path, capsys
 
 def with_tokenizer(directory, size):
     """An export that got a tokenizer."""
-    tokenizer = train_tokenizer([text for pair in toy_corpus(50, seed=0) for text in pair], size)
+    tokenizer = train_tokenizer([text for pair in toy_corpus(50, seed=0) for text in pair], size, variant="decoder")
     tokenizer.save_pretrained(directory)
     list_file(directory, "tokenizer.json")
     return tokenizer
@@ -391,7 +391,7 @@ def test_a_decoder_continues_text_as_transformers_does(exported, tmp_path, capsy
     main(["generate", str(directory), *texts, "--max-new-tokens", "6", "--num-beams", "1"])
     found = capsys.readouterr().out
     for text, line in zip(texts, found.removesuffix("\n").split("\n"), strict=True):
-        ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
         new = exported("causal").model.generate(ids, max_new_tokens=6, do_sample=False)[0, ids.shape[1] :]
         assert line == tokenizer.decode(new, skip_special_tokens=True)
     assert found.strip()

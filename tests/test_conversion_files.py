@@ -18,7 +18,9 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast, pipe
 
 import vanilla_transformer
 from vanilla_transformer.conversion import convert, plan
+from vanilla_transformer_export.build import export
 from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.text import TextRuntime
 
 
 @pytest.fixture
@@ -348,13 +350,13 @@ def test_a_checkpoint_that_we_did_not_write_is_not_replaced(bert, tmp_path):
 # ---------------------------------------------------------------------------------------------- tokenizers and pipelines
 
 
-def tokenizer_for(vocab_size, pad, eos, mask=None):
+def tokenizer_for(vocab_size, pad, eos, mask=None, template="$A </s>"):
     """Words `w3`, `w4` ... and the special tokens where the model has them."""
     special = {pad: "<pad>", eos: "</s>"} | ({mask: "<mask>"} if mask is not None else {})
     vocabulary = {special.get(i, "<unk>" if i == max(special) + 1 else f"w{i}"): i for i in range(vocab_size)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.WhitespaceSplit(), decoders.WordPiece(prefix="##")
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", eos)])
+    tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=[("</s>", eos)])
     tokens = dict(pad_token="<pad>", eos_token="</s>", unk_token="<unk>") | ({"mask_token": "<mask>"} if mask else {})
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, model_input_names=["input_ids", "attention_mask"], padding_side="left", **tokens
@@ -383,6 +385,22 @@ def test_a_converted_directory_gives_what_the_source_gives_in_a_pipeline(family,
         {k: v for k, v in found.items() if "score" not in k} for found in theirs
     ]
     assert [found.get("score") for found in ours] == pytest.approx([found.get("score") for found in theirs], abs=1e-5)
+
+
+def test_a_converted_opt_keeps_its_leading_token_and_continues_text_as_the_source_does(tmp_path):
+    directory, theirs = saved("OPTForCausalLM", "opt", tmp_path)
+    tokenizer = tokenizer_for(theirs.config.vocab_size, theirs.config.pad_token_id, 2, template="</s> $A")
+    tokenizer.save_pretrained(directory)
+    convert(directory, tmp_path / "ours")
+    export(tmp_path / "ours", tmp_path / "onnx", cases=2)
+    texts = ["w7 w8 w9", "w5"]
+    found = TextRuntime(tmp_path / "onnx").generate(texts, max_new_tokens=6, min_new_tokens=6)
+    for text, line in zip(texts, found, strict=True):
+        given = tokenizer(text, return_tensors="pt")
+        assert given["input_ids"][0, 0] == 2
+        outputs = theirs.generate(**given, max_new_tokens=6, min_new_tokens=6, do_sample=False)
+        assert line == tokenizer.decode(outputs[0, given["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert any(found)
 
 
 def test_a_marian_checkpoint_comes_with_its_sentencepiece_tokenizer_and_translates(tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import sacrebleu
+import torch
 import transformers
 import yaml
 from safetensors import safe_open
@@ -94,7 +95,6 @@ def generated(card, texts, directory):
         texts,
         padding=True,
         padding_side="left" if is_decoder else "right",
-        add_special_tokens=not is_decoder,
         return_tensors="pt",
     )
     start = inputs["input_ids"].shape[1] if is_decoder else 0
@@ -124,6 +124,23 @@ def test_both_engines_label_the_examples_alike_and_well(card, tmp_path):
     export(card, tmp_path / "onnx")
     found = [evaluate(path, text=tmp_path / "texts", labels=tmp_path / "labels") for path in (card, tmp_path / "onnx")]
     assert found[0]["accuracy"] == found[1]["accuracy"] >= 5 / 6 - 1e-3
+
+
+@cards("text-generation")
+@torch.no_grad()
+def test_a_prompt_is_its_characters_and_nothing_else_for_every_client(card, tmp_path):
+    model, tokenizer = load(card), AutoTokenizer.from_pretrained(card)
+    context, rest = "ROMEO:", " I am"
+    ids = [tokenizer.convert_tokens_to_ids(character) for character in context + rest]
+    assert tokenizer(context + rest)["input_ids"] == ids == tokenizer(context)["input_ids"] + tokenizer(rest)["input_ids"]
+    greedy = torch.tensor([ids[: len(context)]])
+    for _ in range(5):
+        greedy = torch.cat([greedy, model(greedy).logits[:, -1:].argmax(-1)], dim=1)
+    wanted = tokenizer.decode(greedy[0])
+    found = transformers.pipeline("text-generation", str(card))(context, do_sample=False, max_new_tokens=5)
+    assert found == [{"generated_text": wanted}]
+    export(card, tmp_path / "onnx", cases=2)
+    assert [context + text for text in TextRuntime(tmp_path / "onnx").generate([context], max_new_tokens=5)] == [wanted]
 
 
 @cards("text-generation")

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from checkpoints import copy_of, list_file, seal
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.text import TextRuntime
@@ -29,6 +29,28 @@ def directory(exported, tmp_path_factory):
 @pytest.fixture(scope="module")
 def runtime(directory):
     return TextRuntime(directory, threads=1)
+
+
+@pytest.mark.parametrize(
+    "template, expected",
+    [
+        ("$A", [5, 6]),
+        ("w2 $A", [2, 5, 6]),  # OPT's
+        ("$A w2", [5, 6]),  # ours, as it was saved before
+        ("w1 $A w2", [5, 6]),
+    ],
+)
+def test_a_decoder_s_prompt_is_what_transformers_reads_unless_the_end_token_would_be_behind_it(
+    directory, tmp_path, template, expected
+):
+    changed = copy_of(directory, tmp_path)
+    made = tokenizer()
+    made.post_processor = processors.TemplateProcessing(single=template, special_tokens=[("w1", 1), ("w2", 2)])
+    made.save(str(changed / "tokenizer.json"))
+    seal(changed)
+    ids, mask = TextRuntime(changed, threads=1).tokenize(["w5 w6", "w5 w6 w2"])
+    assert ids[0, : mask[0].sum()].tolist() == expected
+    assert ids[1].tolist() == [*expected, 2]  # that is in the text stays
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,25 @@ def test_each_sequence_ends_with_the_end_token_and_has_no_other_special_token(to
     assert list(tokenizer("Two men")) == ["input_ids", "attention_mask"]
 
 
+def test_a_decoder_s_tokenizer_adds_nothing_to_a_prompt_for_any_client(kind, tmp_path):
+    made = train_tokenizer(LINES, SIZES[kind], kind=kind, variant="decoder")
+    first, second = (made(text, add_special_tokens=False)["input_ids"] for text in ("Two men", "are"))
+    made.save_pretrained(tmp_path)
+    fast, alone = AutoTokenizer.from_pretrained(tmp_path), tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert made("Two men")["input_ids"] == fast("Two men")["input_ids"] == alone.encode("Two men").ids == first
+    assert fast("Two men", "are")["input_ids"] == alone.encode("Two men", "are").ids == first + second
+    assert fast.num_special_tokens_to_add() == fast.num_special_tokens_to_add(pair=True) == 0
+    assert fast.eos_token_id == 2 and made.get_vocab() == train_tokenizer(LINES, SIZES[kind], kind=kind).get_vocab()
+    if kind == "byte-bpe":
+        assert made("a man", return_offsets_mapping=True)["offset_mapping"][-1][1] == 5
+        assert not any("a man"[start] == " " for start, _ in made("a man", return_offsets_mapping=True)["offset_mapping"])
+
+
+def test_an_unknown_variant_is_refused():
+    with pytest.raises(ValueError, match='variant must be "encoder", "decoder" or "seq2seq", got \'causal\''):
+        train_tokenizer(LINES, 88, variant="causal")
+
+
 def test_a_saved_tokenizer_loads_in_transformers_and_alone(tokenizer, kind, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     fast, alone = AutoTokenizer.from_pretrained(tmp_path), tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
@@ -119,7 +138,7 @@ DIRTY = [
 
 
 def of_words(kind, lowercase=False):
-    return train_tokenizer(LINES, {"bpe": 80, "word": 20}[kind], kind, for_encoder=True, lowercase=lowercase)
+    return train_tokenizer(LINES, {"bpe": 80, "word": 20}[kind], kind, variant="encoder", lowercase=lowercase)
 
 
 @pytest.mark.parametrize("lowercase", [False, True])
@@ -275,7 +294,7 @@ def of_pairs():
 def test_without_dropout_the_pieces_are_those_of_the_tokenizer(of_pairs):
     for lines in (LINES, ANYTHING):
         assert BpeDropout(of_pairs, 0.0)(lines, Random(0))["input_ids"] == of_pairs(lines)["input_ids"]
-    encoder = train_tokenizer(LINES, SIZES["bpe"] + 1, for_encoder=True)
+    encoder = train_tokenizer(LINES, SIZES["bpe"] + 1, variant="encoder")
     assert BpeDropout(encoder, 0.0)(LINES, Random(0))["input_ids"] == encoder(LINES)["input_ids"]
 
 

@@ -114,7 +114,7 @@ def test_a_tokenizer_of_words_has_the_most_frequent_ones_whole():
 
 
 def test_an_encoder_s_tokenizer_marks_both_ends_and_the_second_sequence():
-    tokenizer = train_tokenizer(TEXT, 200, for_encoder=True)
+    tokenizer = train_tokenizer(TEXT, 200, variant="encoder", token_types=True)
     alone, [first, second] = tokenizer(TEXT[0])["input_ids"], [tokenizer(text)["input_ids"] for text in TEXT[:2]]
     assert (alone[0], alone[-1], tokenizer.mask_token_id) == (1, 2, 4)
     assert (tokenizer.cls_token, tokenizer.sep_token) == ("<s>", "</s>")
@@ -122,6 +122,9 @@ def test_an_encoder_s_tokenizer_marks_both_ends_and_the_second_sequence():
     assert pair["input_ids"] == first + second[1:]
     assert pair["token_type_ids"] == [0] * len(first) + [1] * (len(second) - 1)
     assert tokenizer.decode(alone, skip_special_tokens=True) == TEXT[0]
+    without = train_tokenizer(TEXT, 200, variant="encoder")
+    assert without(TEXT[0], TEXT[1]) == {name: pair[name] for name in ("input_ids", "attention_mask")}
+    assert without(TEXT[0], TEXT[1], return_token_type_ids=True)["token_type_ids"] == [0] * len(pair["input_ids"])
 
 
 def test_a_saved_tokenizer_loads_in_transformers_and_alone(tokenizer, tmp_path):

@@ -172,7 +172,7 @@ def encoded(context, answer, **data):
     """Its windows with a tokenizer of characters, as rows."""
     columns = {"id": ["q"], "question": ["who?"], "context": [context]}
     columns["answers"] = [{"text": [answer], "answer_start": [context.index(answer)]}]
-    tokenizer = train_tokenizer(["who? ann ran."], kind="character", for_encoder=True)
+    tokenizer = train_tokenizer(["who? ann ran."], kind="character", variant="encoder", token_types=True)
     found = question_answering.encode(columns, tokenizer, data)
     rows = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
     return tokenizer, rows
@@ -212,7 +212,7 @@ def test_pieces_of_words_give_back_every_answer(kind):
     assert len(answers) > 60
     columns = {"id": answers, "question": ["who?"] * len(answers), "context": [context] * len(answers)}
     columns["answers"] = [{"text": [answer], "answer_start": [context.index(answer)]} for answer in answers]
-    tokenizer = train_tokenizer([context] * 2, 60 if kind == "bpe" else 290, kind, for_encoder=True)
+    tokenizer = train_tokenizer([context] * 2, 60 if kind == "bpe" else 290, kind, variant="encoder")
     found = question_answering.encode(columns, tokenizer, {})
     for answer, first, last, offsets in zip(
         answers, found["start_positions"], found["end_positions"], found["offsets"], strict=True

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import OPINIONS
+from tokenizers.processors import TemplateProcessing
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -116,8 +117,23 @@ def test_lines_as_documents_end_with_the_end_token(tmp_path):
     tokenizer, _, rows = prepare(recipe)
     lines = VERSE.splitlines()
     predicted = [token for row in rows["train"] for token in row["labels"] if token != -100]
-    assert predicted == [token for line in lines for token in tokenizer(line)["input_ids"][1:]]
+    assert predicted == [token for line in lines for token in [*tokenizer(line)["input_ids"][1:], tokenizer.eos_token_id]]
     assert predicted.count(tokenizer.eos_token_id) == len(lines)
+    # Tokenizers that put the end token behind a text themselves, or one in front of it.
+    columns, expected = {"text": [*lines, "a</s>"]}, [[*tokenizer(line)["input_ids"], 2] for line in [*lines, "a</s>"]]
+    for front, back in (("", "</s>"), ("</s>", ""), ("<s>", "</s>")):
+        around = TemplateProcessing(single=f"{front} $A {back}".strip(), special_tokens=[("<s>", 1), ("</s>", 2)])
+        tokenizer.backend_tokenizer.post_processor = around
+        found = causal_lm.encode(columns, tokenizer, recipe.data)["input_ids"]
+        added = [tokenizer.convert_tokens_to_ids(front)] if front else []
+        assert found == [added + ids for ids in expected]
+
+
+def test_lines_need_an_end_token():
+    tokenizer = train_tokenizer(["the cat"], kind="character", variant="decoder")
+    tokenizer.eos_token = None
+    with pytest.raises(ValueError, match='the tokenizer has no end token, expected one for data.documents="line"'):
+        causal_lm.encode({"text": ["the cat"]}, tokenizer, {"documents": "line"})
 
 
 def test_a_text_shorter_than_a_block_is_refused(tmp_path):
@@ -133,7 +149,7 @@ def test_a_text_shorter_than_a_block_is_refused(tmp_path):
 
 def test_whole_words_are_masked_at_the_rates_of_bert():
     lines = VERSE.splitlines()
-    tokenizer = train_tokenizer(lines, 36, for_encoder=True)  # some words are several pieces
+    tokenizer = train_tokenizer(lines, 36, variant="encoder")  # some words are several pieces
     rows = masked_lm.encode({"text": lines * 40}, tokenizer, {})
     batch = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
     found = masked_lm.collator(tokenizer, None)([masked_lm.draw(row, RANDOM, tokenizer) for row in batch])
@@ -155,7 +171,7 @@ def test_whole_words_are_masked_at_the_rates_of_bert():
 
 
 def test_a_row_of_few_words_has_one_that_is_masked():
-    tokenizer = train_tokenizer(["the cat"], kind="character", for_encoder=True)
+    tokenizer = train_tokenizer(["the cat"], kind="character", variant="encoder")
     row = {"input_ids": [1, 7, 8, 9, 2], "labels": [-1, 0, 1, 2, -1]}
     counts = [sum(label != -100 for label in masked_lm.draw(row, RANDOM, tokenizer)["labels"]) for _ in range(200)]
     assert min(counts) == 1 and max(counts) > 1

@@ -82,11 +82,18 @@ def prepare(recipe: Recipe, checkpoint: Path | None = None) -> tuple:
     if "train" not in text:
         raise ValueError(f"the recipe has no training text: its [data] is {recipe.data}, expected `train`")
     if tokenizer is None:
-        settings = {name: value for name, value in recipe.tokenizer.items() if name != "dropout"}
-        tokenizer = train_tokenizer(task.texts(text["train"]), for_encoder=task.FOR_ENCODER, **settings)
+        tokenizer = new_tokenizer(recipe, task, text)
     model = make_model(recipe, task, tokenizer, text)
     rows = {split: examples(task, split, found, tokenizer, model.config, recipe) for split, found in text.items()}
     return tokenizer, model, rows
+
+
+def new_tokenizer(recipe, task, text):
+    """For the model that the recipe says: of its variant, with token types if it has several."""
+    settings = {name: value for name, value in recipe.tokenizer.items() if name != "dropout"}
+    types = {**task.config_fields(text), **recipe.model}.get("type_vocab_size") or 0
+    variant = task.CONFIG.model_type.removeprefix("vanilla-")
+    return train_tokenizer(task.texts(text["train"]), variant=variant, token_types=types > 1, **settings)
 
 
 def given_tokenizer(recipe, checkpoint):

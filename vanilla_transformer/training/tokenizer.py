@@ -15,10 +15,11 @@ def train_tokenizer(
     lines: Iterable[str],
     vocab_size: int | None = None,
     kind: Literal["bpe", "word", "byte-bpe", "character"] = "bpe",
-    for_encoder: bool = False,
+    variant: Literal["encoder", "decoder", "seq2seq"] = "seq2seq",
+    token_types: bool = False,
     lowercase: bool = False,
 ) -> PreTrainedTokenizerFast:
-    """One vocabulary for all `lines`, source and target together. An encoded sequence ends with `</s>`.
+    """One vocabulary for all `lines`, source and target together.
 
     Args:
         lines: the text.
@@ -34,21 +35,25 @@ def train_tokenizer(
             exactly every string of those, and any other character is `<unk>`.
             `"bpe"` and `"word"` read each run of white space as one space, and none at the ends of a text.
             The names of the special tokens stand for these tokens wherever they are in a text, for all kinds.
-        for_encoder: a sequence also begins with `<s>`, whose state stands for all of it; there is `<mask>`, and the second
-            of two sequences has token type 1.
+        variant: of the model. An encoded sequence ends with `</s>` for `"seq2seq"`; for `"encoder"` it also begins with `<s>`,
+            whose state stands for all of it, and there is `<mask>`; for `"decoder"` nothing is added, which a model would go
+            on from.
+        token_types: whether the second of two sequences has token type 1, and `token_type_ids` are given.
         lowercase: whether capitals are read as small letters; what is decoded then has none. For `"bpe"` and `"word"`.
 
     Raises:
-        ValueError: for an unknown `kind`, for `lowercase` with kinds of bytes or characters, if `vocab_size` is missing, and if
-            `lines` have fewer distinct pieces than `vocab_size`, or more characters.
+        ValueError: for an unknown `variant` or `kind`, for `lowercase` with kinds of bytes or characters, if `vocab_size` is
+            missing, and if `lines` have fewer distinct pieces than `vocab_size`, or more characters.
     """
+    if variant not in ("encoder", "decoder", "seq2seq"):
+        raise ValueError(f'variant must be "encoder", "decoder" or "seq2seq", got {variant!r}')
     if kind not in ("bpe", "word", "byte-bpe", "character"):
         raise ValueError(f'kind must be "bpe", "word", "byte-bpe" or "character", got {kind!r}')
     if vocab_size is None and kind != "character":
         raise ValueError(f"a tokenizer of kind {kind!r} needs a vocab_size, got None")
     if lowercase and kind not in ("bpe", "word"):
         raise ValueError(f"lowercase goes with kinds 'bpe' and 'word', got {kind!r}")
-    special = SPECIAL_TOKENS | (ENCODER_TOKENS if for_encoder else {})
+    special = SPECIAL_TOKENS | (ENCODER_TOKENS if variant == "encoder" else {})
     tokenizer = untrained(kind, lowercase)
     trainer = tokenizer.model.get_trainer()
     trainer.vocab_size = 2**21 if kind == "character" else vocab_size  # 2**21: more than Unicode has
@@ -63,14 +68,21 @@ def train_tokenizer(
     if vocab_size is not None and found != vocab_size:
         remedy = "ask for fewer" if found < vocab_size else "ask for more, its characters alone need them"
         raise ValueError(f"the text gives a vocabulary of {found} entries, expected {vocab_size}: {remedy}")
-    bos, eos = SPECIAL_TOKENS["bos_token"], SPECIAL_TOKENS["eos_token"]
-    first, second = (f"{bos} $A {eos}", f"$B:1 {eos}:1") if for_encoder else (f"$A {eos}", f"$B {eos}")
-    ids = [(token, tokenizer.token_to_id(token)) for token in (bos, eos)]
-    end = processors.TemplateProcessing(single=first, pair=f"{first} {second}", special_tokens=ids)
+    added = template(tokenizer, variant, token_types)
     # A word of bytes has its space within it; the offsets then are those of the word alone.
-    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(), end]) if kind == "byte-bpe" else end
-    inputs = ["input_ids", *(["token_type_ids"] if for_encoder else []), "attention_mask"]
+    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(), added]) if kind == "byte-bpe" else added
+    inputs = ["input_ids", *(["token_type_ids"] if token_types else []), "attention_mask"]
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=inputs, **special)
+
+
+def template(tokenizer: Tokenizer, variant: str, token_types: bool) -> processors.TemplateProcessing:
+    """What is put around a sequence, and around each of two."""
+    bos, eos = SPECIAL_TOKENS["bos_token"], SPECIAL_TOKENS["eos_token"]
+    first = {"encoder": f"{bos} $A {eos}", "decoder": "$A", "seq2seq": f"$A {eos}"}[variant]
+    type_id = int(token_types)
+    second = f"$B:{type_id}" if variant == "decoder" else f"$B:{type_id} {eos}:{type_id}"
+    ids = [(token, tokenizer.token_to_id(token)) for token in (bos, eos)]
+    return processors.TemplateProcessing(single=first, pair=f"{first} {second}", special_tokens=ids)
 
 
 def untrained(kind: str, lowercase: bool) -> Tokenizer:

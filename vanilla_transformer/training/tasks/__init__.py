@@ -9,7 +9,6 @@
 | `METRICS` | the numbers that `metrics` gives, of which a recipe may name one as the best |
 | `read(data, split)` | a `datasets.Dataset` of text for `"train"`, `"validation"` or `"test"`, `None` if the recipe has none |
 | `texts(dataset)` | all its text, for a new tokenizer |
-| `FOR_ENCODER` | whether that tokenizer marks sequences as an encoder wants it |
 | `config_fields(text)` | fields of the config that the text (a data set for each split) determines |
 | `encode(columns, tokenizer, data)` | columns of text -> columns of numbers |
 | `examples(rows, data, split)` | what the model sees of one split: the rows of numbers, or pieces of them |

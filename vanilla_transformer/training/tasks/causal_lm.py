@@ -16,7 +16,6 @@ PIPELINE = "text-generation"
 DATA = ("directory", "train", "validation", "test", "validation_fraction", "block_size", "documents", "skip_bad_rows")
 EVALUATION = ()
 METRICS = ("nll", "perplexity")
-FOR_ENCODER = False
 
 draw = None
 
@@ -60,7 +59,13 @@ def config_fields(text):
 
 def encode(columns, tokenizer, data):
     """A line ends with the end token; a whole file has no end."""
-    return {"input_ids": tokenizer(columns["text"], add_special_tokens=data.get("documents") == "line")["input_ids"]}
+    if data.get("documents") != "line":
+        return {"input_ids": tokenizer(columns["text"], add_special_tokens=False)["input_ids"]}
+    if (end := tokenizer.eos_token_id) is None:
+        raise ValueError('the tokenizer has no end token, expected one for data.documents="line"')
+    encoded = tokenizer(columns["text"], return_special_tokens_mask=True)
+    added = zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True)
+    return {"input_ids": [ids if special[-1:] == [1] else [*ids, end] for ids, special in added]}
 
 
 def examples(rows, data, split):

@@ -17,7 +17,6 @@ PIPELINE = "fill-mask"
 DATA = (*SOURCES, "streaming", *sequence_classification.DATA[1:], "labelled", "block_size")
 EVALUATION = ()
 METRICS = ("nll",)
-FOR_ENCODER = True
 MASKED = 0.15  # of all words
 REPLACED, KEPT = 0.1, 0.1  # of the tokens of these, by a random one and by itself
 

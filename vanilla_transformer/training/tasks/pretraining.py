@@ -19,7 +19,6 @@ PIPELINE = "fill-mask"
 DATA = ("directory", "train", "validation", "test", "encoding", "max_length", "skip_bad_rows")
 EVALUATION = ()
 METRICS = ("nll", "next_sentence_accuracy")
-FOR_ENCODER = True
 FOLLOWS, DOES_NOT = 0, 1
 
 

@@ -21,7 +21,6 @@ PIPELINE = "question-answering"
 DATA = (*SOURCES, "train", "validation", "test", "max_length", "stride")
 EVALUATION = ("max_answer_length",)  # tokens of an answer that is looked for, 30 by default
 METRICS = ("exact_match", "f1")
-FOR_ENCODER = True
 NAMES = ("id", "question", "context", "answers")  # of a data set; answers are {"text": [...], "answer_start": [...]}
 SCORED = ("id", "context", "answers", "offsets")  # columns of examples that only the metrics look at
 

@@ -17,7 +17,6 @@ PIPELINE = "text-classification"
 DATA = ("directory", "train", "validation", "test", "encoding", "folds", "fold", "skip_bad_rows")
 EVALUATION = ()
 METRICS = ("accuracy",)
-FOR_ENCODER = True
 
 draw = None
 

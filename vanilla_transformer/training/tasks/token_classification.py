@@ -18,7 +18,6 @@ PIPELINE = "token-classification"
 DATA = (*SOURCES, "train", "validation", "test", "encoding")  # `columns` of a data set are those of words and tags
 EVALUATION = ()
 METRICS = ("accuracy", "precision", "recall", "f1")
-FOR_ENCODER = True
 COLUMNS = ("tokens", "ner_tags")  # what data sets of the Hub call them
 FEATURES = Features(words=List(Value("string")), tags=List(Value("string")))
 DOCUMENT = "-DOCSTART-"  # a sentence of its own in CoNLL's files, where another text begins

@@ -16,7 +16,6 @@ DATA = (*SOURCES, "streaming", "train", "validation", "test")
 FILES = ("source", "target")
 EVALUATION = ("bleu_tokenize",)  # of sacreBLEU, "13a" by default
 METRICS = ("bleu", "chrf")
-FOR_ENCODER = False
 
 draw = None
 reduce = None  # the metrics take generated tokens
