@@ -421,7 +421,8 @@ class Runtime:
             raise ValueError(f"token_type_ids must be integers, got {types.dtype}")
         count = self.config.get("type_vocab_size") or 0
         if types.min() < 0 or types.max() >= max(count, 1):
-            raise ValueError(f"token_type_ids must be in [0, {max(count, 1) - 1}], got {types.min()} to {types.max()}")
+            found = f"got {types.min()} to {types.max()}: type_vocab_size is {count}"
+            raise ValueError(f"token_type_ids must be in [0, {max(count, 1) - 1}], {found}")
         return types.astype(np.int64)
 
     def _check_positions(self, length):
