@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from vanilla_transformer import VanillaDecoderConfig, VanillaDecoderForCausalLM
+from vanilla_transformer.errors import UsageError
 from vanilla_transformer.training.draws import Drawn
 from vanilla_transformer.training.prepare import draw_of, prepare
 from vanilla_transformer.training.recipe import Recipe
@@ -142,6 +143,27 @@ def test_a_text_shorter_than_a_block_is_refused(tmp_path):
     del recipe.data["validation_fraction"]
     with pytest.raises(ValueError, match="the train text has 2 tokens, expected more than block_size=16"):
         prepare(recipe)
+
+
+def test_numbers_of_labels_have_the_names_of_the_recipe_in_its_order(tmp_path):
+    (tmp_path / "train").write_text("0 what is it\n1 who is it\n0 why is it\n")
+    (tmp_path / "test").write_text("2 when is it\n")
+    files = {split: str(tmp_path / split) for split in ("train", "test")}
+    data = {**files, "label_names": ["HUM", "ABBR", "a number"]}
+    recipe = Recipe("sequence-classification", data, {"kind": "word", "vocab_size": 10}, {"num_hidden_layers": 1})
+    tokenizer, model, rows = prepare(recipe)
+    assert model.config.id2label == {0: "HUM", 1: "ABBR", 2: "a number"}
+    assert model.config.label2id == {"HUM": 0, "ABBR": 1, "a number": 2}
+    batch = sequence_classification.collator(tokenizer, model)([*rows["train"], *rows["test"]])
+    assert batch["labels"].tolist() == [0, 1, 0, 2]
+    (tmp_path / "train").write_text("0 what is it\n3 who is it\n")
+    said = "train: line 2 has the label '3', expected one of 0 to 2, the places of data.label_names"
+    with pytest.raises(ValueError, match=said):
+        prepare(recipe)
+    recipe.data["skip_bad_rows"] = True
+    assert sequence_classification.read(recipe.data, "train")["label"] == ["HUM"]
+    with pytest.raises(UsageError, match=r"data.label_names is \['A', 'A'\], expected names that differ"):
+        Recipe("sequence-classification", {**files, "label_names": ["A", "A"]})
 
 
 # --------------------------------------------------------------------------------------------------------------- masked-lm

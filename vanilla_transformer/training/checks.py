@@ -64,6 +64,8 @@ def check_data(data, is_masked):
     if len(parts) > 1:
         seen = f"data.{parts[0]} is {data[parts[0]]!r}"
         raise UsageError(f"{seen}, expected no data.{parts[1]} beside it: both say what is held out")
+    if len({*(names := data.get("label_names", []))}) < len(names):
+        raise UsageError(f"data.label_names is {names}, expected names that differ")
     if data.get("stride", 0) >= data.get("max_length", 2**63):
         raise UsageError(f"data.stride is {data['stride']}, expected less than data.max_length={data['max_length']}")
 

@@ -91,7 +91,7 @@ def prepare(recipe: Recipe, checkpoint: Path | None = None) -> tuple:
 def new_tokenizer(recipe, task, text):
     """For the model that the recipe says: of its variant, with token types if it has several."""
     settings = {name: value for name, value in recipe.tokenizer.items() if name != "dropout"}
-    types = {**task.config_fields(text), **recipe.model}.get("type_vocab_size") or 0
+    types = {**task.config_fields(text, recipe.data), **recipe.model}.get("type_vocab_size", 0)
     variant = task.CONFIG.model_type.removeprefix("vanilla-")
     return train_tokenizer(task.texts(text["train"]), variant=variant, token_types=types > 1, **settings)
 
@@ -108,7 +108,7 @@ def given_tokenizer(recipe, checkpoint):
 
 def make_model(recipe, task, tokenizer, text) -> PreTrainedModel:
     """A new model as the recipe says, or one that starts from the checkpoint `path`, with the vocabulary of `tokenizer`."""
-    settings = {**task.config_fields(text), **recipe.model}
+    settings = {**task.config_fields(text, recipe.data), **recipe.model}
     path, preset = settings.pop("path", None), settings.pop("preset", None)
     if path:
         model = pretrained(task.MODEL, path, settings)

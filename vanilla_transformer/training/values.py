@@ -52,7 +52,7 @@ DATA = {
     **dict.fromkeys(SPLITS, str | list[str]),
     **dict.fromkeys(("block_size", "max_length", "stride", "folds", "fold"), int),
     **dict.fromkeys(("streaming", "labelled", "skip_bad_rows"), bool),
-    "columns": list[str],
+    **dict.fromkeys(("columns", "label_names"), list[str]),
     "validation_fraction": float,
     "documents": Literal["file", "line"],
 }
@@ -94,7 +94,7 @@ RANGES = {
     "warmup_steps": (", whole from 1 on", lambda value: 0 <= value < 1 or value == int(value) >= 1),
     "teachers": NOT_EMPTY,
     # [data]
-    **dict.fromkeys((*SPLITS, "columns", "bad_words_ids"), NOT_EMPTY),
+    **dict.fromkeys((*SPLITS, "columns", "label_names", "bad_words_ids"), NOT_EMPTY),
     **dict.fromkeys(("dataset", "config", "path"), NOT_EMPTY),
     **dict.fromkeys(("block_size", "max_length"), COUNT),
     "validation_fraction": (" between 0 and 1", lambda value: 0 < value < 1),

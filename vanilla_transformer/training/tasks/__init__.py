@@ -9,7 +9,7 @@
 | `METRICS` | the numbers that `metrics` gives, of which a recipe may name one as the best |
 | `read(data, split)` | a `datasets.Dataset` of text for `"train"`, `"validation"` or `"test"`, `None` if the recipe has none |
 | `texts(dataset)` | all its text, for a new tokenizer |
-| `config_fields(text)` | fields of the config that the text (a data set for each split) determines |
+| `config_fields(text, data)` | fields of the config that the text (a data set for each split) and `data` determine |
 | `encode(columns, tokenizer, data)` | columns of text -> columns of numbers |
 | `examples(rows, data, split)` | what the model sees of one split: the rows of numbers, or pieces of them |
 | `draw(row, random, tokenizer)` | an example, with what is drawn for it at random; `None` where that is nothing |

@@ -53,7 +53,7 @@ def texts(dataset):
     return dataset["text"]
 
 
-def config_fields(text):
+def config_fields(text, data):
     return {}
 
 

@@ -34,7 +34,7 @@ def texts(dataset):
     return dataset["text"]
 
 
-def config_fields(text):
+def config_fields(text, data):
     return {}
 
 

@@ -62,7 +62,7 @@ def texts(dataset):
     return dict.fromkeys(chain(dataset["first"], dataset["second"]))
 
 
-def config_fields(text):
+def config_fields(text, data):
     return {"type_vocab_size": 2}
 
 

@@ -79,7 +79,7 @@ def texts(dataset):
     return chain(dict.fromkeys(dataset["context"]), dataset["question"])
 
 
-def config_fields(text):
+def config_fields(text, data):
     return {}
 
 

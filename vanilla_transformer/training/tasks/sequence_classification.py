@@ -1,6 +1,7 @@
 """Which of some labels a text has. A file has one example a line: its label, a space, its text."""
 
 import random
+from functools import partial
 
 import numpy as np
 from datasets import Dataset
@@ -13,8 +14,8 @@ from ..data import BadRows, lines_of, paths_of, shown
 CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForSequenceClassification
 PIPELINE = "text-classification"
 # With `folds`, the training lines without their duplicates are cut into that many parts at random, always the same ones, and
-# part `fold` (from 0 on) is the validation split.
-DATA = ("directory", "train", "validation", "test", "encoding", "folds", "fold", "skip_bad_rows")
+# part `fold` (from 0 on) is the validation split. With `label_names` the files have numbers, the places of the names from 0 on.
+DATA = ("directory", "train", "validation", "test", "encoding", "folds", "fold", "label_names", "skip_bad_rows")
 EVALUATION = ()
 METRICS = ("accuracy",)
 
@@ -34,27 +35,35 @@ def read(data, split):
     else:
         return None
     labels, texts = zip(*(line.split(" ", 1) for line in lines), strict=True)
-    return Dataset.from_dict({"label": labels, "text": texts})
+    names = data.get("label_names")
+    return Dataset.from_dict({"label": [names[int(label)] for label in labels] if names else labels, "text": texts})
 
 
 def labelled(data, split, tells=True) -> list[str]:
     bad = BadRows(data, split)
-    found = lines_of(paths_of(data, split), data.get("encoding", "UTF-8"), bad, unlabelled)
+    fault = partial(unlabelled, names=data.get("label_names"))
+    found = lines_of(paths_of(data, split), data.get("encoding", "UTF-8"), bad, fault)
     if tells:
         bad.tell(len(found))
     return found
 
 
-def unlabelled(line) -> str | None:
+def unlabelled(line, names=None) -> str | None:
     label, _, text = line.partition(" ")
-    return None if label.strip() and text.strip() else f"{shown(line)}, expected a label, a space and a text"
+    if not (label.strip() and text.strip()):
+        return f"{shown(line)}, expected a label, a space and a text"
+    if names and label not in map(str, range(len(names))):
+        return f"has the label {label!r:.80}, expected one of 0 to {len(names) - 1}, the places of data.label_names"
+    return None
 
 
 def texts(dataset):
     return dataset["text"]
 
 
-def config_fields(text):
+def config_fields(text, data):
+    if names := data.get("label_names"):
+        return named(names)
     return label_fields({split: set(rows["label"]) for split, rows in text.items()}, "labels")
 
 
@@ -68,6 +77,10 @@ def label_fields(found: dict[str, set[str]], what: str) -> dict:
     for split, labels in found.items():
         if unknown := sorted(labels - found["train"]):
             raise ValueError(f"the {split} text has {what} {unknown}, expected some of {names}, those of the training text")
+    return named(names)
+
+
+def named(names: list[str]) -> dict:
     return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
 
 

@@ -92,7 +92,7 @@ def texts(dataset):
     return map(" ".join, dataset["words"])
 
 
-def config_fields(text):
+def config_fields(text, data):
     return label_fields({split: {tag for tags in rows["tags"] for tag in tags} for split, rows in text.items()}, "tags")
 
 

@@ -29,7 +29,7 @@ def texts(dataset):
     return chain(dataset["source"], dataset["target"])
 
 
-def config_fields(text):
+def config_fields(text, data):
     return {}
 
 
