@@ -18,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from vanilla_transformer import checkpoint as checkpoints
-from vanilla_transformer.checkpoint import checkpoint_directory, config_and_class
+from vanilla_transformer.checkpoint import checkpoint_directory, config_and_class, for_every_version
 from vanilla_transformer.files import new_directory
 
 from . import cpu, cuda, optimize, portable
@@ -226,6 +226,7 @@ def write_configs(model, checkpoint, directory):
     for name in TOKENIZER_FILES:
         if (checkpoint / name).is_file():
             shutil.copyfile(checkpoint / name, directory / name)
+    for_every_version(directory)
     return config
 
 

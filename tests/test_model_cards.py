@@ -41,6 +41,24 @@ def cards(*tasks):
     return pytest.mark.parametrize("card", chosen, ids=lambda path: path.name)
 
 
+@cards()
+def test_the_tokenizer_s_config_is_for_transformers_4_too_and_says_how_long_a_text_may_be(card):
+    config, tokenizer = (json.loads((card / f"{name}config.json").read_text()) for name in ("", "tokenizer_"))
+    assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
+    longest = config["max_position_embeddings"] if config["position_embedding_type"] == "learned" else None
+    assert tokenizer["model_max_length"] == (longest or int(1e30))
+    if task(card) != "text-classification":
+        generation = json.loads((card / "generation_config.json").read_text())
+        assert generation["use_cache"] is True and generation.get("max_length") == longest
+
+
+@cards("text-generation")
+def test_the_default_pipeline_ends_where_the_positions_do(card):
+    longest = json.loads((card / "config.json").read_text())["max_position_embeddings"]
+    [found] = transformers.pipeline("text-generation", str(card))("ROMEO:", do_sample=False)
+    assert len(found["generated_text"]) == longest
+
+
 def load(card):
     return AUTO[task(card)].from_pretrained(card)
 
@@ -116,14 +134,43 @@ def test_both_engines_translate_the_examples_alike_and_well(card, tmp_path):
     assert TextRuntime(tmp_path / "onnx").generate(from_windows) == outputs
 
 
+NAMES = {
+    "vanilla-encoder-tiny-sst2": ["negative", "positive"],
+    "vanilla-encoder-tiny-trec": ["DESC", "ENTY", "ABBR", "HUM", "LOC", "NUM"],
+}
+
+
+@cards("text-classification")
+def test_labels_have_the_names_of_their_task_and_those_are_said(card):
+    config, names = json.loads((card / "config.json").read_text()), NAMES[card.name]
+    assert config["id2label"] == {str(index): name for index, name in enumerate(names)}
+    assert config["label2id"] == {name: index for index, name in enumerate(names)}
+    classify, examples = transformers.pipeline("text-classification", str(card)), rows(card)
+    found = [classify(text)[0]["label"] for _, text in examples]
+    assert sum(label == names[int(number)] for label, (number, _) in zip(found, examples, strict=True)) >= 5
+
+
+@cards("text-classification")
+def test_pairs_of_texts_are_read(card):
+    classify = transformers.pipeline("text-classification", str(card))
+    assert "token_type_ids" not in classify.tokenizer("one", "other")
+    [one], [other] = (classify([{"text": "A film .", "text_pair": text}], top_k=None) for text in ("Bad .", "What a joy !"))
+    assert {found["label"] for found in one} == set(NAMES[card.name]) and one != other
+
+
 @cards("text-classification")
 def test_both_engines_label_the_examples_alike_and_well(card, tmp_path):
     labels, texts = zip(*rows(card), strict=True)
     (tmp_path / "labels").write_text("\n".join(labels) + "\n")
     (tmp_path / "texts").write_text("\n".join(texts) + "\n")
+    (tmp_path / "names").write_text("\n".join(NAMES[card.name][int(label)] for label in labels) + "\n")
     export(card, tmp_path / "onnx")
-    found = [evaluate(path, text=tmp_path / "texts", labels=tmp_path / "labels") for path in (card, tmp_path / "onnx")]
-    assert found[0]["accuracy"] == found[1]["accuracy"] >= 5 / 6 - 1e-3
+    found = [
+        evaluate(path, text=tmp_path / "texts", labels=tmp_path / file)["accuracy"]
+        for path in (card, tmp_path / "onnx")
+        for file in ("labels", "names")
+    ]
+    assert len({*found}) == 1 and found[0] >= 5 / 6 - 1e-3
 
 
 @cards("text-generation")

@@ -15,7 +15,14 @@ import torch
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError, StrictDataclassError
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 import vanilla_transformer
 from vanilla_transformer import VanillaDecoderConfig, VanillaEncoderConfig, VanillaSeq2SeqConfig, VanillaTransformerConfig
@@ -51,6 +58,8 @@ COUNTS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_b
 COUNTS += ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "top_k")
 NUMBERS = ("temperature", "top_p", "min_p", "typical_p", "length_penalty", "repetition_penalty")
 SEVERAL = ("eos_token_id", "forced_eos_token_id")
+# Of a tokenizer's config, what transformers notes of the place it was loaded from.
+OF_THE_PLACE = ("is_local", "local_files_only")
 OF_THE_HUB = ("constraints", "dola_layers", "force_words_ids", "penalty_alpha")
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]  # of tensors by name
@@ -103,6 +112,47 @@ def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
         if not code:
             raise
     raise ValueError(f"{directory} has a tokenizer of its own code, which is not run: expected one of transformers, got {code}")
+
+
+# ---------------------------------------------------------------------------------------------------------- what is written
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path, longest: int | None = None) -> None:
+    """Writes the files of `tokenizer` for transformers 4 and 5, with `longest` as its `model_max_length` if it is given."""
+    tokenizer.save_pretrained(directory)
+    for_every_version(directory, {} if longest is None else {"model_max_length": longest})
+
+
+def for_every_version(directory: Path, changes: dict | None = None) -> None:
+    """Gives tokenizer_config.json, if there is one, the names that transformers 4 knows too, and `changes`: what 5 saves has
+    its own for a tokenizer of `tokenizers`, and for tokens without a name of their own."""
+    path = directory / "tokenizer_config.json"
+    if not path.is_file():
+        return
+    before = read_json(path)
+    content = {name: value for name, value in before.items() if name not in OF_THE_PLACE} | (changes or {})
+    if content.get("tokenizer_class") == "TokenizersBackend":
+        # Without names of inputs transformers 4 would add token types.
+        content = {"model_input_names": PreTrainedTokenizerFast.model_input_names, **content}
+        content["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(content.get("extra_special_tokens"), list):
+        content["additional_special_tokens"] = content.pop("extra_special_tokens")
+    if content != before:
+        path.write_text(json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def learned_positions(config: PreTrainedConfig) -> int | None:
+    """How many there are; `None` for a model that has others, which no text is too long for."""
+    return config.max_position_embeddings if getattr(config, "position_embedding_type", None) == "learned" else None
+
+
+def limit_generation(generation: GenerationConfig, config: PreTrainedConfig) -> None:
+    """Where positions are learned and nothing says how long a text may get, it may fill their table: the defaults of pipelines
+    go beyond a short one."""
+    if generation.use_cache is None:
+        generation.use_cache = True
+    if generation.max_length is None and generation.max_new_tokens is None:
+        generation.max_length = learned_positions(config)
 
 
 # --------------------------------------------------------------------------------------------------------- where it lies

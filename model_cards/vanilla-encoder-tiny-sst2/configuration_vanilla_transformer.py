@@ -10,10 +10,14 @@ import math
 from dataclasses import fields
 from typing import Literal
 
+import transformers
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig
+from packaging.version import Version
 from transformers.activations import ACT2FN
 from transformers.utils import logging
+
+if Version(transformers.__version__) < Version("5.23"):  # before names are looked up that others do not have
+    raise ImportError(f"vanilla-transformer needs transformers >= 5.23, found {transformers.__version__}")
 
 logger = logging.get_logger(__name__)
 
@@ -29,7 +33,7 @@ DEPTHS, LARGEST = ("encoder_layers", "decoder_layers"), 2**28  # of two such siz
 
 
 @strict
-class VanillaTransformerConfig(PreTrainedConfig):
+class VanillaTransformerConfig(transformers.PreTrainedConfig):
     """What the three variants share. Use one of the subclasses.
 
     Args:

@@ -12,6 +12,7 @@ anything is written.
 
 import os
 
+from ..checkpoint import limit_generation
 from ..errors import UsageError
 from ..files import new_directory
 from .plan import Plan, plan_to_ours, plan_to_theirs
@@ -65,5 +66,7 @@ def convert_torch(
         read = ({name: files.read(name) for name in files.shapes} for files in map(TensorFiles, (source, embeddings)))
         state_dict, tables = read
         model = from_torch(state_dict, embeddings=tables, **fields)
+        if model.can_generate():
+            limit_generation(model.generation_config, model.config)
         model.save_pretrained(directory)
     return {"out": str(out), "architecture": type(model).__name__, "parameters": model.num_parameters()}

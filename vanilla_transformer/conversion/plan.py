@@ -22,11 +22,14 @@ from ..checkpoint import (
     VOCABULARIES,
     check_depth,
     checkpoint_directory,
+    learned_positions,
+    limit_generation,
     load_tokenizer,
     made_config,
     read_json,
     read_raw_config,
     readers_errors,
+    save_tokenizer,
 )
 from ..files import VERSION_KEY, new_directory
 from . import bart, bert, distilbert, electra, gpt2, marian, mbart, opt, roberta
@@ -144,7 +147,8 @@ class Plan:
         if self.generation_config is not None:
             self.generation_config.save_pretrained(directory)
         if self.tokenizer is not None:
-            self.tokenizer.save_pretrained(directory)
+            rows = learned_positions(self.model.config)
+            save_tokenizer(self.tokenizer, directory, rows and min(rows, self.tokenizer.model_max_length))
 
     def facts(self, out: str | os.PathLike) -> dict:
         """What was written to `out`."""
@@ -327,6 +331,7 @@ def with_companions(plan, path):
         read_json(file)
         with readers_errors(file):
             plan.generation_config = GenerationConfig.from_pretrained(path, **where)
+        limit_generation(plan.generation_config, plan.model.config)
     if any((path / name).is_file() for name in VOCABULARIES):
         plan.tokenizer = load_tokenizer(path)
     return plan

@@ -6,7 +6,7 @@ import shutil
 import torch
 from transformers import PreTrainedModel
 
-from ..checkpoint import TOKENIZER_FILES, checkpoint_directory, read_json, shown
+from ..checkpoint import TOKENIZER_FILES, checkpoint_directory, for_every_version, read_json, shown
 from ..checkpoint import load_checkpoint as load
 from ..files import new_directory
 
@@ -31,6 +31,7 @@ def average(checkpoints: list[str | os.PathLike], out: str | os.PathLike, force:
         for name in TOKENIZER_FILES:
             if (first / name).is_file():
                 shutil.copyfile(first / name, directory / name)
+        for_every_version(directory)
 
 
 def averaged(checkpoints: list[str | os.PathLike]) -> PreTrainedModel:

@@ -15,6 +15,7 @@ from transformers import TrainerCallback, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
+from ..checkpoint import for_every_version
 from ..errors import UsageError
 from ..files import keep
 from .data import paths_of
@@ -56,6 +57,7 @@ class WholeCheckpoints(TrainerCallback):
         if args.should_save:
             run = Path(args.output_dir)
             checkpoint = run / f"checkpoint-{state.global_step}"
+            for_every_version(checkpoint)
             (checkpoint / FILES).write_text(json.dumps(hashes(checkpoint)), encoding="utf-8")
             best = Path(state.best_model_checkpoint or checkpoint)
             others = [path for path in marked_checkpoints(run) if path not in (checkpoint, best) and noted_hashes(path)]

@@ -9,7 +9,7 @@ from datasets import Dataset, IterableDataset
 from sacrebleu.metrics import BLEU
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..checkpoint import config_and_class, load_tokenizer
+from ..checkpoint import config_and_class, limit_generation, load_tokenizer
 from ..errors import UsageError
 from .batches import SIDES
 from .checks import told
@@ -143,7 +143,9 @@ def generation_config(recipe, config) -> GenerationConfig:
             raise UsageError(f"generation.{name} has {unknown[0]}, expected tokens from 0 to {config.vocab_size - 1}")
     names = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
     tokens = {name: getattr(config, name) for name in names if hasattr(config, name)}
-    return GenerationConfig(**tokens, **recipe.generation)
+    found = GenerationConfig(**tokens, **recipe.generation)
+    limit_generation(found, config)
+    return found
 
 
 def tokens_in(value) -> list[int]:

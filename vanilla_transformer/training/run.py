@@ -11,6 +11,7 @@ import torch
 from accelerate import PartialState
 from transformers import TrainingArguments, set_seed
 
+from ..checkpoint import learned_positions, save_tokenizer
 from ..files import new_directory, output_path
 from .averaging import averaged, load
 from .card import CARD, model_card
@@ -134,9 +135,7 @@ def save_checkpoint(model, tokenizer, directory: Path, dtype: str) -> None:
     if dtype == "float16":
         model.half()
     model.save_pretrained(directory)
-    for name in ("is_local", "local_files_only"):  # of the checkpoint that it was loaded from
-        tokenizer.init_kwargs.pop(name, None)
-    tokenizer.save_pretrained(directory)
+    save_tokenizer(tokenizer, directory, learned_positions(model.config))
     if (vocabulary := directory / "tokenizer.json").is_file():  # without the spaces that are half of it
         text = json.dumps(json.loads(vocabulary.read_text(encoding="utf-8")), ensure_ascii=False, separators=(",", ":"))
         vocabulary.write_text(text, encoding="utf-8")

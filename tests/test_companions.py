@@ -1,0 +1,168 @@
+"""What `train`, `average`, `convert` and `export` write beside weights: the tokenizer's config and how a model generates."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, pipeline
+
+from vanilla_transformer.conversion import convert
+from vanilla_transformer.training.averaging import average
+from vanilla_transformer.training.recipe import Recipe
+from vanilla_transformer.training.run import train
+from vanilla_transformer_export.build import export
+from vanilla_transformer_export.text import TextRuntime
+
+POSITIONS, TEXT = 16, "the old dog sees a red bird. " * 20
+SHAPE = dict(hidden_size=16, intermediate_size=16, num_attention_heads=2, num_hidden_layers=1)
+STEPS = dict(per_device_train_batch_size=4, max_steps=2, save_steps=2, learning_rate=1e-2, seed=0)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A function of fields of the model and of the generation -> the checkpoint of a short run of characters."""
+    root = tmp_path_factory.mktemp("companions")
+    (root / "text").write_text(TEXT)
+
+    def make(name, generation=None, **fields):
+        if not (root / name).exists():
+            data = {"train": str(root / "text"), "block_size": 8}
+            recipe = Recipe("causal-lm", data, {"kind": "character"}, {**SHAPE, **fields}, STEPS, generation or {})
+            train(recipe, root / name)
+        return root / name
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def short(made):
+    return made("short", position_embedding_type="learned", max_position_embeddings=POSITIONS)
+
+
+def read(directory, name):
+    return json.loads((directory / name).read_text())
+
+
+# --------------------------------------------------------------------------------------------------------- short contexts
+
+
+def test_learned_positions_bound_what_is_read_and_what_is_generated(short, made):
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    found = read(short, "generation_config.json")
+    assert found.pop("transformers_version")
+    assert found == {**tokens, "max_length": POSITIONS, "use_cache": True}
+    assert read(short, "tokenizer_config.json")["model_max_length"] == POSITIONS
+    unbounded = made("unbounded")  # sinusoidal positions
+    assert "max_length" not in read(unbounded, "generation_config.json")
+    assert read(unbounded, "generation_config.json")["use_cache"] is True
+    assert read(unbounded, "tokenizer_config.json")["model_max_length"] > 10**9
+
+
+def test_a_length_that_the_recipe_names_stays(made):
+    fields = dict(position_embedding_type="learned", max_position_embeddings=POSITIONS)
+    found = read(made("named", {"max_new_tokens": 3}, **fields), "generation_config.json")
+    assert found["max_new_tokens"] == 3 and "max_length" not in found
+
+
+def test_the_default_pipeline_ends_where_the_table_does(short):
+    write = pipeline("text-generation", str(short))
+    [found] = write("the old", do_sample=False, eos_token_id=None)
+    assert len(found["generated_text"]) == POSITIONS
+    with pytest.raises(ValueError, match=f"length of input_ids is {POSITIONS}, but `max_length` is set to {POSITIONS}"):
+        write(TEXT[:POSITIONS])
+
+
+def test_the_pipeline_makes_a_hole_in_a_long_prompt(short):
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(short), AutoTokenizer.from_pretrained(short)
+    kept = tokenizer(TEXT[30 - (POSITIONS - 4) : 30], return_tensors="pt")["input_ids"]
+    wanted = tokenizer.decode(model.generate(kept, max_new_tokens=4, do_sample=False)[0, -4:], skip_special_tokens=True)
+    write = pipeline("text-generation", str(short))
+    options = dict(max_new_tokens=4, do_sample=False, return_full_text=False)
+    assert write(TEXT[:30], handle_long_generation="hole", **options) == [{"generated_text": wanted}]
+
+
+def test_the_runtime_ends_where_the_table_does_and_names_both_lengths(short, tmp_path):
+    export(short, tmp_path / "onnx", cases=2)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(short), AutoTokenizer.from_pretrained(short)
+    ids = tokenizer("the old", return_tensors="pt")["input_ids"]
+    runtime = TextRuntime(tmp_path / "onnx", threads=1).runtime
+    found = runtime.generate(ids.numpy())
+    np.testing.assert_array_equal(found, model.generate(ids).numpy())
+    full = tokenizer(TEXT[: POSITIONS + 1], return_tensors="np", verbose=False)["input_ids"]
+    for length in (POSITIONS, POSITIONS + 1):
+        with pytest.raises(ValueError, match=rf"\b{length}\b.*\b{POSITIONS}\b"):
+            runtime.generate(full[:, :length])
+
+
+@pytest.fixture
+def gpt2(tmp_path):
+    """A function of the tokenizer's longest text -> a checkpoint of 24 positions."""
+
+    def make(longest):
+        config = GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=2, n_positions=24, bos_token_id=1, eos_token_id=1)
+        GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+        words = Tokenizer(models.WordLevel({f"w{token}": token for token in range(20)}, unk_token="w0"))
+        words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        given = {} if longest is None else {"model_max_length": longest}
+        fast = PreTrainedTokenizerFast(tokenizer_object=words, extra_special_tokens=["w3"], eos_token="w1", **given)
+        fast.save_pretrained(tmp_path / "gpt2")
+        return tmp_path / "gpt2"
+
+    return make
+
+
+@pytest.mark.parametrize("longest, expected", [(None, 24), (1024, 24), (10, 10)])
+def test_a_converted_table_bounds_them_too(gpt2, tmp_path, longest, expected):
+    convert(gpt2(longest), tmp_path / "ours")
+    found = read(tmp_path / "ours", "generation_config.json")
+    assert (found["max_length"], found["use_cache"]) == (24, True)
+    assert read(tmp_path / "ours", "tokenizer_config.json")["model_max_length"] == expected
+
+
+def test_a_length_of_the_source_stays(gpt2, tmp_path):
+    model = GPT2LMHeadModel.from_pretrained(gpt2(None))
+    model.generation_config.max_new_tokens = 7
+    model.save_pretrained(tmp_path / "gpt2")
+    convert(tmp_path / "gpt2", tmp_path / "ours")
+    found = read(tmp_path / "ours", "generation_config.json")
+    assert found["max_new_tokens"] == 7 and "max_length" not in found
+
+
+# ------------------------------------------------------------------------------------ names that transformers 4 knows too
+
+
+def check_tokenizer(directory, source):
+    """Names of transformers 4, and the ids of `source`."""
+    config = read(directory, "tokenizer_config.json")
+    assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert not config.keys() & {"extra_special_tokens", "is_local", "local_files_only"}
+    found, expected = AutoTokenizer.from_pretrained(directory), AutoTokenizer.from_pretrained(source)
+    assert found.get_vocab() == expected.get_vocab()
+    assert found("the old dog w3 w4")["input_ids"] == expected("the old dog w3 w4")["input_ids"]
+    assert found.all_special_tokens == expected.all_special_tokens
+    assert found.extra_special_tokens == expected.extra_special_tokens
+
+
+def test_every_verb_names_a_class_of_tokenizers_that_transformers_4_knows(short, tmp_path):
+    steps = sorted(short.parent.glob("short-run/checkpoint-*"))
+    before = tmp_path / "before"  # as a user of transformers 5 saves it
+    shutil.copytree(short, before)
+    AutoTokenizer.from_pretrained(short).save_pretrained(before)
+    assert read(before, "tokenizer_config.json")["tokenizer_class"] == "TokenizersBackend"
+    average([before, before], tmp_path / "averaged")
+    export(before, tmp_path / "onnx", cases=1)
+    assert steps
+    for directory in (short, *steps, tmp_path / "averaged", tmp_path / "onnx"):
+        check_tokenizer(directory, before)
+
+
+def test_conversion_does_so_there_and_back(gpt2, tmp_path):
+    source = gpt2(None)
+    assert read(source, "tokenizer_config.json")["extra_special_tokens"] == ["w3"]
+    convert(source, tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "back", to="gpt2")
+    for name in ("ours", "back"):
+        check_tokenizer(tmp_path / name, source)
+        assert read(tmp_path / name, "tokenizer_config.json")["additional_special_tokens"] == ["w3"]
