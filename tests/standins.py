@@ -54,7 +54,8 @@ def lacking(recipe: Recipe, folder: Path) -> dict:
         return {"data.dataset": data_set(folder / "pairs", pairs)}
     found = {} if recipe.data.keys() & {"train"} else made_up_names(recipe)
     if recipe.training.get("replaced"):
-        found["training.teachers"] = [classifier(folder / "first"), classifier(folder / "second")]
+        names = recipe.data["label_names"]
+        found["training.teachers"] = [classifier(folder / name, names=names) for name in ("first", "second")]
     return found
 
 
@@ -86,7 +87,8 @@ def texts(recipe) -> list[str]:
         return ["\n".join(STORY) + "\n\n" + "\n".join(reversed(STORY)) + "\n"]
     if recipe.task == "token-classification":
         return [TAGGED * 4]
-    return ["".join(line + "\n" for line in OPINIONS)]
+    lines = "".join(line + "\n" for line in OPINIONS)
+    return [lines.replace("bad ", "0 ").replace("good ", "1 ") if "label_names" in recipe.data else lines]
 
 
 def questions():
@@ -120,9 +122,9 @@ def checkpoint(path: Path, kind: str = "word") -> str:
     return saved(VanillaEncoderForMaskedLM(config(kind)), tokenizer_of(kind), path)
 
 
-def classifier(path: Path, kind: str = "word") -> str:
-    """A new one of the labels of `OPINIONS`."""
-    labels = {"id2label": {0: "bad", 1: "good"}, "label2id": {"bad": 0, "good": 1}}
+def classifier(path: Path, kind: str = "word", names=("bad", "good")) -> str:
+    """A new one of the labels of `OPINIONS`, or of other `names`."""
+    labels = {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
     return saved(VanillaEncoderForSequenceClassification(config(kind, **labels)), tokenizer_of(kind), path)
 
 

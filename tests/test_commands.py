@@ -247,12 +247,15 @@ def cut(arguments: list[str]) -> list[str]:
     return [*arguments, *(word for change in changes for word in ("--set", change))]
 
 
-def stand_in(name: str) -> None:
-    """For the result of a command, of which `name` says what it is."""
+def stand_in(arguments: list[str]) -> None:
+    """For the result of a command, of which the name says what it is."""
+    read = cli.build_parser().parse_args(arguments)
+    name, data = str(read.output), read_recipe(read.recipe, dict(read.set)).data
     if name == "masked":
         standins.checkpoint(Path(name))
     elif name.startswith(("words", "pieces")):
-        standins.classifier(Path(name), "word" if name.startswith("words") else "bpe")
+        kind = "word" if name.startswith("words") else "bpe"
+        standins.classifier(Path(name), kind, data["label_names"])
     else:
         standins.translator(Path(name))
 
@@ -263,7 +266,7 @@ def test_the_commands_of_a_card_run_dry(path, tmp_path, monkeypatch, capsys):
     calls = calls_of(path, tmp_path)
     assert cli.build_parser().parse_args(calls[-1]).output == Path(path.parent.name)
     for arguments in calls[:-1]:
-        stand_in(str(cli.build_parser().parse_args(arguments).output))
+        stand_in(arguments)
     calls = [*{re.sub(r"\d", "", " ".join(call)): call for call in calls}.values()]  # one of those that differ by a number only
     before = {*os.listdir(), *(cli.build_parser().parse_args(arguments).data.name for arguments in calls)}
     for arguments in calls:

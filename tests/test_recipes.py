@@ -314,7 +314,7 @@ def classification(data=None, **tables):
 def work(tmp_path, monkeypatch):
     """A directory with text, a model of masked words, a classifier, and what is neither."""
     monkeypatch.chdir(tmp_path)
-    standins.write_text(read_recipe("trec", {"data.train": "train.txt"}), tmp_path)
+    standins.write_text(read_recipe("trec", {"data": {"train": "train.txt"}}), tmp_path)
     standins.checkpoint(tmp_path / "words")
     standins.classifier(tmp_path / "classifier")
     (tmp_path / "empty").mkdir()
