@@ -78,9 +78,6 @@ class NewTokensOnly(DynamicCache):
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         return key_states, value_states
 
-    def get_seq_length(self, layer_idx=0):
-        return 0
-
 
 def pairs(states):
     return list(zip(states[::2], states[1::2], strict=True))
