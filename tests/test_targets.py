@@ -32,6 +32,15 @@ def test_generated_tokens_are_those_of_transformers(exported_for, name, beams, t
         check_tokens(runtime, model, *prompts(name, seed), dict(max_new_tokens=14, num_beams=beams))
 
 
+@targets
+@generators
+def test_beam_search_may_look_at_more_candidates_than_there_are_tokens(exported_for, name, target):
+    """With 24 end tokens 2 beams have 50 candidates, of 48 tokens: more than the cuda target's graph can take of one beam."""
+    model, directory = exported_for(name, target)
+    settings = dict(max_new_tokens=8, num_beams=2, eos_token_id=[EOS, *range(25, 48)])
+    check_tokens(Runtime(directory, device="cpu"), model, *prompts(name), settings)
+
+
 @pytest.mark.parametrize("options", [{}, {"num_beams": 2, "num_return_sequences": 2}, PENALIZED])
 @generators
 def test_a_batch_may_have_fewer_rows_than_the_caches(exported_for, name, options):
@@ -53,9 +62,9 @@ def check_tokens(runtime, model, ids, mask, settings):
         expected = model.generate(torch.from_numpy(ids), **given, **settings).numpy()
     found = runtime.generate(ids, mask, **settings)
     assert len(found) == len(expected)
-    start = 1 if model.config.is_encoder_decoder else ids.shape[1]
+    start, ends = 1 if model.config.is_encoder_decoder else ids.shape[1], settings.get("eos_token_id", [EOS])
     for got, wanted in zip(found[:, start:].tolist(), expected[:, start:].tolist(), strict=True):
-        end = wanted.index(EOS) + 1 if EOS in wanted else len(wanted)
+        end = next((place + 1 for place, token in enumerate(wanted) if token in ends), len(wanted))
         assert got[:end] == wanted[:end]
 
 
