@@ -362,6 +362,14 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(corpus, tmp_path, m
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_time_that_a_dry_run_tells_is_that_of_the_updates_it_tried(corpus):
+    """Of as many as take hours. Those that were tried, two of which count, took a part of the call."""
+    start, epochs = time.monotonic(), 10**6
+    lines = {line.split()[0]: line for line in dry_run(recipe_of(corpus, num_train_epochs=epochs)).splitlines()}
+    elapsed = time.monotonic() - start
+    assert 1e-4 < float(lines["time"].split()[1]) * 3600 / (epochs * STEPS) < elapsed / 2
+
+
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_recipe_is_read_and_says_in_its_first_line_what_it_is(path):
     assert read_recipe(path.stem) == read_recipe(str(path))

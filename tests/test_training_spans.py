@@ -111,6 +111,7 @@ def test_the_scores_of_tags():
     gold = [["B-X", "I-X", "O", "B-Y"], ["B-Y", "O"]]
     found = [["B-X", "O", "O", "B-Y"], ["B-Y", "B-Y"]]
     assert token_classification.scores_of_entities(found, gold) == {"precision": 0.5, "recall": 2 / 3, "f1": 4 / 7}
+    assert token_classification.scores_of_entities([["B-X"]], [["B-X"]]) == {"precision": 1.0, "recall": 1.0, "f1": 1.0}
     assert token_classification.scores_of_entities([["O"]], [["O"]]) == {"precision": 0.0, "recall": 0.0, "f1": 0.0}
     names = ["B-X", "B-Y", "I-X", "O"]
     ids = [np.array([[-100, *map(names.index, row)] + [-100] * (4 - len(row)) for row in rows]) for rows in (found, gold)]
@@ -299,6 +300,15 @@ def test_files_and_answers_that_are_not_as_they_say_are_refused(tmp_path):
     path.write_text(json.dumps(empty))
     with pytest.raises(ValueError, match="question q0 has no answer, expected at least one"):
         question_answering.read({"train": str(path)}, "train")
+    for change, message in [
+        (lambda paragraph: paragraph["qas"][0].update(question=5), "question q0 is 5 on 'the cat is in the garden today.'"),
+        (lambda paragraph: paragraph.update(context=None), "question q0 is 'where\\?' on None"),
+    ]:
+        no_text = squad(STORIES[0])
+        change(no_text["data"][0]["paragraphs"][0])
+        path.write_text(json.dumps(no_text))
+        with pytest.raises(ValueError, match=f"{message}, expected two texts"):
+            question_answering.read({"train": str(path)}, "train")
     path.write_text("{")
     with pytest.raises(ValueError, match="bad.json is not JSON in the form of SQuAD"):
         question_answering.read({"train": str(path)}, "train")

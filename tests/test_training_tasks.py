@@ -76,6 +76,13 @@ def test_training_sees_every_window_and_validation_every_token_once(verse):
     assert {len(row["input_ids"]) for row in rows["validation"]} == {16}
 
 
+@pytest.mark.parametrize("length", range(5, 14))
+def test_each_token_of_a_text_but_the_first_is_predicted_once_whatever_its_length(length):
+    ids = list(range(length))
+    rows = causal_lm.examples({"input_ids": [ids]}, {"block_size": 4}, "validation")
+    assert [token for row in rows for token in row["labels"] if token != -100] == ids[1:]
+
+
 def test_a_language_model_learns_and_its_loss_is_that_of_the_whole_validation_text(verse, tmp_path):
     metrics = train(language_model(verse), tmp_path / "model")
     model, tokenizer = (
