@@ -146,7 +146,7 @@ def activations_of(model: PreTrainedModel, target: str, dtype: str | None) -> st
         return dtype
     problem = cuda.overflow(model)
     if problem and dtype == "fp16":
-        raise ValueError(f"{problem}, and float16 holds {cuda.FLOAT16_MAX}: use --dtype bf16")
+        raise ValueError(f"{problem}, and float16 holds {cuda.FLOAT16_MAX:.0f}: use --dtype bf16")
     return "bf16" if problem else "fp16"
 
 

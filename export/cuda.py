@@ -29,7 +29,7 @@ from .operators import (
     scatter,
 )
 
-FLOAT16_MAX = 65504
+FLOAT16_MAX = torch.finfo(torch.float16).max
 NEW = 8  # what a step takes before the encoder's mask and the caches
 HIDDEN = -30000.0  # added to the scores of slots that are not read: half of what float16 holds, so no sum overflows
 
