@@ -141,6 +141,27 @@ def product(x, matrix, dtype, is_normalized=False):
     return session.run(None, {"x": x})[0]
 
 
+def test_a_transposed_embedding_becomes_a_matrix_of_its_own_that_can_be_quantized():
+    """A tied head whose embedding is so large that the exporter leaves it to be transposed; those of small models it copies."""
+    rng = np.random.default_rng(0)
+    x, table = rng.standard_normal((3, 64)).astype(np.float32), rng.standard_normal((40, 64)).astype(np.float32)
+    for dtype, allowed in (("fp32", 1e-5), ("int8", 0.5)):
+        values = [ir.val("x", ir.DataType.FLOAT, x.shape), ir.val("w", const_value=ir.tensor(table, name="w"))]
+        turned = ir.node("Transpose", [values[1]], {"perm": [1, 0]})
+        head = ir.node("MatMul", [values[0], turned.outputs[0]])
+        head.outputs[0].name, head.outputs[0].type = "y", ir.TensorType(ir.DataType.FLOAT)
+        opsets = {"": 21}
+        graph = ir.Graph(
+            values[:1], head.outputs, nodes=[turned, head], initializers=values[1:], opset_imports=opsets, name="g"
+        )
+        model = ir.Model(graph, ir_version=10)
+        counts = optimize(model, "cpu", dtype)
+        assert counts["copy_transposed_weights"] == 1 and counts.get("quantize_products", 1) == 1
+        assert not {"Transpose", "MatMul" if dtype == "int8" else None} & {node.op_type for node in model.graph}
+        session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], x @ table.T, atol=allowed)
+
+
 @pytest.mark.parametrize("is_normalized", [False, True])
 def test_int8_products_are_off_by_no_more_than_the_rounding(is_normalized):
     """Half a step of the weights, for each its column's, and half a step of the inputs, which have 255 of them."""
