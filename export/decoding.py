@@ -271,7 +271,7 @@ class SlotCaches:
         names = ("visible", "tokens", "lengths")
         state = {name: search.state[f"finished_{name}"].numpy()[: self.count, :count] for name in names}
         tokens, lengths = self.buffers.states["tokens"].numpy()[:, 0, prompt:, 0], state["lengths"].reshape(-1)
-        found = np.full((len(lengths), lengths.max()), options.pad_token_id)
+        found = np.full((len(lengths), lengths.max()), options.beam_fill_token_id)
         for row, (history, last) in enumerate(zip(state["visible"].reshape(len(lengths), -1), state["tokens"].reshape(-1))):
             made = tokens[row // count][history[prompt:]]
             found[row, : len(made) + 1] = [*made, last]

@@ -184,7 +184,8 @@ class Runtime:
 
     def generate(self, input_ids: np.ndarray, attention_mask: np.ndarray | None = None, **options) -> np.ndarray:
         """Token ids (B * N, T) as `transformers.generate` returns them: behind the start token for seq2seq, behind the prompt
-        for a decoder, padded at the end; the N `num_return_sequences` of each input stand together.
+        for a decoder, padded at the end, by beam search with the end token if the pad token is 0; the N `num_return_sequences`
+        of each input stand together.
 
         `input_ids` (B, S), rows padded on either side; `attention_mask` (B, S), by default 0 where `input_ids` have the
         pad token, unless that is an end token too. Tokens between others may be masked in a source, whose positions count

@@ -136,6 +136,11 @@ class Options:
         """Of beam search, for each input and step: enough that `num_beams` are left when the best of them all end."""
         return max(2, 1 + len(self.eos_token_ids)) * self.num_beams
 
+    @property
+    def beam_fill_token_id(self):
+        """What beam search puts behind the end token: to transformers, a pad token of 0 is none there."""
+        return self.pad_token_id or next(iter(self.eos_token_ids), 0)
+
 
 def is_integer(value):
     return isinstance(value, Integral) and not isinstance(value, bool)
@@ -190,7 +195,7 @@ def greedy(logits):
 
 def beam_search(step: Step, logits: np.ndarray, options: Options, process: Processors | None = None) -> np.ndarray:
     """The best `num_return_sequences` (N) of `num_beams` (K) hypotheses of each of B inputs, by
-    sum(log p) / length^length_penalty -> (B * N, up to max_new_tokens), padded behind the end token.
+    sum(log p) / length^length_penalty -> (B * N, up to max_new_tokens), behind the end token `beam_fill_token_id`.
 
     `logits` (B, vocabulary) are those of the first token; every step is given K rows for each input, which stand together.
     `process` changes the log p of each token.
@@ -198,14 +203,15 @@ def beam_search(step: Step, logits: np.ndarray, options: Options, process: Proce
     K, length, count, eos = options.num_beams, options.max_new_tokens, options.candidates, np.array(options.eos_token_ids)
     B = len(logits)
     inputs, is_best = np.arange(B)[:, None], np.arange(count) < K
-    running = np.full((B * K, min(length, ROOM)), options.pad_token_id)
+    fill = options.beam_fill_token_id
+    running = np.full((B * K, min(length, ROOM)), fill)
     # Rows of one input are equal at first: only the first of them counts.
     scores = np.tile(np.where(np.arange(K) == 0, np.float32(0), NEVER), (B, 1))
     finished = Finished(running, scores)
     can_improve = np.ones((B, 1), bool)
     for t in range(length):
         if t == running.shape[1]:
-            running, finished.sequences = (doubled(each, options.pad_token_id) for each in (running, finished.sequences))
+            running, finished.sequences = (doubled(each, fill) for each in (running, finished.sequences))
         log_p, tokens = best_tokens(logits, running[:, :t] if t else running[::K, :0], count, process)
         if t == 0:
             log_p, tokens = np.repeat(log_p, K, axis=0), np.repeat(tokens, K, axis=0)

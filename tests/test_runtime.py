@@ -54,16 +54,6 @@ def prompts_for(exported, name, **kwargs):
     return prompts(**{"side": side, "pad": exported(name).model.config.pad_token_id, **kwargs})
 
 
-def up_to_end(tokens, start, eos=(EOS,), pad=PAD):
-    """transformers' beam search fills a row behind its end with the end token where the pad token is 0."""
-    tokens = tokens.copy()
-    for row in tokens:
-        ends = np.flatnonzero(np.isin(row[start:], eos))
-        if len(ends):
-            row[start + ends[0] + 1 :] = pad
-    return tokens
-
-
 def new_from(name, ids):
     """Where the new tokens start."""
     return 1 if name.startswith("seq2seq") else ids.shape[1]
@@ -98,10 +88,7 @@ def test_beam_search_gives_the_tokens_of_transformers(exported, runtimes, name, 
         options = dict(num_beams=num_beams, early_stopping=early_stopping, length_penalty=length_penalty, max_new_tokens=10)
         ids, mask = prompts_for(exported, name, seed=num_beams)
         found = runtimes(name).generate(ids, mask, **options)
-        expected = in_torch(exported, name, ids, mask, **options)
-        assert found.shape == expected.shape
-        start, pad = new_from(name, ids), exported(name).model.config.pad_token_id
-        np.testing.assert_array_equal(found, up_to_end(expected, start, pad=pad))
+        np.testing.assert_array_equal(found, in_torch(exported, name, ids, mask, **options))
 
 
 @every_generator
@@ -111,9 +98,7 @@ def test_every_length_gives_the_tokens_of_transformers(exported, runtimes, name,
         ids, mask = prompts_for(exported, name, lengths=(length, 1, (length + 1) // 2))
         options = dict(num_beams=num_beams, max_new_tokens=new)
         found, expected = runtimes(name).generate(ids, mask, **options), in_torch(exported, name, ids, mask, **options)
-        assert found.shape == expected.shape
-        pad = exported(name).model.config.pad_token_id
-        np.testing.assert_array_equal(found, up_to_end(expected, new_from(name, ids), pad=pad))
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.slow
@@ -127,9 +112,7 @@ def test_many_batches_give_the_tokens_of_transformers(exported, runtimes, name, 
         if num_beams > 1:
             options |= dict(early_stopping=(False, True, "never")[seed % 3], length_penalty=float(rng.uniform(-1, 2)))
         found, expected = runtimes(name).generate(ids, mask, **options), in_torch(exported, name, ids, mask, **options)
-        assert found.shape == expected.shape
-        pad = exported(name).model.config.pad_token_id
-        np.testing.assert_array_equal(found, up_to_end(expected, new_from(name, ids), pad=pad))
+        np.testing.assert_array_equal(found, expected)
 
 
 @every_generator
@@ -182,7 +165,7 @@ def test_tokens_that_are_masked_within_a_source_count_as_positions(exported, run
         ids, mask = with_holes(seed)
         options = dict(max_new_tokens=8, num_beams=num_beams)
         found, expected = runtimes(name).generate(ids, mask, **options), in_torch(exported, name, ids, mask, **options)
-        np.testing.assert_array_equal(found, up_to_end(expected, 1, pad=exported(name).model.config.pad_token_id))
+        np.testing.assert_array_equal(found, expected)
         together = runtimes(name).generate(*with_no_holes(ids, mask), **options)
         assert found.tolist() != together.tolist()
 
@@ -306,10 +289,40 @@ def test_the_checkpoints_generation_config_is_honoured(exported, tmp_path, name,
     runtime, config = with_settings(exported, tmp_path, name, **settings)
     ids, mask = prompts_for(exported, name)
     found, expected = runtime.generate(ids, mask), in_torch(exported, name, ids, mask, generation_config=config)
-    assert found.shape == expected.shape
-    eos, start = np.atleast_1d(config.eos_token_id), new_from(name, ids)
-    pad = config.pad_token_id
-    np.testing.assert_array_equal(found[:, start:], up_to_end(expected, start, eos, pad)[:, start:])
+    start = new_from(name, ids)
+    np.testing.assert_array_equal(found[:, start:], expected[:, start:])
+
+
+@pytest.mark.parametrize("beams", [{}, dict(num_beams=3), dict(num_beams=4, num_return_sequences=3)], ids=str)
+@pytest.mark.parametrize("eos", [EOS, [11, 20, EOS]], ids=str)
+@pytest.mark.parametrize("pad", [0, None, 5])
+@pytest.mark.parametrize("name", ["seq2seq", "causal"])
+def test_rows_that_have_ended_are_filled_as_in_transformers(exported, tmp_path, monkeypatch, name, pad, eos, beams):
+    """Its beam search takes a pad token of 0 for none, and fills with the first end token; its greedy search does not."""
+    runtime, config = with_settings(exported, tmp_path, name, pad_token_id=pad, eos_token_id=eos)
+    monkeypatch.setattr(exported(name).model, "generation_config", config)
+    fills = set()
+    for seed in range(4):
+        ids, mask = prompts_for(exported, name, seed=seed)
+        options = dict(max_new_tokens=12, **beams)
+        found, expected = (
+            tokens[:, new_from(name, ids) :]
+            for tokens in (runtime.generate(ids, mask, **options), in_torch(exported, name, ids, mask, **options))
+        )
+        np.testing.assert_array_equal(found, expected)
+        fills |= {int(row[-1]) for row in found if np.isin(row[:-1], eos).any()}
+    assert fills == {pad if pad or (pad == 0 and not beams) else np.ravel(eos)[0]}
+
+
+@pytest.mark.parametrize("pad", [0, 5])
+def test_sampled_rows_that_have_ended_are_filled_with_the_pad_token(exported, tmp_path, pad):
+    """As transformers' are: both draw the only token that is left at each step."""
+    runtime, config = with_settings(exported, tmp_path, "seq2seq", pad_token_id=pad)
+    ids, mask = prompts_for(exported, "seq2seq", seed=3)
+    options = dict(max_new_tokens=12, do_sample=True, top_k=1)
+    expected = in_torch(exported, "seq2seq", ids, mask, generation_config=config, **options)
+    np.testing.assert_array_equal(runtime.generate(ids, mask, **options), expected)
+    assert (expected[:, -1] == pad).any()
 
 
 def test_options_go_over_the_generation_config(exported, tmp_path, runtimes):
@@ -519,7 +532,7 @@ def test_an_exhaustive_beam_search_finds_the_best_of_all_sequences(vocabulary, l
         found = beam_search(language.step, language.start(options.num_beams), options)
         expected = [language.best(table, options) for table in language.tables]
         assert found.shape[1] == max(map(len, expected))
-        padded = [(*sequence, *[options.pad_token_id] * (found.shape[1] - len(sequence))) for sequence in expected]
+        padded = [(*sequence, *eos[:1] * (found.shape[1] - len(sequence))) for sequence in expected]
         assert found.tolist() == [list(sequence) for sequence in padded]
 
 
