@@ -100,40 +100,49 @@ def verify(args):
 
 
 def generate(args):
+    from .batches import Batches, generate_file, read_lines
     from .text import TextRuntime
 
+    check_sources(args)
     runtime = TextRuntime(args.out, args.threads, device=args.device, engine_cache=args.engine_cache)
     options = generation_options(args) | dict(args.set)
-    texts = args.text or lines_of(sys.stdin)
     if args.stream:
-        for text in texts:
-            for piece in runtime.stream(text, **options):
+        for text in args.text or lines_of_standard_input():
+            for piece in runtime.stream(text, **options) if text.strip() or args.text else ():
                 print(piece, end="", flush=True)
             print()
+    elif args.text:
+        say("\n".join(runtime.generate(args.text, **options)))
     else:
-        print(*runtime.generate(texts, **options), sep="\n")
+        batches = Batches(runtime, options, args.batch_size, args.n_best, args.scores)
+        if args.output is not None:
+            generate_file(batches, args.input, args.output, args.target_prefix, args.force)
+            return
+        lines = lines_of_standard_input() if args.input is None else read_lines(args.input)
+        for window in batches.windows(lines):
+            say("\n".join(window))
 
 
-def lines_of(stdin):
-    """UTF-8 lines, without a byte order mark at the start and their ends, LF or CRLF.
+def check_sources(args):
+    """What is generated from: texts, the lines of standard input, or those of a file."""
+    if args.input is not None and args.text:
+        raise UsageError("--input goes without texts, expected one of them")
+    if args.output is not None and (args.input is None or args.stream):
+        raise UsageError("--output needs --input, and goes without --stream")
+    for name in ("target_prefix", "force"):
+        if getattr(args, name) and args.output is None:
+            raise UsageError(f"--{name.replace('_', '-')} needs --input and --output")
+    for name in ("n_best", "scores"):
+        if getattr(args, name) and (args.text or args.stream):
+            raise UsageError(f"--{name.replace('_', '-')} is for lines, expected no texts and no --stream")
 
-    Raises:
-        ValueError: if `stdin` is closed, and for a line that is not UTF-8 or has more than a megabyte.
-    """
-    if stdin is None or stdin.closed:
+
+def lines_of_standard_input():
+    from .batches import lines_of
+
+    if sys.stdin is None or sys.stdin.closed:
         raise ValueError("standard input is closed, expected a text on each line, or texts as arguments")
-    lines, longest = [], 1_000_000
-    while line := stdin.buffer.readline(longest + 5):  # with a byte order mark and the end
-        name = f"line {len(lines) + 1} of standard input"
-        line = line.removesuffix(b"\r\n") if line.endswith(b"\r\n") else line.removesuffix(b"\n")
-        line = line if lines else line.removeprefix(b"\xef\xbb\xbf")
-        if len(line) > longest:
-            raise ValueError(f"{name} has more than {longest:,} bytes, expected at most that")
-        try:
-            lines.append(line.decode())
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{name} is not UTF-8 text: {error}") from None
-    return lines
+    return lines_of(sys.stdin.buffer, "standard input")
 
 
 def evaluate(args):
@@ -306,6 +315,15 @@ def build_parser():
     verb.add_argument("--device", help="cpu, cuda or tensorrt; that of the target if not given")
     verb.add_argument("--engine-cache", type=path, help="where tensorrt keeps what it compiled; nowhere if not given")
     verb.add_argument("--stream", action="store_true", help="one text after the other, each as it is generated; without beams")
+    verb.add_argument("--input", type=path, help="file, .gz or plain: a text a line; a line without words gives an empty one")
+    help_of_output = "file for the results, line by line; the same call goes on where one that was stopped was"
+    verb.add_argument("--output", type=path, help=help_of_output)
+    verb.add_argument("--target-prefix", type=path, help="file: what the translation of each line begins with; for seq2seq")
+    shape = verb.add_mutually_exclusive_group()
+    shape.add_argument("--n-best", type=positive, help="so many results of each line: `line ||| text ||| score`")
+    shape.add_argument("--scores", action="store_true", help="behind each result a tab and its score, of log probabilities")
+    verb.add_argument("--batch-size", type=positive, default=32, help="lines run together, those of similar length")
+    verb.add_argument("--force", action="store_true", help="replace OUTPUT")
     add_generation_options(verb)
     help_of_set = "another generation setting: do_sample=true, top_p=0.9, seed=1, no_repeat_ngram_size=3 ..."
     verb.add_argument("--set", type=key_value, action="append", default=[], metavar="KEY=VALUE", help=help_of_set)

@@ -153,8 +153,10 @@ class BeamCaches:
         self.bound.inputs["num_beams"][:] = beams
 
     def start(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """The first token of each row (rows, 1) -> the logits (rows, V) behind it."""
-        return self.next(ids[:, 0], None).copy()
+        """The first tokens of each row (rows, T) -> the logits (rows, V) behind them. The graph takes one at a time."""
+        for tokens in ids.T:
+            logits = self.next(tokens, None)
+        return logits.copy()
 
     def next(self, tokens: np.ndarray, taken_from: np.ndarray | None) -> np.ndarray:
         """As `RaggedCaches.next`."""
@@ -250,7 +252,7 @@ class SlotCaches:
                 return self.made(length, made + 1)
         return self.made(length, new_tokens)
 
-    def beam_search(self, ids: np.ndarray, mask: np.ndarray, options, searches) -> np.ndarray:
+    def beam_search(self, ids: np.ndarray, mask: np.ndarray, options, searches) -> tuple[np.ndarray, np.ndarray]:
         """As `search.beam_search`, with nothing copied between two steps but, after `LOOK` of them, whether any input can still
         improve. `searches` makes the session of the beams' graph."""
         rows, length, beams = self.buffers.sizes["batch_size"], ids.shape[1], options.num_beams
@@ -266,16 +268,16 @@ class SlotCaches:
         return self.best(search, length, options)
 
     def best(self, search, prompt, options):
-        """The new tokens of the best finished hypotheses (B * N, up to the longest)."""
+        """The new tokens of the best finished hypotheses (B * N, up to the longest), and their scores (B * N,)."""
         count = options.num_return_sequences
-        names = ("visible", "tokens", "lengths")
+        names = ("visible", "tokens", "lengths", "scores")
         state = {name: search.state[f"finished_{name}"].numpy()[: self.count, :count] for name in names}
         tokens, lengths = self.buffers.states["tokens"].numpy()[:, 0, prompt:, 0], state["lengths"].reshape(-1)
         found = np.full((len(lengths), lengths.max()), options.beam_fill_token_id)
         for row, (history, last) in enumerate(zip(state["visible"].reshape(len(lengths), -1), state["tokens"].reshape(-1))):
             made = tokens[row // count][history[prompt:]]
             found[row, : len(made) + 1] = [*made, last]
-        return found
+        return found, state["scores"].reshape(-1)
 
     def made(self, prompt, count):
         return self.buffers.states["tokens"].numpy()[: self.count, 0, prompt : prompt + count, 0].copy()

@@ -17,7 +17,7 @@ from .errors import UsageError
 from .external_data import check_external_data
 from .graphs import DTYPES, KNOWN_DTYPES, graph_specs
 from .logits import Processors
-from .search import EXPECTED, ROOM, Options, as_list, beam_search, checked, is_whole, one_by_one
+from .search import EXPECTED, ROOM, Options, Scores, as_list, beam_search, checked, is_whole, one_by_one
 
 try:
     import onnxruntime
@@ -182,14 +182,22 @@ class Runtime:
         feeds = {name: feeds[name] for name in names}
         return run_by_length(self.sessions["encoder"], spec, feeds, MAX_TOKENS * self.threads)
 
-    def generate(self, input_ids: np.ndarray, attention_mask: np.ndarray | None = None, **options) -> np.ndarray:
+    def generate(
+        self,
+        input_ids: np.ndarray,
+        attention_mask: np.ndarray | None = None,
+        decoder_input_ids: np.ndarray | None = None,
+        **options,
+    ) -> np.ndarray:
         """Token ids (B * N, T) as `transformers.generate` returns them: behind the start token for seq2seq, behind the prompt
         for a decoder, padded at the end, by beam search with the end token if the pad token is 0; the N `num_return_sequences`
         of each input stand together.
 
         `input_ids` (B, S), rows padded on either side; `attention_mask` (B, S), by default 0 where `input_ids` have the
         pad token, unless that is an end token too. Tokens between others may be masked in a source, whose positions count
-        them; not in a decoder's prompts, which come back padded on the left.
+        them; not in a decoder's prompts, which come back padded on the left. `decoder_input_ids` (B, P), for seq2seq only, are
+        what each target begins with, behind the start token, which they may begin with themselves; they come back too, and
+        count for `max_length` and `min_length`, not for `max_new_tokens` and the score.
 
         Options, over those of generation_config.json and with the meaning and defaults they have in transformers:
         `max_new_tokens`, or `max_length` with the prompt (20 new ones); `min_new_tokens` or `min_length` (0); `num_beams`
@@ -206,15 +214,20 @@ class Runtime:
                 learned position table has rows, a field of generation_config.json that this runtime does not apply, or what
                 onnxruntime cannot compute, as for prompts that take more memory than there is.
         """
-        request = self._request(input_ids, attention_mask, checked(options))
-        settings, ids, *_ = request
-        if self._stays_on_device(*request):
-            new = self._on_device(*request)
-        elif settings.num_beams > 1:
-            new = beam_search(*self._first_logits(*request))
-        else:
-            new = np.stack(list(self._tokens(*request)), axis=1)
-        return np.concatenate([np.repeat(ids, settings.num_return_sequences, axis=0), new], axis=1)
+        return self._generated(self._request(input_ids, attention_mask, decoder_input_ids, checked(options)))[0]
+
+    def generate_with_scores(
+        self,
+        input_ids: np.ndarray,
+        attention_mask: np.ndarray | None = None,
+        decoder_input_ids: np.ndarray | None = None,
+        **options,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """What `generate` returns, and the score of each row (B * N,): sum(log p) / length^length_penalty of its new tokens,
+        the end token among them. With beams these are transformers' `sequences_scores`, which has none without. There, p is the
+        softmax of the logits behind those settings that change them, but before temperature, top_k, top_p and min_p.
+        """
+        return self._generated(self._request(input_ids, attention_mask, decoder_input_ids, checked(options)), is_scored=True)
 
     def stream(self, input_ids: np.ndarray, attention_mask: np.ndarray | None = None, **options) -> Iterator[np.ndarray]:
         """As `generate`, but yields the new token of each row (B * N,) after each step, the pad token where a row has ended.
@@ -222,34 +235,59 @@ class Runtime:
         Raises:
             ValueError: as `generate`, before the first step; for more than one beam, whose tokens are known at the end only.
         """
-        settings, *request = self._request(input_ids, attention_mask, checked(options))
+        settings, *request = self._request(input_ids, attention_mask, None, checked(options))
         if settings.num_beams > 1:
             raise UsageError(f"num_beams is {settings.num_beams}, which cannot stream: expected num_beams=1")
         return self._tokens(settings, *request)
 
-    def _request(self, input_ids, attention_mask, options):
-        """What is to be generated, checked: settings, the tokens (B, P) before the first new one, padded on the left, their
-        mask, and the source of seq2seq, ids and mask, or `None`."""
+    def check_options(self, options: dict) -> None:
+        """Raises as `generate` does with `options` whatever the inputs are."""
+        self._check_generates()
+        self._settings(checked(options), prompt_length=1)
+
+    def _check_generates(self):
         if "decoder" not in self.sessions:
             raise ValueError(f"{self.artifact.manifest['architecture']} cannot generate: use encode")
+
+    def _request(self, input_ids, attention_mask, decoder_input_ids, options):
+        """What is to be generated, checked: settings, the tokens (B, P) before the first new one, padded on the left, their
+        mask, and the source of seq2seq, ids and mask, or `None`."""
+        self._check_generates()
         pad, eos = self._special("pad_token_id", options), self._special("eos_token_id", options)
         if attention_mask is None and pad is not None and pad not in as_list(eos):
             attention_mask = np.asarray(input_ids) != pad
         ids, mask = self._checked(input_ids, attention_mask)
         if not mask.any(axis=1).all():
             raise ValueError(f"row {int(mask.any(axis=1).argmin())} has no tokens, expected at least one in every row")
-        settings = self._settings(options, prompt_length=1 if "encoder" in self.sessions else ids.shape[1])
         if "encoder" in self.sessions:
-            self._check_positions(settings.max_new_tokens)
-            start = self._start_tokens(len(ids), options)
+            start = self._start_tokens(len(ids), decoder_input_ids, options)
+            settings = self._settings(options, start.shape[1])
+            self._check_positions(start.shape[1] + settings.max_new_tokens - 1)
             return settings, start, np.ones_like(start), padded(ids, mask, "right", settings.pad_token_id)
+        if decoder_input_ids is not None:
+            raise ValueError(f"{self.artifact.manifest['architecture']} takes no decoder_input_ids: its prompt is input_ids")
+        settings = self._settings(options, ids.shape[1])
         check_together(mask, "attention_mask")
         self._check_positions(int(mask.sum(axis=1).max()) + settings.max_new_tokens - 1)
         return settings, *padded(ids, mask, "left", settings.pad_token_id), None
 
-    def _tokens(self, *request):
+    def _generated(self, request, is_scored=False):
+        """What `generate_with_scores` returns; without `is_scored`, `None` for scores that would have to be computed."""
+        settings, ids, mask, _ = request
+        scores, stays = None, self._stays_on_device(*request)
+        if settings.num_beams > 1:
+            new, scores = self._beams_on_device(*request) if stays else beam_search(*self._first_logits(*request))
+        elif stays and not is_scored:
+            new = self._greedy_on_device(*request)
+        else:
+            sums = Scores(len(ids) * settings.num_return_sequences) if is_scored else None
+            new = np.stack(list(self._tokens(*request, scores=sums)), axis=1)
+            scores = sums.normalized(settings.length_penalty) if is_scored else None
+        return np.concatenate([np.repeat(ids, settings.num_return_sequences, axis=0), new], axis=1), scores
+
+    def _tokens(self, *request, scores=None):
         """Starts when it is first asked for a token."""
-        yield from one_by_one(*self._first_logits(*request))
+        yield from one_by_one(*self._first_logits(*request), scores)
 
     def _stays_on_device(self, settings, ids, mask, source):
         """Whether the graph itself can choose each token."""
@@ -259,11 +297,14 @@ class Runtime:
             return False
         return not Processors(settings, ids, padding=(mask == 0).sum(axis=1))
 
-    def _on_device(self, settings, ids, mask, source):
-        """As `search.beam_search` and `search.one_by_one`."""
+    def _beams_on_device(self, settings, ids, mask, source):
+        """As `search.beam_search`."""
         decoding, *prompts = self.decoding(ids, mask, source, settings.max_new_tokens, settings.num_beams)
-        if settings.num_beams > 1:
-            return decoding.beam_search(*prompts, settings, self._searches)
+        return decoding.beam_search(*prompts, settings, self._searches)
+
+    def _greedy_on_device(self, settings, ids, mask, source):
+        """As `search.one_by_one`."""
+        decoding, *prompts = self.decoding(ids, mask, source, settings.max_new_tokens)
 
         def ends(tokens):  # (B, t): whether the row has ended at or before each token
             return np.isin(tokens, settings.eos_token_ids).cumsum(axis=1) > 0
@@ -344,13 +385,21 @@ class Runtime:
         except Exception as error:  # onnxruntime's own have no other class in common
             raise UsageError(f"caches of {sizes['slots']} slots, which hold max_new_tokens, cannot be made: {error}") from None
 
-    def _start_tokens(self, rows, options):
+    def _start_tokens(self, rows, decoder_input_ids, options):
+        """What each of the `rows` targets begins with (rows, P), and as in transformers the start token before it, unless a row
+        has that already."""
         start = self._special("decoder_start_token_id", options)
         if start is None:
             raise ValueError("decoder_start_token_id is None, expected the token id generation starts from")
         if not 0 <= start < self.config["vocab_size"]:
             raise UsageError(f"decoder_start_token_id must be in [0, {self.config['vocab_size'] - 1}], got {start}")
-        return np.full((rows, 1), start)
+        starts = np.full((rows, 1), start)
+        if decoder_input_ids is None:
+            return starts
+        ids, _ = self._checked(decoder_input_ids, None, "decoder_")
+        if len(ids) != rows:
+            raise ValueError(f"decoder_input_ids must have {rows} rows as input_ids, got {len(ids)}")
+        return ids if (ids[:, 0] == start).any() else np.concatenate([starts, ids], axis=1)
 
     def _special(self, name, options):
         """A special token: that of the options, else of generation_config.json, else of the model."""

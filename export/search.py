@@ -162,11 +162,31 @@ def is_list(value, holds):
     return isinstance(value, list | tuple) and all(map(holds, value))
 
 
-def one_by_one(step: Step, logits: np.ndarray, options: Options, process: Processors | None = None) -> Iterator[np.ndarray]:
+class Scores:
+    """Of each of `rows` that grow token by token: the sum of log p, and how many tokens it is of, the end token too. p is the
+    softmax of the processed logits, before what sampling does to them."""
+
+    def __init__(self, rows: int):
+        self.sums, self.lengths = np.zeros(rows), np.zeros(rows, np.int64)
+
+    def add(self, logits: np.ndarray, tokens: np.ndarray, running: np.ndarray) -> None:
+        maximum, log_sum = log_sum_exp(logits)
+        log_p = np.take_along_axis(logits, tokens[:, None], axis=1) - maximum - log_sum
+        self.sums += np.where(running, log_p[:, 0], 0)
+        self.lengths += running
+
+    def normalized(self, length_penalty: float) -> np.ndarray:
+        """As beam search does: sum(log p) / length^length_penalty."""
+        return (self.sums / self.lengths**length_penalty).astype(np.float32)
+
+
+def one_by_one(
+    step: Step, logits: np.ndarray, options: Options, process: Processors | None = None, scores: Scores | None = None
+) -> Iterator[np.ndarray]:
     """Greedy search, or sampling with `do_sample`: yields the next token of each row (rows,), the pad token behind the end
     token, until every row has ended or has `max_new_tokens`.
 
-    `logits` (rows, vocabulary) are those of the first token; `process` changes the logits of each.
+    `logits` (rows, vocabulary) are those of the first token; `process` changes the logits of each; `scores` are added to.
     """
     choose = Sampler(options) if options.do_sample else greedy
     eos = np.array(options.eos_token_ids, np.int64)
@@ -176,7 +196,10 @@ def one_by_one(step: Step, logits: np.ndarray, options: Options, process: Proces
             new = doubled(new, options.pad_token_id)
         if process:
             process(new[:, :t], logits)
+        unchanged = logits.copy() if scores else None  # sampling overwrites them
         new[:, t] = tokens = np.where(running, choose(logits), options.pad_token_id)
+        if scores:
+            scores.add(unchanged, tokens, running)
         yield tokens
         running &= (tokens[:, None] != eos).all(axis=1)
         if t + 1 == options.max_new_tokens or not running.any():
@@ -193,9 +216,12 @@ def greedy(logits):
     return logits.argmax(axis=1)
 
 
-def beam_search(step: Step, logits: np.ndarray, options: Options, process: Processors | None = None) -> np.ndarray:
+def beam_search(
+    step: Step, logits: np.ndarray, options: Options, process: Processors | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """The best `num_return_sequences` (N) of `num_beams` (K) hypotheses of each of B inputs, by
-    sum(log p) / length^length_penalty -> (B * N, up to max_new_tokens), behind the end token `beam_fill_token_id`.
+    sum(log p) / length^length_penalty -> (B * N, up to max_new_tokens), behind the end token `beam_fill_token_id`; and these
+    scores (B * N,).
 
     `logits` (B, vocabulary) are those of the first token; every step is given K rows for each input, which stand together.
     `process` changes the log p of each token.
@@ -273,7 +299,7 @@ class Finished:
 
     def best(self, count):
         width = self.lengths[:, :count].max()
-        return self.sequences[:, :count, :width].reshape(-1, width)
+        return self.sequences[:, :count, :width].reshape(-1, width), self.scores[:, :count].reshape(-1)
 
 
 def improvable(scores, finished, length, options):

@@ -37,20 +37,48 @@ class TextRuntime:
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
 
-    def generate(self, texts: list[str], /, **options) -> list[str]:
+    def generate(self, texts: list[str], /, target_prefix: list[str] | None = None, **options) -> list[str]:
         """One text for each of `texts`, or `num_return_sequences` of them: the translation, or for a decoder the
         continuation. `options` as `Runtime.generate`.
 
+        `target_prefix`, for seq2seq only, is what each translation begins with, one text (or an empty one) for each of `texts`;
+        the translation has it too.
+
         Raises:
-            ValueError: for no texts, what is no list of strings, an empty text, one that the tokenizer fails on, and as
-                `Runtime.generate`.
+            ValueError: for no texts, what is no list of strings, an empty text, one that the tokenizer fails on, a
+                `target_prefix` of another length, and as `Runtime.generate`.
         """
         options = checked(options)
-        ids, mask = self.tokenize(texts)
-        outputs = self.runtime.generate(ids, mask, **options)
-        start = ids.shape[1] if "encoder" not in self.runtime.sessions else 1
-        with errors_of(self.path):
-            return self.tokenizer.decode_batch(outputs[:, start:].tolist(), skip_special_tokens=True)
+        return self.generate_rows(self.rows(texts), self.prefixes(target_prefix, len(texts)), **options)[0]
+
+    def generate_with_scores(
+        self, texts: list[str], /, target_prefix: list[str] | None = None, **options
+    ) -> tuple[list[str], np.ndarray]:
+        """What `generate` returns, and the score of each text, as `Runtime.generate_with_scores`."""
+        options = checked(options)
+        return self.generate_rows(self.rows(texts), self.prefixes(target_prefix, len(texts)), is_scored=True, **options)
+
+    def generate_rows(
+        self, rows: list[list[int]], prefixes: list[list[int]], is_scored: bool = False, **options
+    ) -> tuple[list[str], np.ndarray]:
+        """As `generate_with_scores`, of tokens; the scores are NaN unless `is_scored`. Rows with prefixes of one length run
+        together."""
+        copies = options.get("num_return_sequences") or self.runtime.defaults.get("num_return_sequences") or 1
+        texts, scores = np.empty((len(rows), copies), object), np.full((len(rows), copies), np.nan, np.float32)
+        lengths = np.array([len(prefix) for prefix in prefixes])
+        run = self.runtime.generate_with_scores if is_scored else self.runtime.generate
+        for length in np.unique(lengths):
+            chosen = np.flatnonzero(lengths == length)
+            ids, mask = self.batch([rows[row] for row in chosen])
+            if length:
+                options["decoder_input_ids"] = np.array([prefixes[row] for row in chosen])
+            outputs = run(ids, mask, **options)
+            if is_scored:
+                outputs, found = outputs
+                scores[chosen] = found.reshape(-1, copies)
+            start = ids.shape[1] if "encoder" not in self.runtime.sessions else 1
+            texts[chosen] = np.array(self.decode(outputs[:, start:]), object).reshape(-1, copies)
+        return texts.ravel().tolist(), scores.ravel()
 
     def stream(self, text: str, /, **options) -> Iterator[str]:
         """Pieces of the one text that `generate` gives for `text`, each as soon as its tokens are there. `options` as
@@ -80,7 +108,14 @@ class TextRuntime:
             yield text[sent:]
 
     def tokenize(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and mask (B, S), padded on the right, as `AutoTokenizer` gives them. A decoder's prompt has no end token."""
+        """Ids and mask (B, S), padded on the right, as `AutoTokenizer` gives them."""
+        return self.batch(self.rows(texts))
+
+    def batch(self, rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+        return stacked(rows, self.runtime.config.get("pad_token_id"))
+
+    def rows(self, texts: list[str]) -> list[list[int]]:
+        """The tokens of each text. A decoder's prompt gets no end token."""
         if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"texts must be a list of strings, got {reprlib.repr(texts)}")
         if not texts:
@@ -89,8 +124,21 @@ class TextRuntime:
             if not text.strip():
                 raise ValueError(f"text {index} of {len(texts)} is empty, expected words")
         encodings = self.encode(texts, special_tokens=True)
-        rows = [encoding.ids if "encoder" in self.runtime.sessions else prompt(encoding) for encoding in encodings]
-        return stacked(rows, self.runtime.config.get("pad_token_id"))
+        return [encoding.ids if "encoder" in self.runtime.sessions else prompt(encoding) for encoding in encodings]
+
+    def prefixes(self, texts: list[str] | None, count: int) -> list[list[int]]:
+        """The tokens of each of `count` prefixes, all empty without `texts`."""
+        if texts is None or not any(texts):
+            return [[]] * count
+        if "encoder" not in self.runtime.sessions:
+            raise ValueError("a target_prefix is for seq2seq: this export is a decoder, whose prompt is what it goes on from")
+        if not isinstance(texts, list | tuple) or len(texts) != count or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"target_prefix must be a list of {count} strings, as texts, got {reprlib.repr(texts)}")
+        return [encoding.ids for encoding in self.encode(texts, special_tokens=False)]
+
+    def decode(self, ids: np.ndarray) -> list[str]:
+        with errors_of(self.path):
+            return self.tokenizer.decode_batch(ids.tolist(), skip_special_tokens=True)
 
     def encode(self, texts: list[str], special_tokens: bool) -> list[Encoding]:
         """What the tokenizer makes of each text; ValueError where it fails on one."""

@@ -51,10 +51,10 @@ def test_command_lines_run_in_order(workplace, monkeypatch, capsys):
         cli.main(shlex.split(line)[1:])
         outputs.append(capsys.readouterr().out)
     verbs = [shlex.split(line)[1] for line in COMMANDS]
-    first = ["train", "evaluate", "export", "verify", "evaluate", "generate", "export", "verify", "generate"]
+    first = ["train", "evaluate", "export", "verify", "evaluate", "generate", "generate", "export", "verify", "generate"]
     assert verbs == [*first, "info", "attention", "convert", "convert", "doctor"]
     assert outputs[1].replace('"torch"', "") == outputs[4].replace('"onnxruntime"', "")  # the same BLEU
-    assert "0 failures" in outputs[3] and "0 failures" in outputs[7]
+    assert "0 failures" in outputs[3] and "0 failures" in outputs[8]
 
 
 @pytest.mark.parametrize("reference", re.findall(r"`([^`]+)`", README.split("| paper | symbol |")[1].split("\n\n")[0]))

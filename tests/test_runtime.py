@@ -529,7 +529,7 @@ def test_an_exhaustive_beam_search_finds_the_best_of_all_sequences(vocabulary, l
     )
     for seed in range(5):
         language = Language(3, vocabulary, length, seed)
-        found = beam_search(language.step, language.start(options.num_beams), options)
+        found, _ = beam_search(language.step, language.start(options.num_beams), options)
         expected = [language.best(table, options) for table in language.tables]
         assert found.shape[1] == max(map(len, expected))
         padded = [(*sequence, *eos[:1] * (found.shape[1] - len(sequence))) for sequence in expected]
@@ -553,7 +553,7 @@ def test_greedy_search_takes_the_best_token_each_time_and_pads_behind_the_end():
 def test_one_beam_and_greedy_search_agree():
     language = Language(6, 4, 4, seed=2)
     options = Options(max_new_tokens=4, num_beams=1, eos_token_ids=())
-    beams = beam_search(language.step, language.start(1), options)
+    beams, _ = beam_search(language.step, language.start(1), options)
     tokens = one_by_one(language.step, language.start(1), options)
     np.testing.assert_array_equal(beams, np.stack(list(tokens), axis=1))
 
@@ -563,7 +563,7 @@ def test_every_beam_may_end_at_the_first_token():
     for table in language.tables:
         table[()] = np.array([-30, 30, -30], np.float32)
     options = Options(max_new_tokens=3, num_beams=2, early_stopping=True, eos_token_ids=(1,))
-    found = beam_search(language.step, language.start(2), options)
+    found, _ = beam_search(language.step, language.start(2), options)
     assert found[:, 0].tolist() == [1, 1]
 
 

@@ -3,19 +3,32 @@
 import io
 import os
 
+import numpy as np
 import pytest
 
-from vanilla_transformer_export import cli, text
+from vanilla_transformer_export import batches, cli, text
 
 
 class Echo:
     """A runtime that gives back its texts."""
 
     def __init__(self, directory, threads, **options):
+        self.runtime = self
+
+    def check_options(self, options):
         pass
 
     def generate(self, texts, **options):
         return map(repr, texts)
+
+    def rows(self, texts):
+        return texts
+
+    def prefixes(self, texts, count):
+        return [""] * count
+
+    def generate_rows(self, rows, prefixes, is_scored, **options):
+        return [*map(repr, rows)], np.zeros(len(rows))
 
 
 @pytest.fixture
@@ -82,3 +95,15 @@ def test_an_argument_that_is_not_utf_8_is_named(arguments, name, capsys):
     assert stopped.value.code == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert f"argument {name}" in said and "expected UTF-8 text, got b'" in said and "\\xe9" in said
+
+
+def test_an_empty_line_gives_an_empty_line(generate):
+    assert generate(b"\none\n\n \ntwo\n") == ["", repr("one"), "", "", repr("two")]
+    assert generate(b"") == []
+
+
+def test_lines_are_answered_in_order_window_by_window(generate, monkeypatch):
+    """However long they are, and more than fit into one window."""
+    monkeypatch.setattr(batches, "WINDOW", 2)
+    lines = ["x" * (length % 7 + 1) + str(length) for length in range(23)]
+    assert generate("\n".join(lines).encode(), "--batch-size", "3") == [*map(repr, lines)]
