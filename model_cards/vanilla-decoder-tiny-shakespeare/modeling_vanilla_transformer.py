@@ -114,17 +114,20 @@ class VanillaPreTrainedModel(PreTrainedModel):
 
 
 def refuse_attention(config: VanillaTransformerConfig):
-    """What FlashAttention cannot do, it would leave out without a word; flex attention would fail inside torch."""
+    """What FlashAttention and vLLM cannot do, they would leave out without a word; flex attention would fail inside torch."""
     name = config._attn_implementation or ""
-    if "flash" in name and config.head_dim != config.value_head_dim:
+    unequal = "flash" in name and config.head_dim != config.value_head_dim
+    if unequal or (name == "vllm" and config.head_dim < config.value_head_dim):
         raise ValueError(
             f"{name} needs values as wide as keys, got head_dim {config.head_dim} and value_head_dim "
             f"{config.value_head_dim}: use sdpa, flex_attention or eager"
         )
-    if ("flash" in name or "flex" in name) and config.position_embedding_type == "relative":
+    if any(each in name for each in ("flash", "flex", "vllm")) and config.position_embedding_type == "relative":
         raise ValueError(
             f"{name} cannot add a bias to the scores, which position_embedding_type='relative' needs: use sdpa or eager"
         )
+    if name == "vllm" and config.model_type == "vanilla-encoder" and config.sliding_window is not None:
+        raise ValueError(f"vllm counts an encoder's window in another way, got sliding_window={config.sliding_window}")
 
 
 def final_norm(config):

@@ -208,7 +208,8 @@ class VanillaAttention(nn.Module):
             sliding_window=self.sliding_window,
             **kwargs,
         )
-        return self.o_proj(output.flatten(2)), weights  # (B, T, H, d_v) -> (B, T, H * d_v) -> (B, T, D)
+        output = output.reshape(*hidden_states.shape[:2], -1)  # (B, T, H, d_v), vLLM's (T, H * d_v) -> (B, T, H * d_v)
+        return self.o_proj(output), weights
 
     def keys_and_values(self, hidden_states, key_value_states, past_key_values, position_embeddings):
         is_cross_attention = key_value_states is not None
