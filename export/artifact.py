@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MANIFEST = "manifest.json"
+CARD = "README.md"  # not in the manifest: people edit it
 SCHEMA_VERSION = 1
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 # What the manifest must say, and what it may.
@@ -54,8 +55,9 @@ class Artifact:
 
 
 def write_manifest(directory: Path, **facts) -> dict:
-    """Records `facts` and the size and SHA-256 of every other file of `directory`, and returns the manifest."""
-    files = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != MANIFEST)
+    """Records `facts` and the size and SHA-256 of every other file of `directory` but its card, and returns the manifest."""
+    unlisted = (directory / MANIFEST, directory / CARD)
+    files = sorted(path for path in directory.rglob("*") if path.is_file() and path not in unlisted)
     manifest = {"schema_version": SCHEMA_VERSION, **facts}
     manifest["files"] = {
         path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files

@@ -2,7 +2,6 @@
 
 import hashlib
 import inspect
-import json
 import logging
 import os
 import shutil
@@ -22,7 +21,8 @@ from vanilla_transformer.checkpoint import checkpoint_directory, config_and_clas
 from vanilla_transformer.files import new_directory
 
 from . import cpu, cuda, optimize, portable
-from .artifact import TOKENIZER_FILES, write_manifest
+from .artifact import CARD, TOKENIZER_FILES, write_manifest
+from .clients import base_name, client_config, give_token_types, write_card, write_genai_config, write_json
 from .doctor import require
 from .errors import UsageError
 from .graphs import DTYPES, KNOWN_DTYPES, GraphSpec, example_inputs, graph_specs
@@ -37,13 +37,6 @@ PROTOBUF_LIMIT = 1_900_000_000  # bytes of weights: a message can hold 2 GB, so 
 WEIGHTS = "model.onnx_data"
 SMALL = 1024  # bytes: weights that stay in the graph, where onnxruntime can fold them into others
 PAGE = 4096  # bytes, what a file is mapped in
-# The model types whose graphs have the same inputs and outputs, and whose config has our field names or `BART_NAMES`.
-STAND_INS = {"vanilla-encoder": "bert", "vanilla-decoder": "opt", "vanilla-seq2seq": "bart"}
-BART_NAMES = {
-    "d_model": "hidden_size",
-    "encoder_attention_heads": "num_attention_heads",
-    "decoder_attention_heads": "num_attention_heads",
-}
 EXPORTABLE = (
     "VanillaEncoderModel",
     "VanillaEncoderForMaskedLM",
@@ -101,7 +94,8 @@ def export(
                 found = f"{name}={getattr(model.config, name)!r} does not fit the {target} target"
                 raise ValueError(f"{found}, expected {expected}: use --target portable")
         tokens = None if shortlist is None else checked(model, shortlist)
-        config = write_configs(model, checkpoint_directory(checkpoint), directory)
+        source = checkpoint_directory(checkpoint)
+        config = write_configs(model, source, directory)
         specs = graph_specs(config, type(model).__name__, target, dtype, activations)
         graphs, steps = {}, {}
         traced = cuda.prepared(model, DTYPE[activations]) if target == "cuda" else model
@@ -111,6 +105,8 @@ def export(
             steps[role] = optimize.optimize(graph, target, dtype)
             graphs[directory / spec.file] = graph
         save(graphs, target)
+        clients = write_for_clients(directory, model, config, specs, target, [dtype])
+        write_card(directory, base_name(checkpoint), source / CARD, type(model).__name__, target, [dtype])
         model.set_attn_implementation("sdpa")  # what is compared with
         facts = {
             "model_type": config["model_type"],
@@ -122,6 +118,7 @@ def export(
             "opset": OPSET[target],
             "graphs": {role: spec.file for role, spec in specs.items()},
             "optimized": steps,
+            **clients,
             "versions": {name: version(name) for name in ("vanilla-transformer", "torch", "transformers", "onnx")},
         }
         write_manifest(directory, **facts)
@@ -216,11 +213,9 @@ def load_checkpoint(checkpoint: str | os.PathLike) -> PreTrainedModel:
 
 
 def write_configs(model, checkpoint, directory):
-    """config.json for clients, generation_config.json and the tokenizer; returns the checkpoint's config."""
+    """generation_config.json and the tokenizer; returns the checkpoint's config."""
     config = model.config.to_dict()
     config.pop("auto_map")  # there is no code beside an export
-    content = json.dumps(client_config(config, model.can_generate()), indent=2, default=str)
-    (directory / "config.json").write_text(content + "\n", encoding="utf-8")
     if model.can_generate():
         model.generation_config.save_pretrained(directory)
     for name in TOKENIZER_FILES:
@@ -230,15 +225,19 @@ def write_configs(model, checkpoint, directory):
     return config
 
 
-def client_config(config: dict, can_generate: bool = True) -> dict:
-    """Transformers.js throws for a model type it does not know, so config.json names one with the same graphs; the manifest
-    has the true one. It sizes empty caches as hidden_size / heads: models of other head widths keep their own type."""
-    heads, width = config["num_attention_heads"], config["hidden_size"]
-    if not heads * config["head_dim"] == heads * config["value_head_dim"] == width:
-        return config
-    names = {name: config[ours] for name, ours in BART_NAMES.items()} if config["is_encoder_decoder"] else {}
-    only_reads = config["model_type"] == "vanilla-decoder" and not can_generate  # whole sequences, as an encoder
-    return {**config, **names, "model_type": STAND_INS["vanilla-encoder" if only_reads else config["model_type"]]}
+def write_for_clients(directory, model, config, specs, target, dtypes):
+    """config.json, and what other programs need beside it, see `clients`; returns what the manifest says of that."""
+    files = [directory / spec.file for spec in specs.values()]
+    external = [path.name for path in files if path.with_name(f"{path.name}_data").is_file()]
+    loaded = dtypes if target == "portable" else ()
+    write_json(directory / "config.json", client_config(config, specs, loaded, external))
+    tokenizer_config = directory / "tokenizer_config.json"
+    takes_types = any(tensor.name == "token_type_ids" for spec in specs.values() for tensor in spec.inputs)
+    if takes_types and tokenizer_config.is_file():
+        give_token_types(tokenizer_config)
+    if target != "portable" or specs.keys() != {"decoder"}:
+        return {}
+    return {"genai": write_genai_config(directory, config, model.generation_config.to_dict(), specs["decoder"].file)}
 
 
 def trace(module: nn.Module, spec: GraphSpec, vocab_size: int, opset: int) -> ir.Model:

@@ -28,7 +28,7 @@ import psutil
 
 StrPath = str | os.PathLike
 
-MANIFEST = "manifest.json"  # of an export
+MANIFEST, CARD = "manifest.json", "README.md"  # of an export
 CONFIG = "config.json"  # of a checkpoint
 VERSION_KEY = "vanilla_transformer_version"  # in the config of a checkpoint that we wrote for another library
 MODEL_TYPE = re.compile(r"vanilla-(encoder|decoder|seq2seq)")
@@ -38,7 +38,7 @@ CHECKPOINT_FILE = re.compile(
     r"|(source|target)\.spm|(spiece|sentencepiece\.bpe)\.model|chat_template\.jinja|README\.md|curves\.png"
     r"|(configuration|layers|modeling)_vanilla_transformer\.py"
 )
-EXPORT_FILE = re.compile(r"(config|generation_config|tokenizer|tokenizer_config)\.json|onnx/\w+\.onnx(_data)?")
+EXPORT_FILE = re.compile(r"(config|generation_config|genai_config|tokenizer|tokenizer_config)\.json|onnx/\w+\.onnx(_data)?")
 IGNORED = {"__pycache__", ".DS_Store"}  # what systems put anywhere
 IGNORED_ON_MOUNT = {"lost+found", ".partial"}
 NAMED = 5  # entries of others that an error names
@@ -159,12 +159,12 @@ def relative_files(directory: Path) -> Iterator[str]:
 
 
 def files_of_export(directory: Path) -> set[str]:
-    """Those that its manifest lists, and the manifest; none if there is none of ours."""
+    """Those that its manifest lists, the manifest and the card; none if there is no manifest of ours."""
     manifest = read_object(directory / MANIFEST)
     files = manifest.get("files")
     if not {"schema_version", "architecture", "model_type"} <= manifest.keys() or not isinstance(files, dict):
         return set()
-    return {MANIFEST, *(name for name in files if EXPORT_FILE.fullmatch(name))}
+    return {MANIFEST, CARD, *(name for name in files if EXPORT_FILE.fullmatch(name))}
 
 
 def files_of_checkpoint(directory: Path) -> set[str]:

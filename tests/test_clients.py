@@ -1,0 +1,336 @@
+"""What other programs find beside the graphs is what they look for, as far as their sources and documents say it."""
+
+import json
+import shutil
+
+import onnx_ir as ir
+import pytest
+from huggingface_hub import ModelCard
+from standins import SHAPE, classifier, translator
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import AutoTokenizer
+
+from vanilla_transformer import (
+    VanillaDecoderConfig,
+    VanillaDecoderForCausalLM,
+    VanillaEncoderConfig,
+    VanillaEncoderModel,
+    VanillaSeq2SeqConfig,
+)
+from vanilla_transformer.training.tokenizer import train_tokenizer
+from vanilla_transformer_export import build
+from vanilla_transformer_export.artifact import read_artifact
+from vanilla_transformer_export.build import export
+from vanilla_transformer_export.clients import base_name, client_config, give_token_types, unread_by_genai
+from vanilla_transformer_export.verify import Report
+
+TEXT = [
+    "the film wins and the cast shines",
+    "Who bores whom? It's 1234 or 3.5, naïve café.",
+    "two  spaces, and\ta tab",
+    "Äpfel öffnen Übermut",
+] * 3
+KINDS = {"bpe": 80, "byte-bpe": 300, "word": 20, "character": None}
+
+
+@pytest.fixture
+def untraced(monkeypatch):
+    """`export` without tracing and comparing, which these tests are not about."""
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": 18}, name="graph")
+    monkeypatch.setattr(build, "trace", lambda *_: ir.Model(graph, ir_version=10))
+    monkeypatch.setattr(build, "optimize", type("", (), {"optimize": staticmethod(lambda *_: {})}))
+    monkeypatch.setattr(build.onnx.checker, "check_model", lambda path: None)
+    monkeypatch.setattr(build, "verify", lambda *_, **options: Report(cases=1))
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+def decoder(path, kind="byte-bpe", **fields):
+    """A checkpoint with a tokenizer."""
+    tokenizer = train_tokenizer(TEXT, KINDS[kind], kind)
+    config = VanillaDecoderConfig(vocab_size=len(tokenizer), num_hidden_layers=1, **SHAPE | fields)
+    VanillaDecoderForCausalLM(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+# -------------------------------------------------------------------------------------------------------- Transformers.js
+
+SUFFIXES = {"fp32": "", "int8": "_int8"}  # of files, in its src/utils/dtypes.js
+SESSIONS = {"bert": ["model"], "opt": ["model"], "marian": ["encoder_model", "decoder_model_merged"]}  # of its model types
+SIZES = {"vocab_size": 30, "hidden_size": 24, "num_attention_heads": 3}
+
+
+@pytest.mark.parametrize("width", [{}, {"head_dim": 6}, {"value_head_dim": 6}], ids=str)
+@pytest.mark.parametrize(
+    "config_class, roles, model_type, names",
+    [
+        (VanillaEncoderConfig, ["encoder"], "bert", {}),
+        (VanillaDecoderConfig, ["decoder"], "opt", {}),
+        (VanillaDecoderConfig, ["encoder"], "bert", {}),
+        (VanillaSeq2SeqConfig, ["encoder"], "bert", {}),
+        (
+            VanillaSeq2SeqConfig,
+            ["encoder", "decoder"],
+            "marian",
+            {"d_model": 24, "encoder_attention_heads": 3, "decoder_attention_heads": 3},
+        ),
+    ],
+)
+def test_config_json_names_a_model_type_that_runs_these_graphs(config_class, roles, model_type, names, width):
+    config = config_class(**SIZES, **width).to_dict()
+    loaded = {"transformers.js_config": {"dtype": "fp32"}}
+    assert client_config(config, roles, ["fp32"]) == {**config, **names, **loaded, "model_type": model_type}
+    assert client_config(config, roles, []) == {**config, **names, "model_type": model_type}
+
+
+@pytest.mark.parametrize(
+    "dtypes, expected",
+    [
+        (["fp32"], {"dtype": "fp32"}),
+        (["int8"], {"dtype": "int8"}),
+        (["fp32", "int8"], {"dtype": "fp32", "device_config": {"wasm": {"dtype": "int8"}}}),
+        (["int8", "fp32"], {"dtype": "int8"}),
+    ],
+    ids=str,
+)
+def test_config_json_says_which_precision_is_loaded_without_options(dtypes, expected):
+    config = VanillaEncoderConfig(**SIZES).to_dict()
+    assert client_config(config, ["encoder"], dtypes)["transformers.js_config"] == expected
+    external = client_config(config, ["encoder"], dtypes, ["model.onnx"])["transformers.js_config"]
+    assert external == {**expected, "use_external_data_format": {"model.onnx": True}}
+
+
+@pytest.mark.parametrize("name", ["encoder", "causal", "seq2seq", "causal-learned", "seq2seq-rotary", "classification"])
+def test_an_export_has_the_files_that_are_loaded_without_options(exported, name):
+    directory = exported(name).directory
+    config = read(directory / "config.json")
+    suffix = SUFFIXES[config["transformers.js_config"]["dtype"]]
+    files = {f"{session}{suffix}.onnx" for session in SESSIONS[config["model_type"]]}
+    assert {path.name for path in (directory / "onnx").iterdir()} == files
+
+
+@pytest.mark.parametrize("dtype, target, expected", [("int8", "portable", {"dtype": "int8"}), ("int8", "cpu", None)])
+def test_only_portable_exports_say_how_they_are_loaded(untraced, tmp_path, dtype, target, expected):
+    classifier(tmp_path / "checkpoint")
+    export(tmp_path / "checkpoint", tmp_path / "out", target=target, dtype=dtype)
+    assert read(tmp_path / "out/config.json").get("transformers.js_config") == expected
+
+
+def test_a_file_of_weights_beside_a_graph_is_announced(untraced, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "save", lambda graphs, target: [write_with_data(path) for path in graphs])
+    translator(tmp_path / "checkpoint")
+    export(tmp_path / "checkpoint", tmp_path / "out")
+    announced = read(tmp_path / "out/config.json")["transformers.js_config"]["use_external_data_format"]
+    assert announced == {"encoder_model.onnx": True, "decoder_model_merged.onnx": True}
+
+
+def write_with_data(path):
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"graph")
+    path.with_name(f"{path.name}_data").write_bytes(b"weights")
+
+
+# Of the classes that give token types in its src/models/*/tokenization_*.js.
+TYPED = {"BertTokenizer", "ConvBertTokenizer"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "TokenizersBackend"])
+def test_a_class_that_gives_token_types_there_changes_nothing_in_transformers(kind, name, tmp_path):
+    train_tokenizer(TEXT, KINDS[kind], kind, for_encoder=True).save_pretrained(tmp_path / "trained")
+    config = read(tmp_path / "trained/tokenizer_config.json")
+    shutil.copytree(tmp_path / "trained", tmp_path / "out")
+    (tmp_path / "out/tokenizer_config.json").write_text(json.dumps({**config, "tokenizer_class": name}))
+    (tmp_path / "out/config.json").write_text('{"model_type": "bert"}')
+    give_token_types(tmp_path / "out/tokenizer_config.json")
+    found = read(tmp_path / "out/tokenizer_config.json")
+    assert found["tokenizer_class"] in TYPED
+    assert {**found, "tokenizer_class": None} == {**config, "tokenizer_class": None}
+    trained, out = (Tokenizer.from_file(str(tmp_path / place / "tokenizer.json")) for place in ("trained", "out"))
+    ours = AutoTokenizer.from_pretrained(tmp_path / "out")
+    for first, second in ((TEXT[0], TEXT[1]), (TEXT[2], " "), ("", TEXT[3])):
+        expected = trained.encode(first, second)
+        pair = ours(first, second)
+        assert (pair["input_ids"], pair["token_type_ids"]) == (expected.ids, expected.type_ids)
+        assert out.encode(first, second).ids == expected.ids
+
+
+@pytest.mark.parametrize("name", ["BertTokenizer", "RobertaTokenizer", "XLMRobertaTokenizer"])
+def test_a_class_of_a_family_stays(tmp_path, name):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+    give_token_types(tmp_path / "tokenizer_config.json")
+    assert read(tmp_path / "tokenizer_config.json") == {"tokenizer_class": name}
+
+
+@pytest.mark.parametrize("types, expected", [(0, "unchanged"), (2, "typed")])
+def test_only_models_with_token_types_get_a_class_that_gives_them(untraced, tmp_path, types, expected):
+    tokenizer = train_tokenizer(TEXT, 20, "word", for_encoder=True)
+    config = VanillaEncoderConfig(vocab_size=20, num_hidden_layers=1, type_vocab_size=types, **SHAPE)
+    VanillaEncoderModel(config).save_pretrained(tmp_path / "checkpoint")
+    tokenizer.save_pretrained(tmp_path / "checkpoint")
+    export(tmp_path / "checkpoint", tmp_path / "out")
+    before, after = (read(tmp_path / place / "tokenizer_config.json") for place in ("checkpoint", "out"))
+    assert after["tokenizer_class"] in TYPED if expected == "typed" else after == before
+
+
+# ---------------------------------------------------------------------------------------------------- onnxruntime-genai
+
+
+def test_genai_is_told_of_the_graph_the_lengths_and_the_special_tokens(untraced, tmp_path):
+    decoder(tmp_path / "checkpoint", num_attention_heads=4, max_position_embeddings=40)
+    manifest = export(tmp_path / "checkpoint", tmp_path / "out", dtype="int8")
+    assert manifest["genai"] == {"config": True, "tokenizer": True}
+    assert read(tmp_path / "out/genai_config.json") == {
+        "model": {
+            "type": "decoder",
+            "vocab_size": 300,
+            "context_length": 40,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": 0,
+            "decoder": {
+                "filename": "onnx/model_int8.onnx",
+                "hidden_size": 16,
+                "head_size": 4,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 4,
+                "num_hidden_layers": 1,
+                "inputs": {
+                    "input_ids": "input_ids",
+                    "attention_mask": "attention_mask",
+                    "position_ids": "position_ids",
+                    "past_key_names": "past_key_values.%d.key",
+                    "past_value_names": "past_key_values.%d.value",
+                },
+                "outputs": {
+                    "logits": "logits",
+                    "present_key_names": "present.%d.key",
+                    "present_value_names": "present.%d.value",
+                },
+            },
+        },
+        "search": {"max_length": 40, "past_present_share_buffer": False},
+    }
+
+
+def test_genai_takes_sampling_and_several_ends_from_the_generation_config(untraced, tmp_path):
+    model = VanillaDecoderForCausalLM(VanillaDecoderConfig(vocab_size=20, num_hidden_layers=1, **SHAPE))
+    model.generation_config.update(do_sample=True, top_k=7, temperature=0.5, eos_token_id=[2, 5], pad_token_id=None)
+    model.save_pretrained(tmp_path / "checkpoint")
+    export(tmp_path / "checkpoint", tmp_path / "out")
+    found = read(tmp_path / "out/genai_config.json")
+    assert (found["model"]["eos_token_id"], found["model"]["pad_token_id"]) == ([2, 5], 2)
+    sampled = {"do_sample": True, "top_k": 7, "temperature": 0.5}
+    assert found["search"] == {"max_length": 512, "past_present_share_buffer": False, **sampled}
+
+
+def test_values_of_another_width_than_keys_have_no_genai_config_and_the_manifest_says_why(exported):
+    assert not (exported("causal").directory / "genai_config.json").exists()
+    because = read(exported("causal").directory / "manifest.json")["genai"]
+    assert because["config"] is False and "wide" in because["because"]
+
+
+@pytest.mark.parametrize("name, target", [("seq2seq", "portable"), ("encoder", "portable"), ("decoder", "cpu")])
+def test_what_genai_cannot_run_has_no_genai_config(untraced, tmp_path, name, target):
+    make = {"seq2seq": translator, "encoder": classifier, "decoder": decoder}[name]
+    make(tmp_path / "checkpoint")
+    manifest = export(tmp_path / "checkpoint", tmp_path / "out", target=target)
+    assert "genai" not in manifest and not (tmp_path / "out/genai_config.json").exists()
+
+
+@pytest.mark.parametrize("kind, word", [("bpe", "Sequence"), ("word", "WordLevel"), ("character", "WordLevel")])
+def test_a_tokenizer_that_genai_would_read_wrongly_is_kept_from_it(untraced, tmp_path, kind, word):
+    manifest = export(decoder(tmp_path / "checkpoint", kind), tmp_path / "out")
+    assert manifest["genai"]["tokenizer"] is False and word in manifest["genai"]["because"]
+    folder = read(tmp_path / "out/genai_config.json")["model"]["tokenizer_dir"]
+    assert not (tmp_path / "out" / folder).exists()
+
+
+def test_why_genai_does_not_read_a_tokenizer():
+    def content(**parts):
+        tokenizer = Tokenizer(parts.pop("model", models.BPE()))
+        for name, part in parts.items():
+            setattr(tokenizer, name, part)
+        return json.loads(tokenizer.to_str())
+
+    level = {"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=False), "decoder": decoders.ByteLevel()}
+    assert unread_by_genai(content(**level)) is None
+    assert "no tokenizer.json" in unread_by_genai(None)
+    for change in (
+        {"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True)},
+        {"pre_tokenizer": pre_tokenizers.Whitespace()},
+        {"normalizer": normalizers.NFC()},
+        {"decoder": decoders.Fuse()},
+        {"model": models.WordLevel()},
+    ):
+        assert "byte-level" in unread_by_genai(content(**level | change))
+
+
+# ---------------------------------------------------------------------------------------------------------------- card
+
+
+def test_the_card_names_the_base_and_keeps_its_terms(untraced, tmp_path):
+    translator(tmp_path / "my-model")
+    terms = "license: other\nlicense_name: of-multi30k\nlanguage: [en, de]\npipeline_tag: translation\nmodel-index: []\n"
+    (tmp_path / "my-model/README.md").write_text(f"---\n{terms}---\n# Mine\n")
+    export(tmp_path / "my-model", tmp_path / "out")
+    card = ModelCard.load(tmp_path / "out/README.md")
+    assert card.data.to_dict() == {
+        "base_model": "my-model",
+        "language": ["en", "de"],
+        "library_name": "transformers.js",
+        "license": "other",
+        "license_name": "of-multi30k",
+        "pipeline_tag": "translation",
+        "tags": ["onnx", "vanilla-transformer"],
+    }
+    assert "await pipeline('translation', " in card.content and str(tmp_path) not in card.content
+
+
+@pytest.mark.parametrize("readme", [None, "no metadata", "---\na: [\n---\n", "---\n- a\n---\n", b"\xff"])
+def test_a_card_needs_none_of_the_base(untraced, tmp_path, readme):
+    classifier(tmp_path / "a model")  # which no repository can be called
+    if readme is not None:
+        (tmp_path / "a model/README.md").write_bytes(readme if isinstance(readme, bytes) else readme.encode())
+    export(tmp_path / "a model", tmp_path / "out", dtype="int8")
+    data = ModelCard.load(tmp_path / "out/README.md").data.to_dict()
+    assert data == {
+        "base_model_relation": "quantized",
+        "library_name": "transformers.js",
+        "pipeline_tag": "text-classification",
+        "tags": ["onnx", "vanilla-transformer"],
+    }
+
+
+def test_the_card_of_another_target_shows_no_javascript(untraced, tmp_path):
+    classifier(tmp_path / "model")
+    export(tmp_path / "model", tmp_path / "out", target="cpu")
+    card = ModelCard.load(tmp_path / "out/README.md")
+    assert card.data.library_name == "onnxruntime" and "```" not in card.content
+
+
+def test_a_card_without_a_tokenizer_shows_no_javascript(exported):
+    assert "```" not in (exported("classification").directory / "README.md").read_text()
+
+
+def test_base_names_are_hub_ids_and_names_of_directories(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    assert (base_name("org/model"), base_name(tmp_path / "model"), base_name("model/")) == ("org/model", "model", "model")
+    (tmp_path / "two words").mkdir()
+    assert base_name(tmp_path / "two words") is None
+
+
+def test_a_card_may_be_edited_and_goes_with_the_export_that_is_replaced(untraced, tmp_path):
+    classifier(tmp_path / "model")
+    export(tmp_path / "model", tmp_path / "out")
+    (tmp_path / "out/README.md").write_text("mine")
+    assert "README.md" not in read_artifact(tmp_path / "out").manifest["files"]
+    (tmp_path / "out/README.md").unlink()
+    read_artifact(tmp_path / "out")
+    (tmp_path / "out/README.md").write_text("mine")
+    export(tmp_path / "model", tmp_path / "out", force=True)
+    assert "mine" not in (tmp_path / "out/README.md").read_text()
