@@ -2,7 +2,8 @@
 `python benchmarks/lowercased.py CARD --data DIR`, where DIR holds the data set's files.
 
 The translations of the raw text are normalised, tokenised and lower-cased as the data set's `*.lc.norm.tok.*` files were, by
-sacremoses, and compared with those. How many of their lines the raw references give the same way shows whether it is done so.
+sacremoses, and compared with those; BLEU has a 95% interval (intervals.py). How many of their lines the raw references give the
+same way shows whether it is done so.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import json
 from pathlib import Path
 
 import sacrebleu
+from intervals import corpus_interval
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from transformers import pipeline
 
@@ -30,10 +32,11 @@ def score(translate, data: Path, split: str) -> dict:
     sources, targets = zip(*read_parallel(data / f"{split}.en.gz", data / f"{split}.de.gz"))
     references = read_lines(data / f"{split}.lc.norm.tok.de.gz")
     outputs = [row["translation_text"] for row in translate(list(sources), batch_size=BATCH)]
-    metric = sacrebleu.metrics.BLEU(tokenize="none")
-    value = metric.corpus_score(lowercased(outputs), [references]).score
+    metric, outputs = sacrebleu.metrics.BLEU(tokenize="none"), lowercased(outputs)
+    value, signature = metric.corpus_score(outputs, [references]).score, str(metric.get_signature())
+    interval = [round(bound, 2) for bound in corpus_interval(metric, outputs, references)]
     alike = sum(map(str.__eq__, lowercased(targets), references))
-    return dict(text=split, bleu=round(value, 2), signature=str(metric.get_signature()), lines=len(references), alike=alike)
+    return dict(text=split, bleu=round(value, 2), interval=interval, signature=signature, lines=len(references), alike=alike)
 
 
 def main():

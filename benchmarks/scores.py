@@ -1,7 +1,8 @@
 """Scores of the models in model_cards/, computed again from their weights: `python benchmarks/scores.py --data DATA`, where
 DATA/multi30k/tok and so on are the directories that their recipes name, relative to DATA.
 
-Prints a line of JSON for each score, and fails if one is not what `training.json` beside the weights says.
+Prints a line of JSON for each score with its 95% interval (intervals.py), and fails if a score is not what `training.json`
+beside the weights says.
 """
 
 import argparse
@@ -10,27 +11,54 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
+from intervals import accuracy_interval, corpus_interval, nll_interval
+
 from vanilla_transformer.training.prepare import prepare
-from vanilla_transformer.training.recipe import AUGMENTATION, Recipe
-from vanilla_transformer.training.run import REPORT, evaluate
-from vanilla_transformer.training.trainer import make_trainer, training_arguments
+from vanilla_transformer.training.recipe import AUGMENTATION, REPORT, Recipe
+from vanilla_transformer.training.tasks.translation import corpus_metrics, texts_of_ids
+from vanilla_transformer.training.trainer import make_trainer, metrics_of, training_arguments
+from vanilla_transformer.training.values import SPLITS
 
 CARDS = Path(__file__).parents[1] / "model_cards"
-SAID = ("bleu", "chrf", "nll", "perplexity", "accuracy")
 TOLERANCE = 1e-3  # of a score: another machine's sums may break a tie in a beam
 
 
-def scores(card: Path, data: Path) -> dict[str, float]:
-    """As its own run computed them, from the weights and the tokenizer in `card`."""
+def scores(card: Path, data: Path) -> dict[str, tuple[float, tuple[float, float]]]:
+    """As its own run computed them, from the weights and the tokenizer in `card`, each with its interval."""
+    recipe = recipe_of(card, data)
+    with tempfile.TemporaryDirectory() as state:
+        tokenizer, model, rows = prepare(recipe)
+        trainer = make_trainer(recipe, training_arguments(recipe, Path(state)), tokenizer, model, rows)
+        found = {}
+        for split in (split for split in SPLITS[1:] if split in rows):
+            trainer.compute_metrics = metrics_of(recipe, tokenizer, model, rows[split])
+            outputs = trainer.predict(rows[split], metric_key_prefix=split, **recipe.generation)
+            for name, interval in intervals(recipe, tokenizer, outputs.predictions, outputs.label_ids).items():
+                found[f"{split}_{name}"] = outputs.metrics[f"{split}_{name}"], interval
+        return found
+
+
+def recipe_of(card: Path, data: Path) -> Recipe:
+    """What `card` says it was trained by, of the text in `data`, starting from its weights."""
     recipe = Recipe(**json.loads((card / REPORT).read_text())["recipe"])
     recipe.data["directory"] = str(data / recipe.data["directory"])
     recipe.tokenizer, recipe.model = {}, {"path": str(card)}  # its tokenizer too
     for name in ("teachers", *AUGMENTATION):  # they are not in model_cards/, and have no part in a score
         recipe.training.pop(name, None)
-    with tempfile.TemporaryDirectory() as state:
-        tokenizer, model, rows = prepare(recipe)
-        trainer = make_trainer(recipe, training_arguments(recipe, Path(state)), tokenizer, model, rows)
-        return evaluate(recipe, trainer, tokenizer, rows)
+    return recipe
+
+
+def intervals(recipe, tokenizer, predictions, labels) -> dict[str, tuple[float, float]]:
+    """Of each score of the task, of what `Trainer.predict` returns."""
+    if recipe.task == "translation":
+        outputs, references = (texts_of_ids(ids, tokenizer) for ids in (predictions, labels))
+        metrics = corpus_metrics(recipe.evaluation.get("bleu_tokenize", "13a"))
+        return {name: corpus_interval(metric, outputs, references) for name, metric in zip(("bleu", "chrf"), metrics)}
+    if recipe.task == "causal-lm":
+        interval = nll_interval(predictions, labels)
+        return {"nll": interval, "perplexity": tuple(map(float, np.exp(interval)))}
+    return {"accuracy": accuracy_interval((predictions == labels).sum(), len(labels))}
 
 
 def main():
@@ -41,11 +69,11 @@ def main():
     wrong = 0
     for card in options.cards or sorted(path.parent for path in CARDS.rglob(REPORT)):
         said = json.loads((card / REPORT).read_text())["metrics"]
-        for name, value in scores(card, options.data).items():
-            if name.partition("_")[2] in SAID:
-                is_same = abs(value - said[name]) <= TOLERANCE * abs(said[name])
-                wrong += not is_same
-                print(json.dumps({"model": str(card), "score": name, "now": value, "said": said[name], "same": is_same}))
+        for name, (value, interval) in scores(card, options.data).items():
+            is_same = abs(value - said[name]) <= TOLERANCE * abs(said[name])
+            wrong += not is_same
+            line = {"model": str(card), "score": name, "now": value, "interval": interval, "said": said[name], "same": is_same}
+            print(json.dumps(line), flush=True)
     sys.exit(f"{wrong} scores are not what was said" if wrong else None)
 
 

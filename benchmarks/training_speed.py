@@ -1,8 +1,10 @@
 """Training speed, measured: `python benchmarks/training_speed.py --data DIR` with the text of the recipe multi30k-en-de in DIR.
 
 Our model under its recipe, and transformers' MarianMTModel of the same shape, vocabulary and data under plain
-`Seq2SeqTrainer`, at several batch sizes, since its speed depends on that. They take turns, round by round; each trains some
-updates, the first of which is not counted. What is compared is tokens of source and target that are not padding, a second.
+`Seq2SeqTrainer`, three times: with its default, random batches; with `train_sampling_strategy="group_by_length"`; and with the
+batches of our recipe, over which what is left is the gain of the model and its loss. The first two run at several batch sizes,
+since speed depends on that, and the fastest one counts. All take turns, round by round; each trains some updates, the first of
+which is not counted. What is compared is tokens of source and target that are not padding, a second.
 """
 
 import argparse
@@ -10,6 +12,9 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -24,12 +29,16 @@ from transformers import (
     set_seed,
 )
 
+from vanilla_transformer.training.batches import collate_batches
 from vanilla_transformer.training.dry_run import quiet_trainer
-from vanilla_transformer.training.prepare import prepare
+from vanilla_transformer.training.prepare import draw_of, prepare
 from vanilla_transformer.training.recipe import read_recipe
+from vanilla_transformer.training.trainer import batches, training_arguments
 from vanilla_transformer_export.cli import key_value
 
 PACKAGES = ("vanilla-transformer", "torch", "transformers", "accelerate", "datasets")
+STRATEGIES = ("random", "group_by_length")  # of the Trainer
+OUR_BATCHES = "our batches"
 BATCH_SIZES = (8, 64, 512)  # sentences: the Trainer's default, a common one, and about what the recipe's updates hold
 TOKENS = 40_000  # in a round, about
 
@@ -63,8 +72,11 @@ def measured(trainer, pad_token_id) -> float:
 
 def ours(recipe, prepared, folder):
     tokenizer, model, rows = prepared
-    updates = 1 + -(-TOKENS // (2 * recipe.training["tokens_per_update"]))
-    return quiet_trainer(recipe, folder, tokenizer, model, rows, max_steps=updates, disable_tqdm=True)
+    return quiet_trainer(recipe, folder, tokenizer, model, rows, max_steps=updates_of(recipe), disable_tqdm=True)
+
+
+def updates_of(recipe):
+    return 1 + -(-TOKENS // (2 * recipe.training["tokens_per_update"]))
 
 
 def marian_of(config) -> MarianMTModel:
@@ -85,37 +97,63 @@ def trained(model):
     return model.num_parameters(only_trainable=True)  # MarianMTModel counts its sinusoids
 
 
-def plain(prepared, model, batch_size, folder):
+def plain(model, tokenizer, rows, folder, **settings):
+    """As one would train `model` without this package."""
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=str(folder), label_smoothing_factor=0.1, save_strategy="no", report_to="none", disable_tqdm=True, **settings
+    )
+    collator = collate_batches(DataCollatorForSeq2Seq(tokenizer, model))
+    return Seq2SeqTrainer(model=model, args=arguments, train_dataset=rows, data_collator=collator)
+
+
+def with_strategy(model, prepared, folder, strategy, batch_size):
     tokenizer, _, rows = prepared
     per_sentence = sum(map(len, rows["train"]["input_ids"])) / len(rows["train"])
-    arguments = Seq2SeqTrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=batch_size,
-        max_steps=1 + max(2, round(TOKENS / (2 * batch_size * per_sentence))),
-        label_smoothing_factor=0.1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-    )
-    return Seq2SeqTrainer(
-        model=model, args=arguments, train_dataset=rows["train"], data_collator=DataCollatorForSeq2Seq(tokenizer, model)
-    )
+    updates = 1 + max(2, round(TOKENS / (2 * batch_size * per_sentence)))
+    settings = {"per_device_train_batch_size": batch_size, "train_sampling_strategy": strategy, "max_steps": updates}
+    return plain(model, tokenizer, rows["train"], folder, **settings)
+
+
+def with_our_batches(model, prepared, folder, recipe):
+    tokenizer, _, rows = prepared
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    settings = {name: getattr(training_arguments(recipe, folder), name) for name in names}
+    found = batches(rows["train"], recipe, draw_of(recipe, tokenizer, rows["train"]))
+    return plain(model, tokenizer, found, folder, max_steps=updates_of(recipe), remove_unused_columns=False, **settings)
+
+
+def makers_of(recipe, prepared, marian, folder) -> dict[tuple, Callable[[], Seq2SeqTrainer]]:
+    """By (model, batches), and batch size where there are several."""
+    found = {("ours", OUR_BATCHES): partial(ours, recipe, prepared, folder)}
+    for strategy, size in product(STRATEGIES, BATCH_SIZES):
+        found["MarianMTModel", strategy, size] = partial(with_strategy, marian, prepared, folder, strategy, size)
+    found["MarianMTModel", OUR_BATCHES] = partial(with_our_batches, marian, prepared, folder, recipe)
+    return found
+
+
+def ratio(found: dict[tuple, list[float]], kind: str) -> dict:
+    """Ours over the fastest MarianMTModel with batches of that kind, round by round."""
+    others = [key for key in found if key[:2] == ("MarianMTModel", kind)]
+    best = max(others, key=lambda key: statistics.median(found[key]))
+    ratios = [one / other for one, other in zip(found["ours", OUR_BATCHES], found[best], strict=True)]
+    return {"over": name_of(best), **spread(ratios)}
+
+
+def name_of(key):
+    model, kind, *size = key
+    return ", ".join([model, kind, *(f"batch {number}" for number in size)])
 
 
 def run(options, folder) -> dict:
     recipe = read_recipe(options.recipe, {"data.directory": str(options.data), **dict(options.set)})
     set_seed(0)
     prepared = prepare(recipe)
-    config = prepared[1].config
-    marian, pad = marian_of(config), config.pad_token_id
-    makers = {f"MarianMTModel, batch {size}": lambda size=size: plain(prepared, marian, size, folder) for size in BATCH_SIZES}
-    makers = {"ours": lambda: ours(recipe, prepared, folder), **makers}
-    found = {name: [] for name in makers}
+    marian, pad = marian_of(prepared[1].config), prepared[1].config.pad_token_id
+    makers = makers_of(recipe, prepared, marian, folder)
+    found = {key: [] for key in makers}
     for _ in range(options.repeats):
-        for name, make in makers.items():
-            found[name].append(measured(make(), pad))
-    best = max((name for name in found if name != "ours"), key=lambda name: statistics.median(found[name]))
-    ratios = [one / other for one, other in zip(found["ours"], found[best], strict=True)]
+        for key, make in makers.items():
+            found[key].append(measured(make(), pad))
     return {
         "command": f"python benchmarks/training_speed.py --data DATA --repeats {options.repeats}",
         "recipe": options.recipe,
@@ -123,9 +161,8 @@ def run(options, folder) -> dict:
         "threads": torch.get_num_threads(),
         "hardware": hardware(),
         "versions": versions(PACKAGES),
-        "tokens_per_second": {name: spread(values) for name, values in found.items()},
-        "fastest_other": best,
-        "ratio": spread(ratios),
+        "tokens_per_second": {name_of(key): spread(values) for key, values in found.items()},
+        "ratios": {kind: ratio(found, kind) for kind in (*STRATEGIES, OUR_BATCHES)},
     }
 
 
@@ -140,7 +177,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         result = run(options, Path(folder))
     options.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps({name: result[name] for name in ("tokens_per_second", "fastest_other", "ratio")}, indent=1))
+    print(json.dumps({name: result[name] for name in ("tokens_per_second", "ratios")}, indent=1))
 
 
 if __name__ == "__main__":

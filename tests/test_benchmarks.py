@@ -4,19 +4,23 @@ No speed is asserted."""
 import gzip
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import intervals
+import linear_baseline
 import lowercased
+import numpy as np
 import pytest
 import report
 import sacrebleu
 import scores
 import training_speed
-from checkpoints import write_corpus
+from checkpoints import OPINIONS, toy_corpus, write_corpus
 from standins import write_text
 
 from vanilla_transformer.training.recipe import Recipe, read_recipe
@@ -177,10 +181,15 @@ def test_a_quick_run_of_training_speed(tmp_path, monkeypatch):
     options = SimpleNamespace(recipe="multi30k-en-de", data=tmp_path, set=settings.items(), repeats=2)
     found = training_speed.run(options, tmp_path / "state")
     speeds = found["tokens_per_second"]
-    assert speeds.keys() == {"ours", "MarianMTModel, batch 8", "MarianMTModel, batch 32"}
+    tried = [f"MarianMTModel, {kind}, batch {size}" for kind in ("random", "group_by_length") for size in (8, 32)]
+    assert [*speeds] == ["ours, our batches", *tried, "MarianMTModel, our batches"]
     assert all(len(spread["runs"]) == 2 and spread["min"] > 0 for spread in speeds.values())
-    assert found["fastest_other"] in speeds and found["fastest_other"] != "ours"
-    assert found["ratio"]["min"] <= found["ratio"]["median"] <= found["ratio"]["max"]
+    assert [*found["ratios"]] == ["random", "group_by_length", "our batches"]
+    for kind, ratio in found["ratios"].items():
+        runs = [ours / other for ours, other in zip(speeds["ours, our batches"]["runs"], speeds[ratio["over"]]["runs"])]
+        assert ratio["over"].startswith(f"MarianMTModel, {kind}") and ratio["runs"] == runs
+        fastest = max(speed["median"] for name, speed in speeds.items() if name.startswith(f"MarianMTModel, {kind}"))
+        assert speeds[ratio["over"]]["median"] == fastest
     assert abs(found["parameters"]["ours"] / found["parameters"]["MarianMTModel"] - 1) < 0.05
 
 
@@ -203,11 +212,66 @@ def test_scores_are_computed_again_from_the_weights_and_compared_with_what_was_s
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith('{"model')]
     assert [line["score"] for line in lines] == ["test_bleu", "test_chrf"]
     assert all(line["same"] and line["now"] == line["said"] for line in lines)
+    assert all(low <= high for low, high in (line["interval"] for line in lines))
     report = json.loads((tmp_path / "model/training.json").read_text())
     report["metrics"]["test_chrf"] += 1
     (tmp_path / "model/training.json").write_text(json.dumps(report))
     with pytest.raises(SystemExit, match="1 scores are not what was said"):
         scores.main()
+
+
+def test_an_interval_of_bleu_is_the_one_that_sacrebleu_prints(tmp_path):
+    references = [target for _, target in toy_corpus(60, seed=0)]
+    outputs = [line.replace("Hund", "Ball") if place % 3 else line for place, line in enumerate(references)]
+    outputs[5:20] = ["Ein Hund."] * 15
+    for name, lines in (("references", references), ("outputs", outputs)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    command = [sys.executable, "-m", "sacrebleu", tmp_path / "references", "-i", tmp_path / "outputs", "-m", "bleu", "chrf"]
+    said = subprocess.run([*command, "--confidence", "-w", "4"], check=True, capture_output=True, text=True).stdout
+    for printed, metric in zip(json.loads(said), (sacrebleu.metrics.BLEU(), sacrebleu.metrics.CHRF()), strict=True):
+        mean, half = printed["confidence_mean"], printed["confidence_var"]
+        assert half > 1
+        assert intervals.corpus_interval(metric, outputs, references) == pytest.approx((mean - half, mean + half), abs=2e-4)
+
+
+def test_an_interval_of_accuracy_is_wilson_s():
+    right, count, z = 718, 872, 1.959964
+    share = right / count
+    center = share + z**2 / (2 * count)
+    half = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    expected = [(center - half) / (1 + z**2 / count), (center + half) / (1 + z**2 / count)]
+    assert intervals.accuracy_interval(right, count) == pytest.approx(expected, abs=1e-6)
+    labels = np.arange(count) % 2
+    found = scores.intervals(
+        SimpleNamespace(task="sequence-classification"), None, labels ^ (np.arange(count) >= right), labels
+    )
+    assert found == {"accuracy": intervals.accuracy_interval(right, count)}
+
+
+def test_an_interval_of_perplexity_is_about_that_of_a_ratio_of_means():
+    """By the delta method, of blocks of which some predict less than others."""
+    rng = np.random.default_rng(0)
+    losses = rng.gamma(2, 1, (400, 16)) * rng.uniform(0.5, 1.5, (400, 1))
+    labels = np.where(np.arange(16) < rng.integers(4, 17, (400, 1)), 1, -100)
+    losses[labels == -100] = 0
+    totals, counts = losses.sum(axis=1), (labels != -100).sum(axis=1)
+    mean = totals.sum() / counts.sum()
+    error = math.sqrt(((totals - mean * counts) ** 2).sum()) / counts.sum()
+    found = scores.intervals(SimpleNamespace(task="causal-lm"), None, losses, labels)
+    assert found["nll"] == pytest.approx((mean - 1.96 * error, mean + 1.96 * error), abs=0.2 * error)
+    assert found["perplexity"] == pytest.approx(tuple(math.exp(bound) for bound in found["nll"]))
+
+
+def test_a_linear_baseline_learns_from_the_training_rows_and_is_counted_on_the_others(tmp_path):
+    held_out = ["bad the music bores", "bad the music fails", "good the music wins", "good the music fails"]
+    for name, lines in (("train", OPINIONS), ("validation", held_out)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    data = {"directory": str(tmp_path), "train": "train", "validation": "validation"}
+    for features in linear_baseline.FEATURES:
+        found = linear_baseline.baseline(data, features)
+        assert (found["train"], found["rows"], found["correct"], found["accuracy"]) == (len(OPINIONS), 4, 3, 0.75)
+        assert found["c"] in linear_baseline.GRID["linearsvc__C"]
+        assert found["interval"] == intervals.accuracy_interval(3, 4)
 
 
 def test_cased_translations_are_scored_on_lower_cased_tokens(tmp_path):
@@ -226,6 +290,7 @@ def test_cased_translations_are_scored_on_lower_cased_tokens(tmp_path):
     assert lowercased.score(translate, tmp_path, "val") == dict(
         text="val",
         bleu=100.0,
+        interval=[100.0, 100.0],
         signature=f"nrefs:1|case:mixed|eff:no|tok:none|smooth:exp|version:{sacrebleu.__version__}",
         lines=2,
         alike=2,

@@ -52,12 +52,18 @@ def metrics(tokenizer, config, evaluation, rows):
 def scores_of_ids(predictions: np.ndarray, labels: np.ndarray, tokenizer, bleu_tokenize: str = "13a") -> dict:
     """sacreBLEU and chrF (cased), and BLEU's signature, of generated ids against label ids, both (B, T) padded with -100 or
     the pad token."""
-    import sacrebleu
+    bleu, chrf = corpus_metrics(bleu_tokenize)
+    outputs, references = (texts_of_ids(ids, tokenizer) for ids in (predictions, labels))
+    score, chrf_score = (metric.corpus_score(outputs, [references]).score for metric in (bleu, chrf))
+    return {"bleu": score, "chrf": chrf_score, "signature": str(bleu.get_signature())}
 
-    outputs, references = (
-        tokenizer.batch_decode(np.where(ids == -100, tokenizer.pad_token_id, ids), skip_special_tokens=True)
-        for ids in (predictions, labels)
-    )
-    bleu = sacrebleu.metrics.BLEU(tokenize=bleu_tokenize, force=bleu_tokenize == "none")  # or it warns of text in tokens
-    score, chrf = bleu.corpus_score(outputs, [references]), sacrebleu.corpus_chrf(outputs, [references])
-    return {"bleu": score.score, "chrf": chrf.score, "signature": str(bleu.get_signature())}
+
+def corpus_metrics(bleu_tokenize: str):
+    """sacreBLEU's BLEU and chrF."""
+    from sacrebleu.metrics import BLEU, CHRF
+
+    return BLEU(tokenize=bleu_tokenize, force=bleu_tokenize == "none"), CHRF()  # or it warns of text in tokens
+
+
+def texts_of_ids(ids: np.ndarray, tokenizer) -> list[str]:
+    return tokenizer.batch_decode(np.where(ids == -100, tokenizer.pad_token_id, ids), skip_special_tokens=True)

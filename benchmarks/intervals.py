@@ -1,0 +1,30 @@
+"""95% intervals of scores: how far they may lie from those on as much other text of the same kind. They say nothing of other
+seeds, nor of what a model or its settings were chosen by."""
+
+import numpy as np
+from scipy.stats import binomtest, bootstrap
+
+RESAMPLES = 1000  # sacreBLEU's default
+
+
+def corpus_interval(metric, outputs: list[str], references: list[str]) -> tuple[float, float]:
+    """Of one of sacreBLEU's metrics, by its own bootstrap over sentences (Koehn 2004), as `sacrebleu --confidence`."""
+    score = metric.corpus_score(outputs, [references], n_bootstrap=RESAMPLES)
+    return float(score._mean - score._ci), float(score._mean + score._ci)
+
+
+def accuracy_interval(correct: int, count: int) -> tuple[float, float]:
+    """Of a share, by the score of a binomial (Wilson 1927)."""
+    found = binomtest(int(correct), count).proportion_ci(0.95, method="wilson")
+    return float(found.low), float(found.high)
+
+
+def nll_interval(losses: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+    """Of the mean of `losses` (B, T) where `labels` are not -100, by a bootstrap over the B blocks."""
+
+    def mean(total, count, axis):
+        return total.sum(axis) / count.sum(axis)
+
+    blocks = losses.sum(axis=1, dtype=np.float64), (labels != -100).sum(axis=1)
+    found = bootstrap(blocks, mean, n_resamples=RESAMPLES, paired=True, vectorized=True, method="percentile", rng=0)
+    return float(found.confidence_interval.low), float(found.confidence_interval.high)

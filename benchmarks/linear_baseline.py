@@ -1,0 +1,74 @@
+"""What a linear model makes of a classifier's text: `python benchmarks/linear_baseline.py --data DATA`, where DATA is as in
+scores.py.
+
+TF-IDF and a linear support vector machine, once of words and pairs of words, once of pieces of two to five characters too. For
+each classifier of model_cards/ it is trained on the rows that the classifier was trained on, and evaluated on those held out;
+where a recipe cuts its text into folds, once for each. C is chosen by cross-validation over the training rows. Prints a line of
+JSON for each fold and one for all of a text, with 95% intervals (intervals.py).
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from intervals import accuracy_interval
+from scores import recipe_of
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline, make_union
+from sklearn.svm import LinearSVC
+
+from vanilla_transformer.training.recipe import REPORT
+from vanilla_transformer.training.tasks import TASKS
+
+CARDS = Path(__file__).parents[1] / "model_cards"
+TASK = "sequence-classification"
+FEATURES = ("words", "words and characters")
+GRID = {"linearsvc__C": [2.0**power for power in range(-4, 4)]}
+PARTS = 5  # of the training rows, in the cross-validation
+
+
+def classifier(features: str, cache: str) -> GridSearchCV:
+    """Punctuation marks are words too. `cache` is a directory for features, which are the same for each C."""
+    parts = [TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"\w+|[^\w\s]", sublinear_tf=True)]
+    if features == "words and characters":
+        parts.append(TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 5), sublinear_tf=True))
+    return GridSearchCV(make_pipeline(make_union(*parts), LinearSVC(random_state=0), memory=cache), GRID, cv=PARTS)
+
+
+def baseline(data: dict, features: str) -> dict:
+    """On the held-out rows of `data`, the table of a recipe."""
+    train, held_out = (TASKS[TASK].read(data, split) for split in ("train", "validation"))
+    with tempfile.TemporaryDirectory() as cache:
+        model = classifier(features, cache).fit(train["text"], train["label"])
+    correct = int((model.predict(held_out["text"]) == np.array(held_out["label"])).sum())
+    return {"c": model.best_params_["linearsvc__C"], "train": len(train), **accuracy(correct, len(held_out))}
+
+
+def accuracy(correct: int, rows: int) -> dict:
+    return {"rows": rows, "correct": correct, "accuracy": correct / rows, "interval": accuracy_interval(correct, rows)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="where the directories of the recipes' text are")
+    parser.add_argument("cards", nargs="*", type=Path, help="directories of model_cards/; all classifiers if not given")
+    options = parser.parse_args()
+    for card in options.cards or sorted(path.parent for path in CARDS.rglob(REPORT)):
+        recipe = recipe_of(card, options.data)
+        if recipe.task != TASK:
+            continue
+        for features in FEATURES:
+            found = []
+            for fold in range(recipe.data.get("folds", 1)):
+                data = recipe.data | ({"fold": fold} if "folds" in recipe.data else {})
+                found.append(baseline(data, features))
+                print(json.dumps({"model": str(card), "features": features, "fold": fold, **found[-1]}), flush=True)
+            total = accuracy(*(sum(each[name] for each in found) for name in ("correct", "rows")))
+            print(json.dumps({"model": str(card), "features": features, "folds": len(found), **total}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
