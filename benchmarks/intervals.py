@@ -5,6 +5,7 @@ import numpy as np
 from scipy.stats import binomtest, bootstrap
 
 RESAMPLES = 1000  # sacreBLEU's default
+STRETCHES = 32  # of a running text
 
 
 def corpus_interval(metric, outputs: list[str], references: list[str]) -> tuple[float, float]:
@@ -20,11 +21,13 @@ def accuracy_interval(correct: int, count: int) -> tuple[float, float]:
 
 
 def nll_interval(losses: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-    """Of the mean of `losses` (B, T) where `labels` are not -100, by a bootstrap over the B blocks."""
+    """Of the mean of `losses` (B, T) where `labels` are not -100. Neighbours in a text are alike, so the bootstrap is over
+    stretches of the B blocks."""
 
     def mean(total, count, axis):
         return total.sum(axis) / count.sum(axis)
 
-    blocks = losses.sum(axis=1, dtype=np.float64), (labels != -100).sum(axis=1)
-    found = bootstrap(blocks, mean, n_resamples=RESAMPLES, paired=True, vectorized=True, method="percentile", rng=0)
+    sums = losses.sum(axis=1, dtype=np.float64), (labels != -100).sum(axis=1)
+    parts = [[part.sum() for part in np.array_split(each, min(STRETCHES, len(each)))] for each in sums]
+    found = bootstrap(parts, mean, n_resamples=RESAMPLES, paired=True, vectorized=True, method="percentile", rng=0)
     return float(found.confidence_interval.low), float(found.confidence_interval.high)

@@ -43,10 +43,15 @@ BENCHMARKS_RUN = (  # to the end
     "python benchmarks/report.py benchmarks/results/cpu.json",
     "python benchmarks/training_gpu.py --data SOURCE TARGET",
     "python benchmarks/training_gpu.py --data TRAIN.en TRAIN.de",
+    "python benchmarks/linear_baseline.py --data DATA",
+    "python benchmarks/outside.py",
     "python benchmarks/scores.py --data DATA",
     "python benchmarks/lowercased.py CARD --data DIR",
     "python benchmarks/lowercased.py CARD --data DATA/multi30k",
 )
+
+# Of JSON: scores of two splits and one; each fold and all of them, by two kinds of features; two splits.
+LINES = {"scores": 4 + 1, "linear_baseline": 2 * (5 + 1), "lowercased": 2}
 
 
 def spans(text: str) -> set[str]:
@@ -177,7 +182,7 @@ def test_the_keys_that_texts_set_are_those_of_recipes():
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
-    """A directory that looks like the repository's root, with one card, a run of a few updates, and what the placeholders of
+    """A directory that looks like the repository's root, with two cards, runs of a few updates, and what the placeholders of
     commands stand for."""
     folder = tmp_path_factory.mktemp("repository")
     shutil.copytree(ROOT / "benchmarks", folder / "benchmarks", ignore=shutil.ignore_patterns("__pycache__"))
@@ -187,9 +192,14 @@ def repository(tmp_path_factory):
     standins.write_text(recipe, folder / "DATA" / "multi30k")
     tokenised = read_recipe("multi30k-en-de", changes)
     standins.write_text(tokenised, folder / "DATA" / "multi30k")
+    questions = read_recipe("trec", standins.small(read_recipe("trec")) | {"data.directory": "trec"})
+    standins.write_text(questions, folder / "DATA" / "trec")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder / "DATA")
         train(recipe, folder / "model_cards" / "card")
+        train(questions, folder / "model_cards" / "classifier")
+    with open(folder / "model_cards" / "card" / "README.md", "a") as file:
+        file.write("\n## Outside its domain\n\n| text | translation |\n|---|---|\n| `A MAN` | |\n")
     for name, target in {"CARD": "model_cards/card", "DIR": "DATA/multi30k", "FILE": "benchmarks/results/cpu.json"}.items():
         (folder / name).symlink_to(folder / target)
     for name in ("SOURCE", "TARGET", "TRAIN.en", "TRAIN.de"):
@@ -207,9 +217,10 @@ def test_a_benchmark_s_command_runs(command, repository, tmp_path, monkeypatch, 
     except SystemExit as done:
         assert done.code is None
     said = capsys.readouterr().out
-    if "scores" in script or "lowercased" in script:
-        rows = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
-        assert len(rows) == (4 if "scores" in script else 2)
+    if count := LINES.get(Path(script).stem):
+        assert len([json.loads(line) for line in said.splitlines() if line.startswith("{")]) == count
+    if "outside" in script:
+        assert re.search(r"^\| `A MAN` \| `.*` \|$", (repository / "CARD" / "README.md").read_text(), re.MULTILINE)
     assert said
 
 

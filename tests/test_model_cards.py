@@ -10,6 +10,7 @@ import torch
 import transformers
 import yaml
 from safetensors import safe_open
+from scipy.stats import binomtest
 from transformers import AutoTokenizer
 
 import vanilla_transformer
@@ -99,6 +100,32 @@ def test_the_card_has_the_metadata_of_the_hub_and_says_the_score_it_lists(card):
         assert re.search(rf"\b{re.escape(result['metrics'][0]['value'])}\b", text), result
 
 
+@cards()
+def test_each_score_has_its_interval_and_its_seeds_in_the_metadata_and_in_the_text(card):
+    text = " ".join((card / "README.md").read_text().split("---", 2)[2].split())
+    report = json.loads((card / "training.json").read_text())
+    for result in metadata(card)["model-index"][0]["results"]:
+        [metric] = result["metrics"]
+        said = re.search(r"95% interval ([\d.]+) to ([\d.]+), .*\bseed \(?(\d)\b", metric["name"])
+        low, high, seed = map(float, said.groups())
+        assert low < float(metric["value"]) < high and seed == report["recipe"]["training"]["seed"]
+        assert f"{said[1]} to {said[2]}" in text
+        if metric["type"] == "accuracy":  # the others need the text; benchmarks/scores.py says them
+            count = round(report["metrics"]["validation_samples_per_second"] * report["metrics"]["validation_runtime"])
+            right = round(report["metrics"]["validation_accuracy"] * count)
+            wilson = binomtest(right, count).proportion_ci(method="wilson")
+            assert (low, high) == pytest.approx((100 * wilson.low, 100 * wilson.high), abs=0.005)
+
+
+def outside(card):
+    """Texts outside the domain of a card, and what it says the model makes of each."""
+    section = (card / "README.md").read_text().split("\n## Outside its domain\n")[1].split("\n## ")[0]
+    found = re.findall(r"^\| `([^`]+)` \| `([^`]*)` \|$", section, re.MULTILINE)
+    texts, answers = map(list, zip(*found, strict=True))
+    assert len(texts) >= 3 and any(text.isupper() for text in texts) and any(not text.isascii() for text in texts)
+    return texts, answers
+
+
 def rows(card):
     """Of examples.tsv."""
     return [line.split("\t") for line in (card / "examples.tsv").read_text().splitlines()]
@@ -128,7 +155,10 @@ def generated(card, texts, directory):
 @cards("translation")
 def test_both_engines_translate_the_examples_alike_and_well(card, tmp_path):
     sources, references = zip(*rows(card), strict=True)
-    outputs = generated(card, list(sources), tmp_path / "onnx")
+    others, answers = outside(card)
+    outputs = generated(card, [*sources, *others], tmp_path / "onnx")
+    assert outputs[len(sources) :] == answers
+    outputs = outputs[: len(sources)]
     assert sacrebleu.corpus_bleu(outputs, [references]).score > 25
     from_windows = ["\ufeff" + source.replace(" ", "\u00a0 ") + "\r\n" for source in sources]
     assert TextRuntime(tmp_path / "onnx").generate(from_windows) == outputs
@@ -190,10 +220,19 @@ def test_a_prompt_is_its_characters_and_nothing_else_for_every_client(card, tmp_
     assert [context + text for text in TextRuntime(tmp_path / "onnx").generate([context], max_new_tokens=5)] == [wanted]
 
 
+@cards("text-classification")
+def test_texts_outside_the_domain_get_the_labels_that_the_card_says(card):
+    texts, answers = outside(card)
+    found = transformers.pipeline("text-classification", str(card))(texts)
+    assert [f"{each['label']}, {each['score']:.2f}" for each in found] == answers
+
+
 @cards("text-generation")
 def test_both_engines_continue_the_examples_alike_and_know_their_language(card, tmp_path):
     texts = [text.replace("\\n", "\n") for [text] in rows(card)]
-    assert all(generated(card, texts, tmp_path / "onnx"))
+    others, answers = outside(card)
+    found = generated(card, [*texts, *others], tmp_path / "onnx")
+    assert all(found) and [text.replace("\n", "\\n") for text in found[len(texts) :]] == answers
     (tmp_path / "texts").write_text("\n".join(texts))
     for path in (card, tmp_path / "onnx"):
         assert evaluate(path, text=tmp_path / "texts")["perplexity"] < 9  # of one character; 65 by chance
