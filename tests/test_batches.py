@@ -330,9 +330,7 @@ def test_input_that_is_no_text_is_refused_before_anything_is_written(runtime, tm
 def test_an_error_names_lines_and_what_is_done_stays(exported, tmp_path, small_windows):
     runtime = TextRuntime(with_words(exported("causal-learned").directory, tmp_path), threads=1)
     lines = ["w5"] * 4 + ["w6", "w7 " * 60, "w8", "w9"]
-    with pytest.raises(
-        ValueError, match="among the lines 6, 8: max_length must be more than the 60 tokens of"
-    ):
+    with pytest.raises(ValueError, match="among the lines 6, 8: max_length must be more than the 60 tokens of"):
         generate_file(Batches(runtime, {}, batch_size=2), write(tmp_path / "in", lines), tmp_path / "out")
     assert len(partial_of(tmp_path / "out")[0].read_text().splitlines()) == 4
 

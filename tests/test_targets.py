@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from checkpoints import PAD
+from checkpoints import EOS, PAD
 from targets import MODELS, generators, prompts
 
 from vanilla_transformer_export.runtime import Runtime, bucket_of
