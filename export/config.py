@@ -17,7 +17,11 @@ REQUIRED = {
     "position_embedding_type": ("a string", lambda value: isinstance(value, str)),
 }
 # The model has none where one is missing or null.
-OPTIONAL = {"type_vocab_size": COUNT_OR_0, "sliding_window": COUNT}
+OPTIONAL = {
+    "type_vocab_size": COUNT_OR_0,
+    "sliding_window": COUNT,
+    "position_ids_from": ("'place', 'mask' or 'ids'", lambda value: value in ("place", "mask", "ids")),
+}
 SPECIAL_TOKENS = ("eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 

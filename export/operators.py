@@ -66,7 +66,7 @@ class CrossStatesGraph(OperatorGraph):
 
     def forward(self, input_ids, attention_mask):
         self.mask = attention_mask.to(torch.int32)
-        hidden_states = self.model.get_encoder()(input_ids).last_hidden_state
+        hidden_states = self.model.get_encoder()(input_ids, attention_mask).last_hidden_state
         attentions = (layer.cross_attn for layer in self.model.get_decoder().layers)
         both = (attention.keys_and_values(None, hidden_states, None, None) for attention in attentions)
         return tuple(states for pair in both for states in pair)

@@ -60,14 +60,16 @@ class DecoderStatesGraph(nn.Module):
         self.model = model
 
     def forward(self, input_ids, attention_mask):
-        return self.model(input_ids, attention_mask, positions(attention_mask), use_cache=False).last_hidden_state
+        given = positions(self.model, attention_mask)
+        return self.model(input_ids, attention_mask, given, use_cache=False).last_hidden_state
 
 
 class DecoderLabelsGraph(DecoderStatesGraph):
     """As `DecoderStatesGraph`, with the logits of each row's last real token out."""
 
     def forward(self, input_ids, attention_mask):
-        states = self.model.model(input_ids, attention_mask, positions(attention_mask), use_cache=False).last_hidden_state
+        given = positions(self.model, attention_mask)
+        states = self.model.model(input_ids, attention_mask, given, use_cache=False).last_hidden_state
         last = self.model.last_real_token(states, input_ids, attention_mask)
         rows = torch.arange(states.shape[0], device=last.device)  # the model's `len(last)` is a constant to tracing
         # With an axis of tokens: the exporter makes a `Gemm` of a product of matrices, which has no int8 twin.
@@ -82,14 +84,14 @@ class Seq2SeqStatesGraph(nn.Module):
         self.model = model
 
     def forward(self, input_ids, attention_mask, decoder_input_ids, decoder_attention_mask):
-        decoder = decoder_input_ids, decoder_attention_mask, positions(decoder_attention_mask)
+        decoder = decoder_input_ids, decoder_attention_mask, positions(self.model, decoder_attention_mask)
         outputs = self.model(input_ids, attention_mask, *decoder, use_cache=False)
         return outputs.last_hidden_state, outputs.encoder_last_hidden_state
 
 
-def positions(mask):
-    """(B, T), counted from the first real token of each row."""
-    return (mask.cumsum(1) - 1).clamp(min=0)
+def positions(model, mask):
+    """(B, T), counted from the first real token of each row, for a decoder that would count places; `None` for others."""
+    return (mask.cumsum(1) - 1).clamp(min=0) if model.config.position_ids_from == "place" else None
 
 
 def graph_module(model: PreTrainedModel, role: str) -> nn.Module:

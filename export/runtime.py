@@ -163,7 +163,7 @@ class Runtime:
         if "encoder" not in self.sessions:
             raise ValueError(f"{self.artifact.manifest['architecture']} has no encoder: use generate")
         ids, mask = self._checked(input_ids, attention_mask)
-        self._check_positions(ids.shape[-1])
+        self._check_positions(self._counted(ids, mask))
         if self.config["model_type"] == "vanilla-decoder":
             check_together(mask, "attention_mask")
         feeds = {"input_ids": ids, "attention_mask": mask, "token_type_ids": self._token_types(token_type_ids, ids)}
@@ -174,7 +174,7 @@ class Runtime:
             raise ValueError(f"{self.artifact.manifest['architecture']} {takes} decoder_input_ids")
         if decoder_input_ids is not None:
             ids, mask = self._checked(decoder_input_ids, decoder_attention_mask, "decoder_")
-            self._check_positions(ids.shape[-1])
+            self._check_positions(self._counted(ids, mask))
             check_together(mask, "decoder_attention_mask")
             if len(ids) != len(feeds["input_ids"]):
                 raise ValueError(f"decoder_input_ids must have {len(feeds['input_ids'])} rows as input_ids, got {len(ids)}")
@@ -474,6 +474,14 @@ class Runtime:
             found = f"got {types.min()} to {types.max()}: type_vocab_size is {count}"
             raise ValueError(f"token_type_ids must be in [0, {max(count, 1) - 1}], {found}")
         return types.astype(np.int64)
+
+    def _counted(self, ids, mask):
+        """How many positions the longest row takes, by what the model counts, see `VanillaTransformerConfig`."""
+        counts = self.config.get("position_ids_from") or "place"
+        if counts == "place":
+            return ids.shape[-1]
+        real = mask == 1 if counts == "mask" else ids != self.config["pad_token_id"]
+        return int(real.sum(axis=-1).max())
 
     def _check_positions(self, length):
         rows = self.config["max_position_embeddings"]

@@ -214,7 +214,8 @@ def sequence_inputs(runtime, config, ids, mask, rng):
     if "num_choices" in runtime.specs["encoder"].outputs[0].shape:
         mask = mask[rng.integers(len(mask), size=(len(mask), 3))]
         ids = rng.integers(0, config.vocab_size, mask.shape)
-    if config.model_type == "vanilla-decoder" and rng.integers(2):
+    either_side = config.model_type == "vanilla-decoder" or config.position_ids_from != "place"
+    if either_side and ids.ndim == 2 and rng.integers(2):
         ids, mask = padded(ids, mask, "left", 0)
     if "token_type_ids" in names:
         feeds["token_type_ids"] = rng.integers(0, config.type_vocab_size, ids.shape)
@@ -225,9 +226,9 @@ def sequence_inputs(runtime, config, ids, mask, rng):
 
 
 def torch_inputs(feeds, config):
-    """Decoder graphs count the positions of real tokens; torch is told them."""
+    """Decoder graphs count the positions of real tokens; torch is told them where it would count places."""
     prefix = {"vanilla-decoder": "", "vanilla-seq2seq": "decoder_"}.get(config.model_type)
-    if prefix is None:
+    if prefix is None or config.position_ids_from != "place":
         return feeds
     positions = np.maximum(feeds[f"{prefix}attention_mask"].cumsum(axis=1) - 1, 0)
     return {**feeds, f"{prefix}position_ids": positions}
@@ -240,7 +241,10 @@ def compare_seq2seq(runtime, models, ids, mask, rng, report, case):
         states, *same = [array(outputs.last_hidden_state) for outputs in encoded]
         report.compare(runtime.encode(ids, mask), states, mask == 1, case + ", encoder", *same)
     first = rng.integers(1, 5) if runtime.target == "portable" else 1
-    tokens = rng.integers(0, models[0].config.vocab_size, (len(ids), first + sum(LATER_STEPS)))
+    config = models[0].config
+    tokens = rng.integers(0, config.vocab_size, (len(ids), first + sum(LATER_STEPS)))
+    if config.position_ids_from == "ids":  # only behind what is decoded is there padding, which would not count
+        tokens[tokens == config.pad_token_id] = (config.pad_token_id + 1) % config.vocab_size
     given = dict(attention_mask=source_mask, decoder_input_ids=torch.from_numpy(tokens), use_cache=False)
     expected = [array(model(encoder_outputs=outputs, **given).logits) for model, outputs in zip(models, encoded)]
     real = np.repeat(mask.any(axis=1)[:, None], tokens.shape[1], axis=1)

@@ -51,10 +51,11 @@ def test_parameter_counts_are_those_of_table_3(preset, changes, millions):
 
 
 COMMON_DEFAULTS = dict(
-    max_position_embeddings=512, rope_theta=10_000.0, relative_attention_num_buckets=32, relative_attention_max_distance=128,
-    sliding_window=None, scale_embedding=True, embedding_norm=False, norm_first=False, final_norm=False, layer_norm_eps=1e-5,
-    linear_bias=True, initializer_range=0.02, lm_head_bias=True, activation_dropout=0.0, classifier_dropout=0.1,
-    tie_word_embeddings=True, pad_token_id=0, bos_token_id=1, eos_token_id=2, sep_token_id=None,
+    max_position_embeddings=512, position_ids_from="place", rope_theta=10_000.0, relative_attention_num_buckets=32,
+    relative_attention_max_distance=128, sliding_window=None, scale_embedding=True, embedding_norm=False, norm_first=False,
+    final_norm=False, layer_norm_eps=1e-5, linear_bias=True, initializer_range=0.02, lm_head_bias=True,
+    activation_dropout=0.0, classifier_dropout=0.1, tie_word_embeddings=True, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    sep_token_id=None,
 )  # fmt: skip
 DEFAULTS = {
     VanillaEncoderConfig: dict(

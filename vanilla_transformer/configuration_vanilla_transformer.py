@@ -47,7 +47,11 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
         position_embedding_type (`str`, defaults to `"sinusoidal"`): `"sinusoidal"` (section 3.5), `"learned"` (Table 3 row
             (E)), `"rotary"` (Su et al. 2021, RoFormer), `"relative"` (Raffel et al. 2020, T5) or `"none"`. The last
             three add nothing to the embeddings; rotary and relative positions act in self-attention.
-        max_position_embeddings (`int`, defaults to 512): rows of the learned position table; the others have no limit.
+        max_position_embeddings (`int`, defaults to 512): learned positions, so the longest sequence; the others have no limit.
+        position_ids_from (`str`, defaults to `"place"`): what a token's position counts where no `position_ids` are given:
+            its `"place"` in the row (BERT, GPT-2); the tokens before it that the attention `"mask"` does not hide (OPT); or
+            the `"ids"` before it that are not `pad_token_id` (RoBERTa). Padding, where it does not count, is at -1, and has
+            a row of its own in the learned table, the first.
         rope_theta (`float`, defaults to 10000): base of the rotary angles.
         relative_attention_num_buckets (`int`, defaults to 32): distances that relative positions tell apart.
         relative_attention_max_distance (`int`, defaults to 128): all distances from here on are one bucket.
@@ -73,8 +77,8 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
 
     Raises:
         ValueError: for sizes below 1 or above 2**28, heads that do not divide the width when `head_dim` is not given, an
-            odd width with sinusoidal positions or an odd `head_dim` with rotary ones, an unknown activation, a dropout
-            outside [0, 1), or a special token outside the vocabulary.
+            odd width with sinusoidal positions or an odd `head_dim` with rotary ones, positions from ids without a
+            `pad_token_id`, an unknown activation, a dropout outside [0, 1), or a special token outside the vocabulary.
         huggingface_hub.errors.StrictDataclassError: for a value of the wrong type.
     """
 
@@ -104,6 +108,7 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
     hidden_act: str = "relu"
     position_embedding_type: Literal["sinusoidal", "learned", "rotary", "relative", "none"] = "sinusoidal"
     max_position_embeddings: int = 512
+    position_ids_from: Literal["place", "mask", "ids"] = "place"
     rope_theta: float | int = 10000.0
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
@@ -204,6 +209,8 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
             raise ValueError(f"sinusoidal positions need an even hidden_size, got {self.hidden_size}")
         if self.position_embedding_type == "rotary" and (self.head_dim or 0) % 2:
             raise ValueError(f"rotary positions need an even head_dim, got {self.head_dim}")
+        if self.position_ids_from == "ids" and self.pad_token_id is None:
+            raise ValueError("position_ids_from='ids' needs a pad_token_id, got None")
         if not 0 < self.rope_theta < math.inf:
             raise ValueError(f"rope_theta must be above 0, got {self.rope_theta}")
         buckets, distance = self.relative_attention_num_buckets, self.relative_attention_max_distance

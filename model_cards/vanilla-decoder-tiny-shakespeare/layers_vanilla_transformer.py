@@ -22,6 +22,18 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 # ---------------------------------------------------------------------------------------------- embeddings and positions
 
 
+def counted_positions(config, input_ids, attention_mask, order):
+    """Where tokens stand by what `config.position_ids_from` counts: (B, T), or (1, T) where that is places, which are `order`
+    (T,). Without ids or a mask of the shape (B, past + T), nothing is padding."""
+    if config.position_ids_from == "mask" and attention_mask is not None and attention_mask.ndim == 2:
+        real, before = attention_mask != 0, 0
+    elif config.position_ids_from == "ids" and input_ids is not None:
+        real, before = input_ids != config.pad_token_id, order[0]
+    else:
+        return order[None]
+    return ((real.long().cumsum(1) + before) * real - 1)[:, -order.shape[0] :]
+
+
 def position_angles(position_ids: torch.Tensor, width: int, base: float, dtype: torch.dtype) -> torch.Tensor:
     """pos / base^(2i / width) for i = 0 ... width / 2 - 1: (B, T) -> (B, T, width / 2)."""
     # float32 at least: half precision cannot tell position 2049 from 2048.
@@ -94,7 +106,8 @@ class VanillaEmbeddings(nn.Module):
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         if config.position_embedding_type == "learned":
-            self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+            self.first_row = int(config.position_ids_from != "place")  # of position 0: padding, which is at -1, has row 0
+            self.embed_positions = nn.Embedding(self.first_row + config.max_position_embeddings, config.hidden_size)
         if types := getattr(config, "type_vocab_size", 0):  # only encoders have them
             self.embed_token_types = nn.Embedding(types, config.hidden_size)
         self.scale = math.sqrt(config.hidden_size) if config.scale_embedding else 1.0
@@ -117,14 +130,14 @@ class VanillaEmbeddings(nn.Module):
         return self.dropout(self.norm(hidden_states))
 
     def learned_positions(self, position_ids):
-        rows = self.embed_positions.num_embeddings
+        rows = self.embed_positions.num_embeddings - self.first_row
         # A look-up beyond the table dies inside a kernel.
         if has_values(position_ids) and position_ids.max() >= rows:
             raise ValueError(
                 f"position {position_ids.max().item()} is beyond the learned position table: "
                 f"max_position_embeddings is {rows}, so a sequence has at most {rows} tokens"
             )
-        return self.embed_positions(position_ids)
+        return self.embed_positions(position_ids + self.first_row)
 
     def token_types(self, token_type_ids):
         """All tokens are of type 0 by default. Tokenizers give zeros to models without types too."""

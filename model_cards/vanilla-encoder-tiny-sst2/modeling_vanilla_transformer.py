@@ -54,6 +54,7 @@ from .layers_vanilla_transformer import (
     VanillaEmbeddings,
     VanillaLayer,
     VanillaRelativePositions,
+    counted_positions,
     rotary_positions,
 )
 
@@ -176,13 +177,14 @@ class VanillaEncoderModel(VanillaPreTrainedModel):
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
         """`input_ids` (B, S), or `inputs_embeds` (B, S, D) in their place; `attention_mask` (B, S), 1 for real tokens, 0
-        for padding (all 1 by default); `token_type_ids` (B, S), 0 by default; `position_ids` (B, S), 0 to S-1 by default
-        -> `last_hidden_state` (B, S, D), and `pooler_output` (B, D) if `config.pooler_act` is set."""
+        for padding (all 1 by default); `token_type_ids` (B, S), 0 by default; `position_ids` (B, S), from 0 on, by default
+        as `config.position_ids_from` says -> `last_hidden_state` (B, S, D), and `pooler_output` (B, D) if
+        `config.pooler_act` is set."""
         refuse_attention(self.config)
         inputs_embeds = self.embeddings.tokens(input_ids, inputs_embeds)
         order = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)
         if position_ids is None:
-            position_ids = order[None]
+            position_ids = counted_positions(self.config, input_ids, attention_mask, order)
         hidden_states = self.embeddings(inputs_embeds, position_ids, token_type_ids)
         windowed = self.config.sliding_window is not None
         create_mask = create_bidirectional_sliding_window_mask if windowed else create_bidirectional_mask
@@ -243,8 +245,9 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """`input_ids` (B, T), the tokens that are not in the cache yet; `attention_mask` (B, past + T);
-        `position_ids` (B, T), counted on from the cache by default: give them for left-padded rows (without mask and
-        cache, positions that do not go up by 1 mean packed sequences, which do not see each other);
+        `position_ids` (B, T), from 0 on, by default as `config.position_ids_from` says: where that is `"place"`, give them
+        for left-padded rows (without mask and cache, those that do not go up by 1 mean packed sequences, which do not see
+        each other);
         `encoder_hidden_states` (B, S, D) with `encoder_attention_mask` (B, S) -> `last_hidden_state` (B, T, D)."""
         refuse_attention(self.config)
         if encoder_hidden_states is not None and not self.has_cross_attention:
@@ -256,7 +259,9 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
 
         inputs_embeds = self.embeddings.tokens(input_ids, inputs_embeds)
         order = past_length + torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)
-        positions = order[None] if position_ids is None else position_ids
+        positions = position_ids
+        if position_ids is None:
+            positions = counted_positions(self.config, input_ids, attention_mask, order)
         hidden_states = self.embeddings(inputs_embeds, positions)
         create_mask = create_causal_mask if self.config.sliding_window is None else create_sliding_window_causal_mask
         attention_mask = create_mask(self.config, hidden_states, attention_mask, cache, position_ids=position_ids)

@@ -54,6 +54,7 @@ def config_back(ours, architecture):
 def seq2seq_fields_back(ours):
     require(
         ours,
+        position_ids_from="place",
         norm_first=False,
         final_norm=False,
         linear_bias=True,

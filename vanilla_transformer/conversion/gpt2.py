@@ -39,6 +39,7 @@ def config_back(ours, architecture):
     require(
         ours,
         position_embedding_type="learned",
+        position_ids_from="place",
         scale_embedding=False,
         embedding_norm=False,
         norm_first=True,

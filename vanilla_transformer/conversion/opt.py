@@ -1,4 +1,5 @@
-"""OPT (Zhang et al. 2022): a decoder with learned positions that start at 2; pre-norm, except for one size."""
+"""OPT (Zhang et al. 2022): a decoder with learned positions, counted from the mask; pre-norm, except for one size.
+Row 0 of its table is read by nobody, row 1 by padding."""
 
 from .fields import require
 from .tensors import Pair, linear, pair, without_rows
@@ -23,6 +24,7 @@ def config(theirs, architecture, names):
         "hidden_act": theirs.activation_function,
         "position_embedding_type": "learned",
         "max_position_embeddings": theirs.max_position_embeddings,
+        "position_ids_from": "mask",
         "scale_embedding": False,
         "norm_first": norm_first,
         "final_norm": norm_first and not theirs._remove_final_layer_norm,
@@ -40,7 +42,7 @@ def pairs(ours, theirs, architecture) -> list[Pair]:
     also = ("lm_head.weight",) if tied else ()
     found = [
         pair("model.embeddings.embed_tokens.weight", "decoder.embed_tokens.weight", also=also),
-        pair("model.embeddings.embed_positions.weight", "decoder.embed_positions.weight", without_rows(2)),
+        pair("model.embeddings.embed_positions.weight", "decoder.embed_positions.weight", without_rows(1)),
         *linear("model.norm", "decoder.final_layer_norm"),
         pair("score.weight", "score.weight"),
     ]

@@ -1,5 +1,5 @@
-"""RoBERTa (Liu et al. 2019): BERT without next-sentence prediction. Its positions start behind the padding id, so its table
-loses that many rows and one."""
+"""RoBERTa (Liu et al. 2019): BERT without next-sentence prediction. Its positions count the ids that are not
+padding, and start behind the padding id, which is the row of padding; those before it are read by nobody."""
 
 from .bert import body, classifier_of, encoder_fields, vocabulary_bias
 from .fields import require
@@ -24,6 +24,7 @@ def config(theirs, architecture, names):
     has_pooler = architecture != "RobertaModel" or "pooler.dense.weight" in names
     return encoder_fields(theirs) | {
         "max_position_embeddings": theirs.max_position_embeddings - theirs.pad_token_id - 1,
+        "position_ids_from": "ids",
         "pooler_act": "tanh" if has_pooler else None,
         "lm_transform_act": "gelu",  # whatever the layers have
     }
@@ -32,8 +33,8 @@ def config(theirs, architecture, names):
 def pairs(ours, theirs, architecture) -> list[Pair]:
     tied = theirs.tie_word_embeddings
     found = body(ours, also=("lm_head.decoder.weight",) if tied else ())
-    offset = without_rows(theirs.pad_token_id + 1)
-    found.append(pair("model.embeddings.embed_positions.weight", "embeddings.position_embeddings.weight", offset))
+    used = without_rows(theirs.pad_token_id)
+    found.append(pair("model.embeddings.embed_positions.weight", "embeddings.position_embeddings.weight", used))
     found += linear("transform.dense", "lm_head.dense")
     found += linear("transform.norm", "lm_head.layer_norm")
     found += vocabulary_bias(ours, tied, "lm_head")

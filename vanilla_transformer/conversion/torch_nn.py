@@ -34,7 +34,8 @@ def from_torch(
         state_dict: of `torch.nn.TransformerEncoder`, `TransformerDecoder` or `Transformer`.
         num_attention_heads: the module's `nhead`.
         embeddings: `embed_tokens` (V, D), and `decoder_embed_tokens` (V, D) if the target has its own; `embed_positions`
-            (and `decoder_embed_positions`), (positions, D), if positions are learned.
+            (and `decoder_embed_positions`), (positions, D), if positions are learned; with one more row in front, that of
+            padding, if `position_ids_from` is not `"place"`.
         fields: config fields that hold for the module: `norm_first`, `hidden_act` (its `activation`, `"relu"` by default),
             `layer_norm_eps`; and for how it was fed: `scale_embedding`, `position_embedding_type`, token ids ...
 
@@ -81,7 +82,9 @@ def from_torch(
         "linear_bias": any(name.endswith("linear1.bias") for name in state_dict),
     }
     if "embed_positions" in embeddings:
-        found |= {"position_embedding_type": "learned", "max_position_embeddings": len(embeddings["embed_positions"])}
+        of_padding = fields.get("position_ids_from", "place") != "place"
+        found |= {"position_embedding_type": "learned"}
+        found |= {"max_position_embeddings": len(embeddings["embed_positions"]) - of_padding}
     if is_pair:
         found |= {"encoder_layers": depths["encoder."], "decoder_layers": depths["decoder."]}
         found["tie_word_embeddings"] = "decoder_embed_tokens" not in embeddings
