@@ -62,7 +62,9 @@ DEFAULTS = {
         type_vocab_size=0, pooler_act=None, lm_transform_act=None, token_transform_act=None, classifier_pooling="cls"
     ),
     VanillaDecoderConfig: dict(use_cache=True, add_cross_attention=False),
-    VanillaSeq2SeqConfig: dict(use_cache=True, decoder_start_token_id=1, share_encoder_decoder_embeddings=True),
+    VanillaSeq2SeqConfig: dict(
+        use_cache=True, decoder_start_token_id=1, wrap_last_token=False, share_encoder_decoder_embeddings=True
+    ),
 }
 
 

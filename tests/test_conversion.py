@@ -4,7 +4,9 @@ import pytest
 import torch
 from checkpoints import edit_json
 from families import RIGHT, assert_exact, given_to, outputs_of, random_config, random_model
-from transformers import GenerationConfig
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import DataCollatorForSeq2Seq, GenerationConfig, PreTrainedTokenizerFast
 
 import vanilla_transformer
 from vanilla_transformer.conversion import convert
@@ -87,6 +89,29 @@ def test_caches_of_both_stacks_give_the_same_logits(family, architecture, dtype,
             cache = model(**given).past_key_values
             results.append(model(**given | dict(decoder_input_ids=later, past_key_values=cache)).logits)
     assert_exact(*results, dtype)
+
+
+@pytest.mark.parametrize("family, architecture, start", [*((*pair, 2) for pair in PAIRS), (*PAIRS[1], None)])
+def test_labels_give_the_source_s_loss_and_decoder_inputs(family, architecture, start, tmp_path):
+    config = random_config(family, architecture, 0)
+    if family == "mbart":  # which has no start token, and reads none if it has
+        config.decoder_start_token_id = start
+    theirs = random_model(architecture, config, torch.float64)
+    ours = converted(theirs, tmp_path, torch.float64)
+    given = given_to(theirs)
+    del given["decoder_input_ids"]
+    labels = given["input_ids"].roll(1, 0).masked_fill(RIGHT.roll(1, 0) == 0, -100)
+    for masked in (labels, labels.masked_fill(torch.rand(labels.shape) < 0.3, -100)):
+        with torch.no_grad():
+            got, expected = (model(**given, labels=masked) for model in (ours, theirs))
+        assert_exact(got.logits, expected.logits, torch.float64)
+        assert got.loss.item() == pytest.approx(expected.loss.item(), rel=1e-6)  # in float32
+    features = [dict(input_ids=[5, 6, 7], labels=row[row != -100].tolist()) for row in labels]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel({"<pad>": config.pad_token_id})), pad_token="<pad>", padding_side="right"
+    )
+    batches = [DataCollatorForSeq2Seq(tokenizer, model=model)(features)["decoder_input_ids"] for model in (ours, theirs)]
+    assert batches[0].tolist() == batches[1].tolist()
 
 
 SETTINGS = [

@@ -289,6 +289,13 @@ def test_labels_become_decoder_inputs_behind_the_start_token_with_padding_for_ig
     assert labels.tolist() == [[5, 6, 7, 2], [5, 2, -100, -100]], "left as they were"
 
 
+def test_labels_become_decoder_inputs_behind_their_own_last_token_where_that_is_wrapped():
+    changes = dict(wrap_last_token=True, decoder_start_token_id=None, pad_token_id=0)
+    model = build(VanillaSeq2SeqForConditionalGeneration, **changes)
+    labels = torch.tensor([[5, 6, 2, 9], [5, 2, 8, -100], [-100, -100, -100, -100]])
+    assert model.prepare_decoder_input_ids_from_labels(labels).tolist() == [[9, 5, 6, 2], [8, 5, 2, 8], [0, 0, 0, 0]]
+
+
 @pytest.mark.parametrize("missing", ["pad_token_id", "decoder_start_token_id"])
 def test_labels_cannot_be_shifted_without_padding_and_start_tokens(missing):
     model = build(VanillaSeq2SeqForConditionalGeneration, **{missing: None})

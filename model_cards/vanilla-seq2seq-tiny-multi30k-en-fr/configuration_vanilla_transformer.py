@@ -289,7 +289,9 @@ class VanillaSeq2SeqConfig(VanillaTransformerConfig):
     """The paper's encoder-decoder: `encoder_layers` (6) and `decoder_layers` (6), Figure 1. Given to the constructor, `N` or
     `num_hidden_layers` is the depth of both.
 
-    `decoder_start_token_id` (defaults to 1, the token `bos_token_id` names) is what generation starts from.
+    `decoder_start_token_id` (defaults to 1, the token `bos_token_id` names) is what generation starts from, and what stands in
+    front where the decoder's input is another sequence shifted right: the labels in training, for some heads the source. With
+    `wrap_last_token` (`bool`, defaults to `False`) its own last token stands there, as mBART's language code does.
     `share_encoder_decoder_embeddings` (defaults to `True`): with `tie_word_embeddings`, source and target have one
     embedding matrix; `False` ties the target's with the projection to the vocabulary only.
     """
@@ -310,6 +312,7 @@ class VanillaSeq2SeqConfig(VanillaTransformerConfig):
     use_cache: bool = True
     is_encoder_decoder: bool = True
     decoder_start_token_id: int | None = 1
+    wrap_last_token: bool = False
     share_encoder_decoder_embeddings: bool = True
 
     def __post_init__(self, **kwargs):

@@ -500,6 +500,20 @@ class VanillaDecoderForCausalLM(VanillaPreTrainedModel, GenerationMixin):
         )
 
 
+def shifted_right(ids, config):
+    """`ids` (B, T) moved right by one, -100 replaced by padding, behind `config.decoder_start_token_id` or, with
+    `config.wrap_last_token`, behind each row's own last token, in front of its padding."""
+    for name in ("pad_token_id",) if config.wrap_last_token else ("pad_token_id", "decoder_start_token_id"):
+        if getattr(config, name) is None:
+            raise ValueError(f"config.{name} is None, expected a token id: sequences cannot be shifted without it")
+    ids = ids.masked_fill(ids == -100, config.pad_token_id)
+    if config.wrap_last_token:
+        start = ids.gather(1, ((ids != config.pad_token_id).sum(1, keepdim=True) - 1).clamp(min=0))
+    else:
+        start = torch.full_like(ids[:, :1], config.decoder_start_token_id)
+    return torch.cat([start, ids[:, :-1]], dim=1)
+
+
 class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationMixin):
     """Encoder-decoder with a projection to the vocabulary: p(y_t | y_<t, x), the paper's translation model."""
 
@@ -515,13 +529,8 @@ class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationM
         self.post_init()
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.LongTensor:
-        """Teacher forcing: `labels` (B, T) shifted right by one behind the start token, -100 replaced by padding."""
-        for name in ("pad_token_id", "decoder_start_token_id"):
-            if getattr(self.config, name) is None:
-                raise ValueError(f"config.{name} is None, expected a token id: labels cannot be shifted without it")
-        start = torch.full_like(labels[:, :1], self.config.decoder_start_token_id)
-        shifted = torch.cat([start, labels[:, :-1]], dim=1)
-        return shifted.masked_fill(shifted == -100, self.config.pad_token_id)
+        """Teacher forcing: `labels` (B, T) shifted right by one, see `shifted_right`."""
+        return shifted_right(labels, self.config)
 
     @can_return_tuple
     def forward(

@@ -55,6 +55,7 @@ def seq2seq_fields_back(ours):
     require(
         ours,
         position_ids_from="place",
+        wrap_last_token=False,
         norm_first=False,
         final_norm=False,
         linear_bias=True,

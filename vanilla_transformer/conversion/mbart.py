@@ -1,4 +1,4 @@
-"""mBART (Liu et al. 2020): BART with pre-norm."""
+"""mBART (Liu et al. 2020): BART with pre-norm, and a sequence's last token, its language, in front of it for the decoder."""
 
 from . import bart
 from .tensors import Pair, linear
@@ -13,7 +13,7 @@ UNUSED = bart.UNUSED
 
 
 def config(theirs, architecture, names):
-    return bart.config(theirs, architecture, names) | {"norm_first": True}
+    return bart.config(theirs, architecture, names) | {"norm_first": True, "wrap_last_token": True}
 
 
 def pairs(ours, theirs, architecture) -> list[Pair]:
