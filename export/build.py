@@ -48,8 +48,12 @@ EXPORTABLE = (
     "VanillaEncoderForMultipleChoice",
     "VanillaDecoderModel",
     "VanillaDecoderForSequenceClassification",
+    "VanillaDecoderForTokenClassification",
+    "VanillaDecoderForQuestionAnswering",
     "VanillaDecoderForCausalLM",
     "VanillaSeq2SeqModel",
+    "VanillaSeq2SeqForSequenceClassification",
+    "VanillaSeq2SeqForQuestionAnswering",
     "VanillaSeq2SeqForConditionalGeneration",
 )
 

@@ -264,7 +264,8 @@ def build_parser():
         "source", type=source, help=f"checkpoint directory or Hub id ({families}), or a torch.nn.Transformer's state dict file"
     )
     verb.add_argument("out", type=path, help="checkpoint directory to write")
-    verb.add_argument("--to", choices=("bert", "gpt2", "bart", "marian"), help="convert one of our checkpoints to this family")
+    families = ("bert", "gpt2", "opt", "bart", "mbart", "marian")
+    verb.add_argument("--to", choices=families, help="convert one of our checkpoints to this family")
     verb.add_argument("--dry-run", action="store_true", help="print which tensor becomes which, and write nothing")
     verb.add_argument("--embeddings", type=path, help="a file with embed_tokens; a state dict of torch needs it")
     help_of_set = "a config field; a state dict of torch needs num_attention_heads"

@@ -23,15 +23,21 @@ MARIAN_NAMES = {
 TYPED_TOKENIZER = "ConvBertTokenizer"
 UNTYPED_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast", "PreTrainedTokenizer")
 # Of each architecture, the task and a call of its pipeline in JavaScript.
+LABELS, SPANS = ("text-classification", "pipe('A text.')"), ("question-answering", "pipe('What is it?', 'It is a text.')")
+TAGS = ("token-classification", "pipe('A text.')")
 TASKS = {
     "VanillaEncoderModel": ("feature-extraction", "pipe('A text.', { pooling: 'mean', normalize: true })"),
     "VanillaEncoderForMaskedLM": ("fill-mask", "pipe(`A ${pipe.tokenizer.mask_token} text.`)"),
-    "VanillaEncoderForSequenceClassification": ("text-classification", "pipe('A text.')"),
-    "VanillaEncoderForTokenClassification": ("token-classification", "pipe('A text.')"),
-    "VanillaEncoderForQuestionAnswering": ("question-answering", "pipe('What is it?', 'It is a text.')"),
+    "VanillaEncoderForSequenceClassification": LABELS,
+    "VanillaEncoderForTokenClassification": TAGS,
+    "VanillaEncoderForQuestionAnswering": SPANS,
     "VanillaDecoderModel": ("feature-extraction", "pipe('A text.', { pooling: 'last_token' })"),
-    "VanillaDecoderForSequenceClassification": ("text-classification", "pipe('A text.')"),
+    "VanillaDecoderForSequenceClassification": LABELS,
+    "VanillaDecoderForTokenClassification": TAGS,
+    "VanillaDecoderForQuestionAnswering": SPANS,
     "VanillaDecoderForCausalLM": ("text-generation", "pipe('A text', { max_new_tokens: 20 })"),
+    "VanillaSeq2SeqForSequenceClassification": LABELS,
+    "VanillaSeq2SeqForQuestionAnswering": SPANS,
     "VanillaSeq2SeqForConditionalGeneration": ("text2text-generation", "pipe('A text.')"),
 }
 OF_THE_BASE = ("language", "license", "license_name", "license_link", "datasets")  # that hold for its exports

@@ -28,6 +28,7 @@ from .operators import (
     pairs,
     scatter,
 )
+from .search import as_list
 
 FLOAT16_MAX = torch.finfo(torch.float16).max
 NEW = 8  # what a step takes before the encoder's mask and the caches
@@ -128,6 +129,8 @@ def overflow(model: PreTrainedModel) -> str | None:
     length = min(64, model.config.max_position_embeddings)
     ids = torch.randint(model.config.vocab_size, (4, length), generator=torch.Generator().manual_seed(0))
     ids = ids[:, None].expand(-1, 2, -1) if type(model).__name__.endswith("MultipleChoice") else ids
+    if type(model).__name__ == "VanillaSeq2SeqForSequenceClassification":  # which reads the state at an end token
+        ids[:, -1] = as_list(model.config.eos_token_id)[0]
     model(ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}))
     model.set_attn_implementation(implementation)
     for hook in hooks:

@@ -141,6 +141,7 @@ METRICS = {
     "VanillaEncoderForPreTraining": (pseudo_perplexity, ("text",)),
     "VanillaEncoderForSequenceClassification": (accuracy, ("text", "labels")),
     "VanillaDecoderForSequenceClassification": (accuracy, ("text", "labels")),
+    "VanillaSeq2SeqForSequenceClassification": (accuracy, ("text", "labels")),
 }
 
 

@@ -7,7 +7,8 @@
 | decoder without a language model | onnx/model.onnx | tokens, whole sequences | as an encoder |
 | seq2seq | onnx/encoder_model.onnx | tokens | `last_hidden_state` |
 | | onnx/decoder_model_merged.onnx | as the decoder, and the encoder's output | as the decoder |
-| seq2seq without a language model | onnx/model.onnx | tokens, and the decoder's tokens | both `last_hidden_state`s |
+| seq2seq without a head | onnx/model.onnx | tokens, and the decoder's tokens | both `last_hidden_state`s |
+| seq2seq with a head that reads the source twice | onnx/model.onnx | tokens | what its head returns |
 
 One decoder graph serves the first step (a cache of length 0) and every later one. A cache is a key (B, H, past, d_k) and
 a value (B, H, past, d_v) per layer, `past_key_values.0.key` in and `present.0.key` out; a seq2seq decoder has the pairs
@@ -104,13 +105,13 @@ def graph_specs(
 
 
 def sequence_inputs(config: dict, architecture: str) -> tuple[TensorSpec, ...]:
-    """Tokens (B, S), with several choices of them (B, C, S), and where there is a decoder its tokens (B, T)."""
+    """Tokens (B, S), with several choices of them (B, C, S), and where a decoder reads others, these (B, T)."""
     shape = ("batch_size", "source_length")
     if architecture == "VanillaEncoderForMultipleChoice":
         shape = ("batch_size", "num_choices", "source_length")
     names = ["input_ids", "attention_mask"] + ["token_type_ids"] * bool(config.get("type_vocab_size"))
     tensors = [TensorSpec(name, "int64", shape) for name in names]
-    if config["model_type"] == "vanilla-seq2seq":
+    if architecture == "VanillaSeq2SeqModel":
         decoder = ("decoder_input_ids", "decoder_attention_mask")
         tensors += [TensorSpec(name, "int64", ("batch_size", "target_length")) for name in decoder]
     return tuple(tensors)
@@ -141,10 +142,14 @@ def sequence_outputs(config: dict) -> dict[str, tuple[TensorSpec, ...]]:
         "VanillaEncoderForMultipleChoice": (per_sequence("logits", "num_choices"),),
         "VanillaDecoderModel": (per_token("last_hidden_state", width),),
         "VanillaDecoderForSequenceClassification": (per_sequence("logits", labels),),
+        "VanillaDecoderForTokenClassification": (per_token("logits", labels),),
+        "VanillaDecoderForQuestionAnswering": (per_token("start_logits"), per_token("end_logits")),
         "VanillaSeq2SeqModel": (
             per_token("last_hidden_state", width, length="target_length"),
             per_token("encoder_last_hidden_state", width),
         ),
+        "VanillaSeq2SeqForSequenceClassification": (per_sequence("logits", labels),),
+        "VanillaSeq2SeqForQuestionAnswering": (per_token("start_logits"), per_token("end_logits")),
     }
 
 

@@ -52,8 +52,8 @@ class Seq2SeqDecoderGraph(nn.Module):
         return self.model.lm_head(outputs.last_hidden_state), *(states for pair in pairs for states in pair)
 
 
-class DecoderStatesGraph(nn.Module):
-    """Whole sequences and their mask in, states of a decoder without cache out. Padding may be on either side."""
+class DecoderReadsGraph(nn.Module):
+    """Whole sequences and their mask in, what a decoder without cache makes of them out. Padding may be on either side."""
 
     def __init__(self, model):
         super().__init__()
@@ -61,11 +61,11 @@ class DecoderStatesGraph(nn.Module):
 
     def forward(self, input_ids, attention_mask):
         given = positions(self.model, attention_mask)
-        return self.model(input_ids, attention_mask, given, use_cache=False).last_hidden_state
+        return self.model(input_ids, attention_mask, given, use_cache=False).to_tuple()
 
 
-class DecoderLabelsGraph(DecoderStatesGraph):
-    """As `DecoderStatesGraph`, with the logits of each row's last real token out."""
+class DecoderLabelsGraph(DecoderReadsGraph):
+    """As `DecoderReadsGraph`, with the logits of each row's last real token out."""
 
     def forward(self, input_ids, attention_mask):
         given = positions(self.model, attention_mask)
@@ -89,6 +89,18 @@ class Seq2SeqStatesGraph(nn.Module):
         return outputs.last_hidden_state, outputs.encoder_last_hidden_state
 
 
+class Seq2SeqHeadGraph(nn.Module):
+    """Sequences and their mask in, the logits of a head that reads them with both stacks out."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, attention_mask):
+        outputs = self.model(input_ids, attention_mask)
+        return tuple(values for name, values in outputs.items() if name.endswith("logits"))
+
+
 def positions(model, mask):
     """(B, T), counted from the first real token of each row, for a decoder that would count places; `None` for others."""
     return (mask.cumsum(1) - 1).clamp(min=0) if model.config.position_ids_from == "place" else None
@@ -103,7 +115,11 @@ def graph_module(model: PreTrainedModel, role: str) -> nn.Module:
 
 
 READERS = {
-    "VanillaDecoderModel": DecoderStatesGraph,
+    "VanillaDecoderModel": DecoderReadsGraph,
     "VanillaDecoderForSequenceClassification": DecoderLabelsGraph,
+    "VanillaDecoderForTokenClassification": DecoderReadsGraph,
+    "VanillaDecoderForQuestionAnswering": DecoderReadsGraph,
     "VanillaSeq2SeqModel": Seq2SeqStatesGraph,
+    "VanillaSeq2SeqForSequenceClassification": Seq2SeqHeadGraph,
+    "VanillaSeq2SeqForQuestionAnswering": Seq2SeqHeadGraph,
 }

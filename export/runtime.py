@@ -158,7 +158,8 @@ class Runtime:
         Raises:
             ValueError: for an empty batch, ids outside the vocabulary, token types the model does not have, a mask of
                 another shape, or with holes for a decoder, a sequence beyond a learned position table, decoder tokens that
-                are missing or have no use, or a model without an encoder.
+                are missing or have no use, a row without the end token that a seq2seq classifier reads, or a model without
+                an encoder.
         """
         if "encoder" not in self.sessions:
             raise ValueError(f"{self.artifact.manifest['architecture']} has no encoder: use generate")
@@ -166,6 +167,8 @@ class Runtime:
         self._check_positions(self._counted(ids, mask))
         if self.config["model_type"] == "vanilla-decoder":
             check_together(mask, "attention_mask")
+        if self.artifact.manifest["architecture"] == "VanillaSeq2SeqForSequenceClassification":
+            check_ends(ids, mask, as_list(self.config.get("eos_token_id")))
         feeds = {"input_ids": ids, "attention_mask": mask, "token_type_ids": self._token_types(token_type_ids, ids)}
         spec = self.specs["encoder"]
         names = {tensor.name for tensor in spec.inputs}
@@ -612,3 +615,10 @@ def check_together(mask, name):
     if (begins.sum(axis=1) + mask[:, 0]).max() > 1:
         row, place = next((row, place + 1) for row, place in np.argwhere(begins) if mask[row, : place + 1].any())
         raise ValueError(f"row {row} of {name} has ones again at place {place}, behind zeros: expected its ones together")
+
+
+def check_ends(ids, mask, eos_token_ids):
+    """Raises ValueError for a row of `ids` (B, S) that has tokens, but none that ends it."""
+    endless = mask.any(axis=1) & ~(np.isin(ids, eos_token_ids) & (mask == 1)).any(axis=1)
+    if endless.any():
+        raise ValueError(f"row {int(endless.argmax())} of input_ids has no end token, expected one of {eos_token_ids} in it")

@@ -9,6 +9,7 @@ import torch
 
 from .decoding import GrowingCaches
 from .runtime import Runtime, padded
+from .search import as_list
 from .shortlist import limited
 
 TOLERANCE = 1e-4  # times max(1, |value|), float32
@@ -211,6 +212,9 @@ def compare_sequences(runtime, models, ids, mask, rng, report, case):
 def sequence_inputs(runtime, config, ids, mask, rng):
     """What `runtime.outputs` takes beside random `ids` and their `mask` (B, S): all that the graph reads."""
     names, feeds = {tensor.name for tensor in runtime.specs["encoder"].inputs}, {}
+    if config.is_encoder_decoder and "decoder_input_ids" not in names:  # ids that the decoder reads too, shifted
+        ids = np.where(mask == 1, ids, config.pad_token_id)
+        ids[np.arange(len(ids)), mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)] = as_list(config.eos_token_id)[0]
     if "num_choices" in runtime.specs["encoder"].outputs[0].shape:
         mask = mask[rng.integers(len(mask), size=(len(mask), 3))]
         ids = rng.integers(0, config.vocab_size, mask.shape)
@@ -228,7 +232,7 @@ def sequence_inputs(runtime, config, ids, mask, rng):
 def torch_inputs(feeds, config):
     """Decoder graphs count the positions of real tokens; torch is told them where it would count places."""
     prefix = {"vanilla-decoder": "", "vanilla-seq2seq": "decoder_"}.get(config.model_type)
-    if prefix is None or config.position_ids_from != "place":
+    if prefix is None or config.position_ids_from != "place" or f"{prefix}attention_mask" not in feeds:
         return feeds
     positions = np.maximum(feeds[f"{prefix}attention_mask"].cumsum(axis=1) - 1, 0)
     return {**feeds, f"{prefix}position_ids": positions}

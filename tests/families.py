@@ -95,9 +95,22 @@ def given_to(model, position_ids=None):
         given["token_type_ids"] = torch.randint(0, config.type_vocab_size, RIGHT.shape)
     if "MultipleChoice" in type(model).__name__:
         return {name: torch.stack([tensor, tensor.flip(0)], dim=1) for name, tensor in given.items()}
-    if config.is_encoder_decoder:
+    if config.is_encoder_decoder and not reads_twice(model):
         given["decoder_input_ids"] = torch.randint(first, last, (3, 6))
+    if reads_twice(model):
+        given["input_ids"][torch.arange(3), torch.tensor(LENGTHS) - 1] = config.eos_token_id
+    if getattr(config, "add_cross_attention", False) or type(model).__name__ in ("BartForCausalLM", "MBartForCausalLM"):
+        dtype = next(model.parameters()).dtype
+        given |= dict(encoder_hidden_states=torch.randn(3, 4, config.hidden_size, dtype=dtype))
+        given["use_cache"] = False  # theirs makes as many caches as there are encoder layers
+        given["encoder_attention_mask"] = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0]])
     return given
+
+
+def reads_twice(model):
+    """Heads whose decoder reads the source too."""
+    pair = model.config.is_encoder_decoder
+    return pair and type(model).__name__.endswith(("ForSequenceClassification", "ForQuestionAnswering"))
 
 
 def outputs_of(model, given):

@@ -8,7 +8,9 @@ from transformers import GenerationConfig
 from vanilla_transformer import (
     VanillaDecoderConfig,
     VanillaDecoderForCausalLM,
+    VanillaDecoderForQuestionAnswering,
     VanillaDecoderForSequenceClassification,
+    VanillaDecoderForTokenClassification,
     VanillaDecoderModel,
     VanillaEncoderForMaskedLM,
     VanillaEncoderForMultipleChoice,
@@ -20,11 +22,13 @@ from vanilla_transformer import (
     VanillaEncoderModel,
     VanillaSeq2SeqConfig,
     VanillaSeq2SeqForConditionalGeneration,
+    VanillaSeq2SeqForQuestionAnswering,
+    VanillaSeq2SeqForSequenceClassification,
     VanillaSeq2SeqModel,
 )
 
 V, D, HEADS, D_K, D_V, LAYERS, LENGTH = 30, 16, 2, 6, 10, 2, 6
-START = 1
+START, END = 1, 2
 
 AUTO_CLASSES = {
     "encoder": {
@@ -41,10 +45,14 @@ AUTO_CLASSES = {
         "AutoModel": VanillaDecoderModel,
         "AutoModelForCausalLM": VanillaDecoderForCausalLM,
         "AutoModelForSequenceClassification": VanillaDecoderForSequenceClassification,
+        "AutoModelForTokenClassification": VanillaDecoderForTokenClassification,
+        "AutoModelForQuestionAnswering": VanillaDecoderForQuestionAnswering,
     },
     "seq2seq": {
         "AutoModel": VanillaSeq2SeqModel,
         "AutoModelForSeq2SeqLM": VanillaSeq2SeqForConditionalGeneration,
+        "AutoModelForSequenceClassification": VanillaSeq2SeqForSequenceClassification,
+        "AutoModelForQuestionAnswering": VanillaSeq2SeqForQuestionAnswering,
     },
 }
 ALL = [model_class for classes in AUTO_CLASSES.values() for model_class in classes.values()]
@@ -52,6 +60,7 @@ ENCODERS = list(AUTO_CLASSES["encoder"].values())
 BASE = [VanillaEncoderModel, VanillaDecoderModel, VanillaSeq2SeqModel]
 LANGUAGE_MODELS = [VanillaEncoderForMaskedLM, VanillaDecoderForCausalLM, VanillaSeq2SeqForConditionalGeneration]
 GENERATIVE = LANGUAGE_MODELS[1:]
+READS_TWICE = (VanillaSeq2SeqForSequenceClassification, VanillaSeq2SeqForQuestionAnswering)  # their decoder has the same input
 
 
 def name_of(model_class):
@@ -70,7 +79,8 @@ def build(model_class, attention="sdpa", **changes):
     is_pair = model_class.config_class is VanillaSeq2SeqConfig
     depth = dict(encoder_layers=LAYERS, decoder_layers=LAYERS) if is_pair else dict(num_hidden_layers=LAYERS)
     sizes = dict(vocab_size=V, d_model=D, d_ff=20, h=HEADS, d_k=D_K, d_v=D_V, max_position_embeddings=20) | depth
-    sizes |= dict(eos_token_id=None)  # what is generated ends where a test says
+    if model_class is not VanillaSeq2SeqForSequenceClassification:  # which reads the state at an end token
+        sizes |= dict(eos_token_id=None)  # what is generated ends where a test says
     model = model_class(model_class.config_class(**sizes | changes))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -125,6 +135,9 @@ def inputs(model, rows=3):
     if isinstance(model, VanillaEncoderForMultipleChoice):
         return dict(input_ids=torch.randint(3, V, (rows, 2, LENGTH)))
     given = dict(input_ids=tokens(rows))
+    if isinstance(model, READS_TWICE):
+        given["input_ids"][:, -1] = END
+        return given | dict(decoder_input_ids=tokens(rows))
     return given | dict(decoder_input_ids=tokens(rows, 5)) if is_pair(model) else given
 
 

@@ -81,7 +81,9 @@ def test_a_row_of_padding_is_finite_and_leaves_the_others_alone(model_class, att
     given = inputs(model)
     mask = torch.ones_like(given["input_ids"])
     mask[1] = 0
-    masks = dict(attention_mask=mask) | (dict(decoder_attention_mask=mask[:, :5]) if is_pair(model) else {})
+    masks = dict(attention_mask=mask)
+    if is_pair(model):
+        masks["decoder_attention_mask"] = mask[:, : given["decoder_input_ids"].shape[1]]
     got = result(model(**given, **masks))
     others = [0, 2]
     alone = result(model(**{name: value[others] for name, value in (given | masks).items()}))

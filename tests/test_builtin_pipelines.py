@@ -21,10 +21,12 @@ HEADS = {  # task: (architecture, fields)
     "fill-mask": ("VanillaEncoderForMaskedLM", {}),
     "text-classification": ("VanillaEncoderForSequenceClassification", LABELLED),
     "text-classification-by-a-decoder": ("VanillaDecoderForSequenceClassification", LABELLED),
+    "text-classification-by-both-stacks": ("VanillaSeq2SeqForSequenceClassification", LABELLED),
     "token-classification": ("VanillaEncoderForTokenClassification", {"id2label": TAGS}),
+    "token-classification-by-a-decoder": ("VanillaDecoderForTokenClassification", {"id2label": TAGS}),
     "feature-extraction": ("VanillaEncoderModel", {}),
 }
-CLASSIFIERS = ["text-classification", "text-classification-by-a-decoder"]
+CLASSIFIERS = ["text-classification", "text-classification-by-a-decoder", "text-classification-by-both-stacks"]
 
 
 @pytest.fixture(scope="module")
@@ -210,9 +212,9 @@ def test_text_classification_takes_pairs(classifies):
 # ------------------------------------------------------------------------------------------------------ token-classification
 
 
-@pytest.fixture(scope="module")
-def tags(checkpoint):
-    return pipeline("token-classification", model=checkpoint("token-classification"))
+@pytest.fixture(scope="module", params=["token-classification", "token-classification-by-a-decoder"])
+def tags(request, checkpoint):
+    return pipeline("token-classification", model=checkpoint(request.param))
 
 
 def tagged(tags, text):
@@ -314,6 +316,6 @@ def test_zero_shot_classification_compares_the_entailment_of_the_candidates(chec
 
 @pytest.mark.parametrize("task", HEADS)
 def test_a_pipeline_loads_the_model_and_the_tokenizer_of_the_directory(checkpoint, task):
-    found = pipeline(task.removesuffix("-by-a-decoder"), model=checkpoint(task))
+    found = pipeline(task.partition("-by-")[0], model=checkpoint(task))
     assert type(found.model).__name__ == HEADS[task][0]
     assert found.tokenizer.get_vocab() == AutoTokenizer.from_pretrained(checkpoint(task)).get_vocab()

@@ -11,6 +11,8 @@ from transformers import DataCollatorForSeq2Seq, GenerationConfig, PreTrainedTok
 import vanilla_transformer
 from vanilla_transformer.conversion import convert
 from vanilla_transformer.conversion.plan import FAMILIES
+from vanilla_transformer_export.build import export
+from vanilla_transformer_export.runtime import Runtime
 
 ARCHITECTURES = [(family, name) for family, module in FAMILIES.items() for name in module.ARCHITECTURES]
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
@@ -51,6 +53,26 @@ def test_a_converted_checkpoint_gives_the_same_outputs(family, architecture, dty
     assert expected.keys() <= got.keys() and expected
     for name in expected:
         assert_exact(got[name], expected[name], dtype)
+
+
+@pytest.mark.parametrize(
+    "family, architecture",
+    [
+        ("gpt2", "GPT2ForTokenClassification"),
+        ("opt", "OPTForQuestionAnswering"),
+        ("bart", "BartForSequenceClassification"),
+        ("mbart", "MBartForQuestionAnswering"),
+    ],
+)
+def test_the_export_of_a_converted_head_gives_the_same_outputs(family, architecture, tmp_path):
+    theirs = random_model(architecture, random_config(family, architecture, 0))
+    converted(theirs, tmp_path)
+    export(tmp_path / "ours", tmp_path / "export", cases=4)
+    given = given_to(theirs)
+    found = Runtime(tmp_path / "export").outputs(**{name: tensor.numpy() for name, tensor in given.items()})
+    for name, expected in outputs_of(theirs, given).items():
+        got = torch.from_numpy(found[name])
+        assert_exact(got[RIGHT.bool()] if got.shape[:2] == RIGHT.shape else got, expected, torch.float32)
 
 
 @SEEDS

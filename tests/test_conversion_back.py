@@ -17,9 +17,14 @@ from vanilla_transformer.conversion.plan import BACK
 FIXED = {
     "bert": dict(position_embedding_type="learned", scale_embedding=False, embedding_norm=True),
     "gpt2": dict(position_embedding_type="learned", scale_embedding=False, norm_first=True, lm_head_bias=False),
+    "opt": dict(
+        position_embedding_type="learned", position_ids_from="mask", scale_embedding=False, norm_first=True,
+        lm_head_bias=False, embedding_dropout=0.0,
+    ),
     "bart": dict(position_embedding_type="learned", embedding_norm=True),
+    "mbart": dict(position_embedding_type="learned", embedding_norm=True, norm_first=True, wrap_last_token=True),
     "marian": dict(),
-}
+}  # fmt: skip
 CASES = [(family, ours) for family, module in BACK.items() for ours in module.ARCHITECTURES.values()]
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 SEEDS = pytest.mark.parametrize("seed", [0, 1])
@@ -43,7 +48,11 @@ def our_model(family, architecture, seed, dtype=torch.float32, **changes):
     if family == "bert":
         fields |= dict(pooler_act="tanh", lm_transform_act=activation, type_vocab_size=rng.choice([0, 2]))
     model_class = getattr(vanilla_transformer, architecture)
-    config = model_class.config_class(**fields | FIXED[family] | changes)
+    fixed = dict(FIXED[family])
+    if family in ("bart", "mbart") and architecture == "VanillaDecoderForCausalLM":
+        fixed |= dict(add_cross_attention=True, lm_head_bias=False)
+        fixed.pop("wrap_last_token", None)
+    config = model_class.config_class(**fields | fixed | changes)
     transformers.set_seed(0)
     model = model_class(config).to(dtype).eval()
     with torch.no_grad():
@@ -84,16 +93,16 @@ def test_a_checkpoint_of_ours_converted_gives_the_same_outputs(family, architect
 
 
 @pytest.mark.parametrize("beams", [1, 4])
-@pytest.mark.parametrize("family", ["gpt2", "bart", "marian"])
+@pytest.mark.parametrize("family", ["gpt2", "opt", "bart", "mbart", "marian"])
 def test_generated_tokens_are_the_same(family, beams, tmp_path):
-    architecture = [name for name in BACK[family].ARCHITECTURES.values() if "CausalLM" in name or "Conditional" in name][0]
+    architecture = HEAD[family]
     ours = our_model(family, architecture, 0, eos_token_id=2)
     ours.generation_config.update(
-        max_new_tokens=12, num_beams=beams, do_sample=False, no_repeat_ngram_size=2, min_new_tokens=6, pad_token_id=0
+        max_new_tokens=12, num_beams=beams, do_sample=False, no_repeat_ngram_size=1, min_new_tokens=6, pad_token_id=0
     )
     theirs = converted_back(ours, family, tmp_path)
     given = dict(input_ids=given_to(ours)["input_ids"], attention_mask=RIGHT)
-    if family == "gpt2":
+    if family in ("gpt2", "opt"):
         given = {name: tensor.flip(1) for name, tensor in given.items()}
     expected = ours.generate(**given)
     assert len(expected.unique()) > 4, "a model that repeats itself proves little"
@@ -117,7 +126,8 @@ def test_there_and_back_again_every_tensor_is_the_same(family, architecture, see
     computed = {name for name in there if "embed_positions" in name and family == "marian"}
     assert there.keys() - computed == back.keys()
     for name in back.keys() - read_by_nobody:
-        offset = 2 if family == "bart" and "embed_positions" in name else 0  # rows that no token reads
+        rows = {"bart": 2, "mbart": 2, "opt": 1}.get(family, 0)  # of the table of positions, that no token reads
+        offset = rows if "embed_positions" in name else 0
         assert torch.equal(there[name][offset:], back[name][offset:]), name
 
 
@@ -131,18 +141,30 @@ WRONG = {
         position_embedding_type="rotary", scale_embedding=True, embedding_norm=True, norm_first=False, final_norm=False,
         linear_bias=False, sliding_window=4, activation_dropout=0.2, lm_head_bias=True, head_dim=2, add_cross_attention=True,
     ),
+    "opt": dict(
+        position_embedding_type="rotary", position_ids_from="place", scale_embedding=True, embedding_norm=True,
+        layer_norm_eps=1e-6, sliding_window=4, activation_dropout=0.2, embedding_dropout=0.3, lm_head_bias=True, head_dim=2,
+        add_cross_attention=True,
+    ),
+    "mbart": dict(
+        position_embedding_type="none", embedding_norm=False, norm_first=False, final_norm=False, wrap_last_token=False,
+    ),
     "bart": dict(
+        wrap_last_token=True,
         position_embedding_type="none", embedding_norm=False, norm_first=True, final_norm=True, linear_bias=False,
         sliding_window=4, embedding_dropout=0.3, layer_norm_eps=1e-6, share_encoder_decoder_embeddings=False, value_head_dim=3,
     ),
     "marian": dict(
         position_embedding_type="learned", embedding_norm=True, norm_first=True, linear_bias=False, layer_norm_eps=1e-6,
+        wrap_last_token=True,
     ),
 }  # fmt: skip
 HEAD = {
     "bert": "VanillaEncoderForPreTraining",
     "gpt2": "VanillaDecoderForCausalLM",
+    "opt": "VanillaDecoderForCausalLM",
     "bart": "VanillaSeq2SeqForConditionalGeneration",
+    "mbart": "VanillaSeq2SeqForConditionalGeneration",
     "marian": "VanillaSeq2SeqForConditionalGeneration",
 }
 
@@ -166,5 +188,5 @@ def test_another_variant_is_refused(tmp_path):
         ValueError, match=r"architectures=\['VanillaDecoderModel'\] cannot be converted, expected one of VanillaE"
     ):
         convert(tmp_path / "ours", tmp_path / "theirs", to="bert")
-    with pytest.raises(ValueError, match="checkpoints can be converted to bert, gpt2, bart, marian, got 't5'"):
+    with pytest.raises(ValueError, match="checkpoints can be converted to bert, gpt2, opt, bart, mbart, marian, got 't5'"):
         convert(tmp_path / "ours", tmp_path / "theirs", to="t5")

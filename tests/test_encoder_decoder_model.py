@@ -2,9 +2,15 @@
 
 import pytest
 import torch
-from transformers import EncoderDecoderModel
+from transformers import EncoderDecoderConfig, EncoderDecoderModel
 
-from vanilla_transformer import VanillaDecoderConfig, VanillaDecoderForCausalLM, VanillaEncoderConfig, VanillaEncoderModel
+from vanilla_transformer import (
+    VanillaDecoderConfig,
+    VanillaDecoderForCausalLM,
+    VanillaEncoderConfig,
+    VanillaEncoderForMaskedLM,
+    VanillaEncoderModel,
+)
 
 SIZES = dict(vocab_size=40, hidden_size=16, intermediate_size=20, num_attention_heads=2, num_hidden_layers=2, eos_token_id=None)
 SOURCE = torch.tensor([[5, 6, 7, 8, 9], [10, 11, 12, 0, 0]])
@@ -50,3 +56,18 @@ def test_a_saved_pair_comes_back(model, tmp_path):
     again = EncoderDecoderModel.from_pretrained(tmp_path / "pair").eval()
     given = dict(input_ids=SOURCE, attention_mask=MASK, decoder_input_ids=SOURCE)
     torch.testing.assert_close(again(**given).logits, model(**given).logits)
+
+
+def test_an_encoder_cannot_be_the_decoder(tmp_path):
+    config = VanillaEncoderConfig(**SIZES)
+    VanillaEncoderModel(config).save_pretrained(tmp_path)
+    for make in (
+        lambda: EncoderDecoderModel.from_encoder_decoder_pretrained(tmp_path, tmp_path),
+        lambda: EncoderDecoderModel(encoder=VanillaEncoderModel(config), decoder=VanillaEncoderForMaskedLM(config)),
+        lambda: EncoderDecoderConfig.from_encoder_decoder_configs(config, config),
+        lambda: VanillaEncoderConfig(**SIZES, is_decoder=True),
+        lambda: VanillaEncoderConfig(**SIZES, add_cross_attention=True),
+    ):
+        with pytest.raises(ValueError, match="for a VanillaEncoderConfig.* expected .* VanillaDecoderForCausalLM"):
+            make()
+    assert VanillaEncoderConfig(**SIZES, is_decoder=False).is_decoder is False

@@ -28,6 +28,10 @@ MODELS = {
     "masked-lm": ("VanillaEncoderForMaskedLM", dict(num_hidden_layers=1)),
     "classifier": ("VanillaEncoderForSequenceClassification", dict(num_hidden_layers=1, id2label=LABELS)),
     "decoder-classifier": ("VanillaDecoderForSequenceClassification", dict(num_hidden_layers=1, id2label=LABELS)),
+    "seq2seq-classifier": (
+        "VanillaSeq2SeqForSequenceClassification",
+        dict(encoder_layers=1, decoder_layers=1, id2label=LABELS),
+    ),
     "encoder": ("VanillaEncoderModel", dict(num_hidden_layers=1)),
 }
 TEXTS = [text for text, _ in toy_corpus(24, seed=5)]
@@ -146,7 +150,7 @@ def test_every_reader_takes_a_text_file_of_windows_and_other_spaces_for_the_same
         assert [encoding.ids for encoding in encode(read_lines(tmp_path / "text"), True)] == expected
 
 
-@pytest.mark.parametrize("name", ["classifier", "decoder-classifier"])
+@pytest.mark.parametrize("name", ["classifier", "decoder-classifier", "seq2seq-classifier"])
 @torch.no_grad()
 def test_accuracy_is_the_share_of_right_labels_by_name_or_id(exported, files, name):
     found = both(exported, name, text=files["text"], labels=files["labels"], batch_size=5)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from models import (
+    END,
     LAYERS,
     LENGTH,
     LENGTHS,
@@ -23,7 +24,9 @@ from reference import Paper, activation, linear, lm_transform, pooled
 
 from vanilla_transformer import (
     VanillaDecoderForCausalLM,
+    VanillaDecoderForQuestionAnswering,
     VanillaDecoderForSequenceClassification,
+    VanillaDecoderForTokenClassification,
     VanillaEncoderForMaskedLM,
     VanillaEncoderForMultipleChoice,
     VanillaEncoderForNextSentencePrediction,
@@ -32,11 +35,15 @@ from vanilla_transformer import (
     VanillaEncoderForSequenceClassification,
     VanillaEncoderForTokenClassification,
     VanillaSeq2SeqForConditionalGeneration,
+    VanillaSeq2SeqForQuestionAnswering,
+    VanillaSeq2SeqForSequenceClassification,
 )
 
 PAPER = Paper(d_model=D, h=2, d_k=6, d_v=10, N=LAYERS, lm_transform="gelu")
 STRONG = dict(initializer_range=0.3)
 MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0]])
+TOKEN_CLASSIFIERS = [VanillaEncoderForTokenClassification, VanillaDecoderForTokenClassification]
+READERS = [VanillaEncoderForQuestionAnswering, VanillaDecoderForQuestionAnswering, VanillaSeq2SeqForQuestionAnswering]
 poolers = pytest.mark.parametrize("act", [None, "tanh", "gelu"])
 
 
@@ -128,13 +135,76 @@ def test_token_classification_is_a_linear_map_of_each_state(transform):
     close(model(**given).logits, linear(weights, "classifier", states))
 
 
-def test_question_answering_scores_each_token_as_start_and_as_end():
-    model, weights = double(VanillaEncoderForQuestionAnswering)
+def test_a_decoder_s_token_classification_is_a_linear_map_of_each_state():
+    model, weights = double(VanillaDecoderForTokenClassification, num_labels=3)
     given = dict(input_ids=tokens(), attention_mask=MASK)
-    expected = linear(weights, "qa_outputs", numpy(model.model(**given).last_hidden_state))
+    close(model(**given).logits, linear(weights, "classifier", numpy(model.model(**given).last_hidden_state)))
+
+
+@over(READERS)
+def test_question_answering_scores_each_token_as_start_and_as_end(model_class):
+    model, weights = double(model_class)
+    given = dict(input_ids=tokens(), attention_mask=MASK)
+    read = given | (dict(decoder_input_ids=behind_start(given["input_ids"])) if "Seq2Seq" in model_class.__name__ else {})
+    expected = linear(weights, "qa_outputs", numpy(model.model(**read).last_hidden_state))
     outputs = model(**given)
     close(outputs.start_logits, expected[..., 0])
     close(outputs.end_logits, expected[..., 1])
+
+
+def behind_start(ids):
+    return torch.cat([torch.full((len(ids), 1), START), ids[:, :-1]], 1)
+
+
+# ------------------------------------------------------------------------------------------------- seq2seq classification
+
+
+def with_ends(*places):
+    """A row for each of `places`: the places of its end tokens."""
+    ids = tokens(len(places))
+    for row, ends in zip(ids, places, strict=True):
+        row[list(ends)] = END
+    return ids
+
+
+@pytest.mark.parametrize("mask", [None, MASK], ids=["no mask", "mask"])
+def test_a_pair_of_stacks_classifies_by_the_decoder_s_state_at_the_last_end_token(mask):
+    """Which it has not read there yet: the source is shifted right."""
+    model, weights = double(VanillaSeq2SeqForSequenceClassification, num_labels=3)
+    ids, last = with_ends([5], [1, 3], [0, 1, 4]), [5, 3, 1 if mask is not None else 4]
+    states = numpy(model.model(ids, mask, behind_start(ids)).last_hidden_state)[range(3), last]
+    expected = linear(weights, "classifier", np.tanh(linear(weights, "dense", states)))
+    close(model(ids, mask).logits, expected)
+    close(model(ids, mask, decoder_input_ids=behind_start(ids)).logits, expected)
+
+
+def test_a_pair_of_stacks_classifies_each_row_as_if_it_were_alone():
+    model, _ = double(VanillaSeq2SeqForSequenceClassification, num_labels=3)
+    rows = [torch.cat([row, torch.tensor([END])]) for row in rows_of([5, 2, 4])]
+    ids, mask, _ = padded(rows, "right")
+    close(model(ids, mask).logits, np.concatenate([numpy(model(row[None]).logits) for row in rows]))
+
+
+def test_any_of_several_end_tokens_ends_a_row():
+    model, _ = double(VanillaSeq2SeqForSequenceClassification, num_labels=3)
+    ids = with_ends([5], [4], [3])
+    expected = numpy(model(ids).logits)
+    model.config.eos_token_id = [END, V + 5]
+    close(model(ids).logits, expected)
+
+
+@pytest.mark.parametrize(
+    "given, changes, message",
+    [
+        (dict(input_ids=with_ends([5], [], [1])), {}, "row 1 of input_ids has no end token, expected 2 in every row"),
+        (dict(input_ids=with_ends([5], [5], [3]), attention_mask=MASK), {}, "row 1 of input_ids has no end token"),
+        (dict(inputs_embeds=torch.zeros(1, 3, D)), {}, "input_ids are None, expected token ids"),
+        (dict(input_ids=tokens()), dict(eos_token_id=None), "eos_token_id is None, expected"),
+    ],
+)
+def test_a_row_without_an_end_token_has_no_class(given, changes, message):
+    with pytest.raises(ValueError, match=message):
+        build(VanillaSeq2SeqForSequenceClassification, **changes)(**given)
 
 
 # ------------------------------------------------------------------------------------------------- decoder classification
@@ -209,7 +279,11 @@ def test_a_decoder_classifies_by_the_new_tokens_behind_a_cache(masked):
     close(model(ids[:, 3:], **mask, past_key_values=first.past_key_values).logits, expected(ids))
 
 
-CLASSIFIERS = [VanillaEncoderForSequenceClassification, VanillaDecoderForSequenceClassification]
+CLASSIFIERS = [
+    VanillaEncoderForSequenceClassification,
+    VanillaDecoderForSequenceClassification,
+    VanillaSeq2SeqForSequenceClassification,
+]
 
 # ----------------------------------------------------------------------------------------------------------------- losses
 
@@ -254,7 +328,7 @@ def test_seq2seq_loss_is_the_cross_entropy_of_the_labels_where_they_stand(diviso
 @LOSS_KWARGS
 @over(CLASSIFIERS)
 def test_classification_loss_is_the_cross_entropy_of_the_class(model_class, divisor):
-    model, given = build(model_class, **STRONG, num_labels=3), dict(input_ids=tokens())
+    model, given = build(model_class, **STRONG, num_labels=3), dict(input_ids=with_ends([5], [3], [4]))
     labels = torch.tensor([2, 0, 1])
     expected = cross_entropy(model(**given).logits, labels, divisor)
     assert loss_of(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
@@ -265,7 +339,7 @@ def test_classification_loss_is_the_cross_entropy_of_the_class(model_class, divi
 @pytest.mark.parametrize("num_labels", [1, 3])
 def test_regression_loss_is_the_mean_square(model_class, num_labels, divisor):
     model = build(model_class, **STRONG, num_labels=num_labels, problem_type="regression")
-    given, labels = dict(input_ids=tokens()), torch.randn(3, num_labels)
+    given, labels = dict(input_ids=with_ends([5], [3], [4])), torch.randn(3, num_labels)
     logits = model(**given).logits
     assert logits.shape == (3, num_labels)
     expected = np.mean((logits.detach().numpy() - labels.numpy()) ** 2)
@@ -276,7 +350,7 @@ def test_regression_loss_is_the_mean_square(model_class, num_labels, divisor):
 @over(CLASSIFIERS)
 def test_multi_label_loss_is_the_mean_binary_cross_entropy(model_class, divisor):
     model = build(model_class, **STRONG, num_labels=3, problem_type="multi_label_classification")
-    given, labels = dict(input_ids=tokens()), torch.tensor([[1.0, 0, 1], [0, 0, 0], [1, 1, 1]])
+    given, labels = dict(input_ids=with_ends([5], [3], [4])), torch.tensor([[1.0, 0, 1], [0, 0, 0], [1, 1, 1]])
     p = 1 / (1 + np.exp(-model(**given).logits.detach().double().numpy()))
     expected = -np.mean(np.log(np.where(labels.numpy() == 1, p, 1 - p)))
     assert loss_of(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
@@ -306,8 +380,9 @@ def test_labels_cannot_be_shifted_without_padding_and_start_tokens(missing):
 
 
 @LOSS_KWARGS
-def test_token_classification_loss_is_the_cross_entropy_of_the_labelled_tokens(divisor):
-    model, given = build(VanillaEncoderForTokenClassification, **STRONG, num_labels=3), dict(input_ids=tokens())
+@over(TOKEN_CLASSIFIERS)
+def test_token_classification_loss_is_the_cross_entropy_of_the_labelled_tokens(model_class, divisor):
+    model, given = build(model_class, **STRONG, num_labels=3), dict(input_ids=tokens())
     labels = torch.randint(0, 3, (3, LENGTH)).masked_fill(torch.rand(3, LENGTH) < 0.4, -100)
     expected = cross_entropy(model(**given).logits, labels, divisor)
     assert loss_of(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
@@ -346,8 +421,9 @@ def test_pretraining_loss_is_the_sum_of_the_cross_entropies_given(parts, divisor
 
 
 @LOSS_KWARGS
-def test_question_answering_loss_is_the_mean_of_start_and_end(divisor):
-    model, given = build(VanillaEncoderForQuestionAnswering, **STRONG), dict(input_ids=tokens())
+@over(READERS)
+def test_question_answering_loss_is_the_mean_of_start_and_end(model_class, divisor):
+    model, given = build(model_class, **STRONG), dict(input_ids=tokens())
     outputs, starts, ends = model(**given), torch.tensor([0, 2, 5]), torch.tensor([1, 2, 5])
     expected = cross_entropy(outputs.start_logits, starts, divisor) + cross_entropy(outputs.end_logits, ends, divisor)
     for shape in ((3,), (3, 1)):
@@ -356,8 +432,9 @@ def test_question_answering_loss_is_the_mean_of_start_and_end(divisor):
 
 
 @LOSS_KWARGS
-def test_answers_beyond_the_sequence_are_left_out_of_the_loss(divisor):
-    model, given = build(VanillaEncoderForQuestionAnswering, **STRONG), dict(input_ids=tokens())
+@over(READERS)
+def test_answers_beyond_the_sequence_are_left_out_of_the_loss(model_class, divisor):
+    model, given = build(model_class, **STRONG), dict(input_ids=tokens())
     outputs = model(**given)
     starts, ends = torch.tensor([LENGTH, 2, 5]), torch.tensor([40, 2, LENGTH])
     in_starts, in_ends = (positions.masked_fill(positions >= LENGTH, -100) for positions in (starts, ends))
@@ -366,8 +443,9 @@ def test_answers_beyond_the_sequence_are_left_out_of_the_loss(divisor):
 
 
 @pytest.mark.parametrize("given", ["start_positions", "end_positions"])
-def test_half_an_answer_has_no_loss(given):
-    model = build(VanillaEncoderForQuestionAnswering)
+@over(READERS)
+def test_half_an_answer_has_no_loss(model_class, given):
+    model = build(model_class)
     assert model(tokens(), **{given: torch.tensor([0, 1, 2])}).loss is None
 
 
@@ -380,7 +458,7 @@ def test_the_kind_of_labels_says_the_problem_where_the_config_does_not(model_cla
         "regression": (1, torch.tensor([0.3, -1.0, 2.0])),
     }
     for kind, (num_labels, labels) in kinds.items():
-        model, given = build(model_class, num_labels=num_labels), dict(input_ids=tokens(), labels=labels)
+        model, given = build(model_class, num_labels=num_labels), dict(input_ids=with_ends([5], [3], [4]), labels=labels)
         loss = model(**given).loss
         stated = build(model_class, num_labels=num_labels, problem_type=kind)
         stated.load_state_dict(model.state_dict())

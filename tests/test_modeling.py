@@ -8,6 +8,7 @@ import torch
 import transformers
 from models import (
     ALL,
+    AUTO_CLASSES,
     BASE,
     D_K,
     ENCODERS,
@@ -17,6 +18,7 @@ from models import (
     LAYERS,
     LENGTH,
     POSITIONS,
+    READS_TWICE,
     D,
     assert_same,
     attentions,
@@ -36,20 +38,20 @@ from transformers import DynamicCache, EncoderDecoderCache
 from vanilla_transformer import (
     VanillaDecoderConfig,
     VanillaDecoderForCausalLM,
-    VanillaDecoderForSequenceClassification,
     VanillaDecoderModel,
     VanillaEncoderForMaskedLM,
     VanillaEncoderForPreTraining,
     VanillaEncoderModel,
     VanillaSeq2SeqConfig,
     VanillaSeq2SeqForConditionalGeneration,
+    VanillaSeq2SeqForSequenceClassification,
     VanillaSeq2SeqModel,
 )
 
 # --------------------------------------------------------------------------------------------------- inputs and outputs
 
 
-@over(ALL)
+@over([c for c in ALL if c is not VanillaSeq2SeqForSequenceClassification])  # which reads where the ids have an end token
 def test_inputs_embeds_stand_in_for_input_ids(model_class):
     model = build(model_class)
     given = inputs(model)
@@ -62,10 +64,14 @@ def test_input_ids_and_inputs_embeds_exclude_each_other(model_class):
     model = build(model_class)
     given = inputs(model)
     name = "decoder_input_ids" if is_pair(model) else "input_ids"
+    if isinstance(model, READS_TWICE):
+        name = "input_ids"
     both = {name.replace("input_ids", "inputs_embeds"): torch.zeros(*given[name].shape, D)}
     with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds must be given, got both"):
         model(**given, **both)
     del given[name]
+    if model_class is VanillaSeq2SeqForSequenceClassification:
+        return
     with pytest.raises(ValueError, match="one of (decoder_)?input_ids and (decoder_)?inputs_embeds must be given.*got neither"):
         model(**given)
 
@@ -95,7 +101,8 @@ def test_attentions_sum_to_one_and_hidden_states_run_from_the_embeddings_to_the_
     given = inputs(model)
     outputs = model(**given, output_attentions=True, output_hidden_states=True)
     if is_pair(model):
-        lengths = dict(encoder_attentions=(6, 6), decoder_attentions=(5, 5), cross_attentions=(5, 6))
+        length = given["decoder_input_ids"].shape[1]
+        lengths = dict(encoder_attentions=(6, 6), decoder_attentions=(length, length), cross_attentions=(length, 6))
         stacks = dict(encoder_hidden_states=base.encoder, decoder_hidden_states=base.decoder)
     else:
         lengths, stacks = dict(attentions=(6, 6)), dict(hidden_states=base)
@@ -332,7 +339,7 @@ def test_a_decoder_with_cross_attention_but_no_source_is_a_decoder():
     assert generated(model, target, do_sample=False).tolist() == generated(plain, target, do_sample=False).tolist()
 
 
-@over([VanillaDecoderModel, VanillaDecoderForCausalLM, VanillaDecoderForSequenceClassification])
+@over(list(AUTO_CLASSES["decoder"].values()))
 def test_a_source_for_a_decoder_without_cross_attention_is_an_error(model_class):
     with pytest.raises(ValueError, match="encoder_hidden_states were given to a decoder without cross-attention"):
         build(model_class)(tokens(), encoder_hidden_states=torch.randn(3, 4, D))

@@ -22,7 +22,12 @@ from transformers import (
     pipeline,
 )
 
-from vanilla_transformer import VanillaEncoderConfig, VanillaEncoderForQuestionAnswering
+from vanilla_transformer import (
+    VanillaDecoderForQuestionAnswering,
+    VanillaEncoderConfig,
+    VanillaEncoderForQuestionAnswering,
+    VanillaSeq2SeqForQuestionAnswering,
+)
 from vanilla_transformer.pipelines import QuestionAnsweringPipeline
 from vanilla_transformer.training.tokenizer import train_tokenizer
 
@@ -52,6 +57,13 @@ def ours(tokenizer, **fields):
     return VanillaEncoderForQuestionAnswering(config)
 
 
+def other_stacks(model_class):
+    def make(tokenizer):
+        return model_class(model_class.config_class(**{**SIZES, "vocab_size": len(tokenizer), "num_hidden_layers": 1}))
+
+    return make
+
+
 def bert(tokenizer):
     config = BertConfig(
         vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
@@ -68,8 +80,14 @@ def build(make_model, tokenizer):
 
 @pytest.fixture(
     scope="module",
-    params=[(ours, word_pieces), (bert, word_pieces), (ours, pair_encoding)],
-    ids=["ours", "bert", "ours-without-cls"],
+    params=[
+        (ours, word_pieces),
+        (bert, word_pieces),
+        (ours, pair_encoding),
+        (other_stacks(VanillaDecoderForQuestionAnswering), pair_encoding),
+        (other_stacks(VanillaSeq2SeqForQuestionAnswering), pair_encoding),
+    ],
+    ids=["ours", "bert", "ours-without-cls", "decoder", "seq2seq"],
 )
 def answer(request, tmp_path_factory):
     make_model, make_tokenizer = request.param
@@ -150,7 +168,8 @@ def three_answers(answer):
 
 def test_the_task_loads_our_pipeline_and_the_model_of_the_checkpoint(answer):
     assert type(answer) is QuestionAnsweringPipeline
-    assert type(answer.model).__name__ in ("VanillaEncoderForQuestionAnswering", "BertForQuestionAnswering")
+    classes = ("VanillaEncoder", "VanillaDecoder", "VanillaSeq2Seq", "Bert")
+    assert type(answer.model).__name__ in [f"{name}ForQuestionAnswering" for name in classes]
     assert answer.task == "question-answering"
 
 

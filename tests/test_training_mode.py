@@ -33,7 +33,8 @@ NO_DROPOUT = dict(embedding_dropout=0, dropout=0, attention_dropout=0, activatio
 
 
 def fields_of(model_class):
-    heads = ("EncoderForSequenceClassification", "EncoderForTokenClassification", "EncoderForMultipleChoice")
+    heads = ("EncoderForSequenceClassification", "ForTokenClassification", "EncoderForMultipleChoice")
+    heads += ("Seq2SeqForSequenceClassification",)
     return [n for n in NO_DROPOUT if n != "classifier_dropout" or model_class.__name__.endswith(heads)]
 
 

@@ -233,7 +233,13 @@ def made_config(config_class: type[PreTrainedConfig], content: dict, directory: 
     path = directory / CONFIG
     if parts := sorted(content.keys() & {"decoder", "generator", "text_config", "text_encoder"}):
         raise ValueError(f"{path} has the configs {', '.join(parts)} within, expected one of a model that has no parts")
-    settable = {"model_type", *(field.name for field in fields(config_class)), *config_class.attribute_map}
+    settable = {
+        "model_type",
+        "is_decoder",
+        "add_cross_attention",
+        *(field.name for field in fields(config_class)),
+        *config_class.attribute_map,
+    }
     for name in content:
         attribute = inspect.getattr_static(config_class, name, None)
         if attribute is not None and name not in settable and not isinstance(attribute, property):
@@ -251,7 +257,8 @@ def made_config(config_class: type[PreTrainedConfig], content: dict, directory: 
     of_machine = ("attn_implementation", "experts_implementation")  # which is not the one that wrote it
     with readers_errors(path):
         config = config_class.from_dict({name: value for name, value in content.items() if name not in of_machine})
-    if config.is_encoder_decoder != config_class.is_encoder_decoder:
+    is_half = config_class not in CONFIGS.values() and getattr(config, "is_decoder", False)  # as `BartForCausalLM`
+    if config.is_encoder_decoder != config_class.is_encoder_decoder and not is_half:
         raise ValueError(f"{path} has is_encoder_decoder {config.is_encoder_decoder}, expected {not config.is_encoder_decoder}")
     return config
 

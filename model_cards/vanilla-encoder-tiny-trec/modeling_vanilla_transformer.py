@@ -33,6 +33,8 @@ from transformers.modeling_outputs import (
     QuestionAnsweringModelOutput,
     Seq2SeqLMOutput,
     Seq2SeqModelOutput,
+    Seq2SeqQuestionAnsweringModelOutput,
+    Seq2SeqSequenceClassifierOutput,
     SequenceClassifierOutput,
     SequenceClassifierOutputWithPast,
     TokenClassifierOutput,
@@ -55,6 +57,7 @@ from .layers_vanilla_transformer import (
     VanillaLayer,
     VanillaRelativePositions,
     counted_positions,
+    has_values,
     rotary_positions,
 )
 
@@ -514,6 +517,11 @@ def shifted_right(ids, config):
     return torch.cat([start, ids[:, :-1]], dim=1)
 
 
+def both_stacks(outputs):
+    """What a head returns as it comes from `VanillaSeq2SeqModel`: all but the state it reads."""
+    return {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+
+
 class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationMixin):
     """Encoder-decoder with a projection to the vocabulary: p(y_t | y_<t, x), the paper's translation model."""
 
@@ -572,17 +580,7 @@ class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationM
             # The labels already stand where they are predicted, so the loss must not shift them again.
             kwargs["shift_labels"] = labels
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
-        return Seq2SeqLMOutput(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            decoder_hidden_states=outputs.decoder_hidden_states,
-            decoder_attentions=outputs.decoder_attentions,
-            cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
-            encoder_hidden_states=outputs.encoder_hidden_states,
-            encoder_attentions=outputs.encoder_attentions,
-        )
+        return Seq2SeqLMOutput(loss, logits, **both_stacks(outputs))
 
 
 # ------------------------------------------------------------------------------------------------------------- the heads
@@ -880,9 +878,198 @@ class VanillaDecoderForSequenceClassification(VanillaPreTrainedModel):
         return (real * torch.arange(real.shape[1], device=real.device)).argmax(-1)
 
 
+class VanillaDecoderForTokenClassification(VanillaPreTrainedModel):
+    """Decoder with a classifier of each token, which has seen those before it; `labels` (B, T), -100 where nothing is to be
+    predicted."""
+
+    config_class = VanillaDecoderConfig
+
+    def __init__(self, config: VanillaDecoderConfig):
+        super().__init__(config)
+        self.model = VanillaDecoderModel(config)
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool = False,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> TokenClassifierOutput:
+        """As `VanillaDecoderModel.forward` -> `logits` (B, T, num_labels), and the mean cross-entropy with `labels`."""
+        outputs = self.model(
+            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache=use_cache, **kwargs
+        )
+        logits = self.classifier(self.dropout(outputs.last_hidden_state))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, self.config, **kwargs)
+        return TokenClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
+
+
+class VanillaDecoderForQuestionAnswering(VanillaPreTrainedModel):
+    """Decoder with two scores for each token: that the answer starts there, and that it ends there."""
+
+    config_class = VanillaDecoderConfig
+
+    def __init__(self, config: VanillaDecoderConfig):
+        super().__init__(config)
+        self.model = VanillaDecoderModel(config)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        start_positions: torch.LongTensor | None = None,
+        end_positions: torch.LongTensor | None = None,
+        use_cache: bool = False,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> QuestionAnsweringModelOutput:
+        """As `VanillaDecoderModel.forward` -> as `VanillaEncoderForQuestionAnswering.forward`."""
+        outputs = self.model(
+            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache=use_cache, **kwargs
+        )
+        start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs)
+        return QuestionAnsweringModelOutput(loss, start_logits, end_logits, outputs.hidden_states, outputs.attentions)
+
+
+class VanillaSeq2SeqForSequenceClassification(VanillaPreTrainedModel):
+    """Encoder-decoder with a classifier of the whole sequence (Lewis et al. 2020, BART, section 3.1): the decoder reads the
+    source once more, shifted right, and the classifier its state where the source has its last end token. `config.num_labels`
+    and `config.problem_type` as in `VanillaEncoderForSequenceClassification`."""
+
+    config_class = VanillaSeq2SeqConfig
+
+    def __init__(self, config: VanillaSeq2SeqConfig):
+        super().__init__(config)
+        self.model = VanillaSeq2SeqModel(config)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        decoder_position_ids: torch.LongTensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        labels: torch.Tensor | None = None,
+        use_cache: bool = False,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqSequenceClassifierOutput:
+        """As `VanillaSeq2SeqModel.forward` -> `logits` (B, num_labels), and the loss where `labels` are given. Each row of
+        `input_ids` (B, S) needs an end token that `attention_mask` does not hide. `decoder_input_ids` (B, S) are by default
+        `input_ids` shifted right."""
+        last = self.last_end_token(input_ids, attention_mask)
+        if decoder_input_ids is None and kwargs.get("decoder_inputs_embeds") is None:
+            decoder_input_ids = shifted_right(input_ids, self.config)
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            decoder_input_ids,
+            decoder_attention_mask,
+            decoder_position_ids,
+            encoder_outputs,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        rows = torch.arange(last.shape[0], device=last.device)
+        state = self.dense(self.dropout(outputs.last_hidden_state[rows, last])).tanh()
+        logits = self.classifier(self.dropout(state))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **kwargs)
+        return Seq2SeqSequenceClassifierOutput(loss, logits, **both_stacks(outputs))
+
+    def last_end_token(self, input_ids, attention_mask):
+        if input_ids is None or self.config.eos_token_id is None:
+            found = "eos_token_id is None" if input_ids is not None else "input_ids are None"
+            raise ValueError(f"{found}, expected token ids: the classifier reads the state at the last end token")
+        real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask != 0
+        ends = real & (input_ids[..., None] == torch.tensor(self.config.eos_token_id, device=input_ids.device)).any(-1)
+        if has_values(ends) and (endless := real.any(-1) & ~ends.any(-1)).any():  # a row of padding is left in peace
+            row = endless.long().argmax().item()
+            raise ValueError(f"row {row} of input_ids has no end token, expected {self.config.eos_token_id} in every row")
+        return (ends * torch.arange(ends.shape[1], device=ends.device)).argmax(-1)
+
+
+class VanillaSeq2SeqForQuestionAnswering(VanillaPreTrainedModel):
+    """Encoder-decoder with two scores for each token of the source, which the decoder reads once more, shifted right: that the
+    answer starts there, and that it ends there."""
+
+    config_class = VanillaSeq2SeqConfig
+
+    def __init__(self, config: VanillaSeq2SeqConfig):
+        super().__init__(config)
+        self.model = VanillaSeq2SeqModel(config)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        decoder_position_ids: torch.LongTensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        start_positions: torch.LongTensor | None = None,
+        end_positions: torch.LongTensor | None = None,
+        use_cache: bool = False,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqQuestionAnsweringModelOutput:
+        """As `VanillaSeq2SeqModel.forward` -> as `VanillaEncoderForQuestionAnswering.forward`. `decoder_input_ids` (B, S) are
+        by default `input_ids` shifted right."""
+        if input_ids is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
+            decoder_input_ids = shifted_right(input_ids, self.config)
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            decoder_input_ids,
+            decoder_attention_mask,
+            decoder_position_ids,
+            encoder_outputs,
+            None,
+            inputs_embeds,
+            decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs)
+        return Seq2SeqQuestionAnsweringModelOutput(loss, start_logits, end_logits, **both_stacks(outputs))
+
+
 __all__ = [
     "VanillaDecoderForCausalLM",
+    "VanillaDecoderForQuestionAnswering",
     "VanillaDecoderForSequenceClassification",
+    "VanillaDecoderForTokenClassification",
     "VanillaDecoderModel",
     "VanillaEncoderForMaskedLM",
     "VanillaEncoderForMultipleChoice",
@@ -894,5 +1081,7 @@ __all__ = [
     "VanillaEncoderModel",
     "VanillaPreTrainedModel",
     "VanillaSeq2SeqForConditionalGeneration",
+    "VanillaSeq2SeqForQuestionAnswering",
+    "VanillaSeq2SeqForSequenceClassification",
     "VanillaSeq2SeqModel",
 ]

@@ -259,6 +259,15 @@ class VanillaEncoderConfig(VanillaTransformerConfig):
     lm_transform_act: str | None = None
     token_transform_act: str | None = None
     classifier_pooling: Literal["cls", "mean"] = "cls"
+    is_decoder = add_cross_attention = False  # no fields: what transformers sets of the decoder of an `EncoderDecoderModel`
+
+    def __setattr__(self, name, value):
+        if name in ("is_decoder", "add_cross_attention") and value:
+            raise ValueError(
+                f"{name} is {value} for a {type(self).__name__}, whose attention is neither causal nor to another encoder: "
+                "expected the config or checkpoint of a VanillaDecoderForCausalLM"
+            )
+        super().__setattr__(name, value)
 
 
 @strict
@@ -277,6 +286,8 @@ class VanillaDecoderConfig(VanillaTransformerConfig):
         "AutoModel": CODE + "VanillaDecoderModel",
         "AutoModelForCausalLM": CODE + "VanillaDecoderForCausalLM",
         "AutoModelForSequenceClassification": CODE + "VanillaDecoderForSequenceClassification",
+        "AutoModelForTokenClassification": CODE + "VanillaDecoderForTokenClassification",
+        "AutoModelForQuestionAnswering": CODE + "VanillaDecoderForQuestionAnswering",
     }
 
     num_hidden_layers: int = 6
@@ -305,6 +316,8 @@ class VanillaSeq2SeqConfig(VanillaTransformerConfig):
         "AutoConfig": "configuration_vanilla_transformer.VanillaSeq2SeqConfig",
         "AutoModel": CODE + "VanillaSeq2SeqModel",
         "AutoModelForSeq2SeqLM": CODE + "VanillaSeq2SeqForConditionalGeneration",
+        "AutoModelForSequenceClassification": CODE + "VanillaSeq2SeqForSequenceClassification",
+        "AutoModelForQuestionAnswering": CODE + "VanillaSeq2SeqForQuestionAnswering",
     }
 
     encoder_layers: int | None = None

@@ -1,7 +1,7 @@
 """Other projects' checkpoints -> ours, and back: only tensors and names.
 
     convert       BERT, RoBERTa, DistilBERT, ELECTRA -> encoder; GPT-2, OPT -> decoder; BART, mBART, Marian -> seq2seq;
-                  with `to`, ours -> BERT, GPT-2, BART, Marian
+                  with `to`, ours -> BERT, GPT-2, OPT, BART, mBART, Marian
     plan          the same, decided and checked, nothing written; printed, it is the mapping
     from_torch    state dicts of torch.nn.TransformerEncoder, TransformerDecoder and Transformer -> ours
     convert_torch the same from file to checkpoint
@@ -32,8 +32,8 @@ def convert(source: str | os.PathLike, out: str | os.PathLike, to: str | None = 
     time, in the dtypes they have), generation config and tokenizer. Returns what was written.
 
     Args:
-        to: by default another project's checkpoint becomes ours; `"bert"`, `"gpt2"`, `"bart"` or `"marian"` makes one of
-            ours a checkpoint of that family.
+        to: by default another project's checkpoint becomes ours; `"bert"`, `"gpt2"`, `"opt"`, `"bart"`, `"mbart"` or
+            `"marian"` makes one of ours a checkpoint of that family.
         force: replace `out` if we wrote it.
 
     Raises:

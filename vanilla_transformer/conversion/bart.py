@@ -1,5 +1,5 @@
 """BART (Lewis et al. 2020): an encoder-decoder with learned positions that start at 2, a norm behind the embeddings, and
-post-norm."""
+post-norm. `BartForCausalLM` is its decoder alone, which may still be given an encoder's states."""
 
 from .fields import require
 from .tensors import ROW, Pair, linear, pair, without_rows, zeros
@@ -8,71 +8,104 @@ CONFIG = "BartConfig"
 ARCHITECTURES = {
     "BartModel": "VanillaSeq2SeqModel",
     "BartForConditionalGeneration": "VanillaSeq2SeqForConditionalGeneration",
+    "BartForSequenceClassification": "VanillaSeq2SeqForSequenceClassification",
+    "BartForQuestionAnswering": "VanillaSeq2SeqForQuestionAnswering",
+    "BartForCausalLM": "VanillaDecoderForCausalLM",
 }
 PREFIX = "model."
 UNUSED = r"(encoder|decoder)\.version"
 
 
 def config(theirs, architecture, names):
-    return seq2seq_fields(theirs, names) | {"position_embedding_type": "learned", "embedding_norm": True}
+    fields = decoder_fields(theirs) if is_decoder(architecture) else seq2seq_fields(theirs, names)
+    return fields | {"position_embedding_type": "learned", "embedding_norm": True}
+
+
+def is_decoder(architecture):
+    return architecture.endswith("CausalLM")
+
+
+def decoder_fields(theirs):
+    """Of the decoder alone."""
+    require(theirs, decoder_layerdrop=0)
+    fields = stack_fields(theirs, "decoder")
+    return fields | {"num_hidden_layers": theirs.decoder_layers, "add_cross_attention": True, "lm_head_bias": False}
 
 
 def seq2seq_fields(theirs, names):
     """The config fields that BART, mBART and Marian share, ours from theirs."""
     require(
         theirs,
+        is_encoder_decoder=True,
         decoder_ffn_dim=theirs.encoder_ffn_dim,
         decoder_attention_heads=theirs.encoder_attention_heads,
         encoder_layerdrop=0,
         decoder_layerdrop=0,
     )
-    return {
-        "hidden_size": theirs.d_model,
-        "intermediate_size": theirs.encoder_ffn_dim,
-        "num_attention_heads": theirs.encoder_attention_heads,
+    return stack_fields(theirs, "encoder") | {
         "encoder_layers": theirs.encoder_layers,
         "decoder_layers": theirs.decoder_layers,
+        "lm_head_bias": "final_logits_bias" in names,
+        "decoder_start_token_id": theirs.decoder_start_token_id,
+    }
+
+
+def stack_fields(theirs, side):
+    return {
+        "hidden_size": theirs.d_model,
+        "intermediate_size": getattr(theirs, f"{side}_ffn_dim"),
+        "num_attention_heads": getattr(theirs, f"{side}_attention_heads"),
         "hidden_act": theirs.activation_function,
         "max_position_embeddings": theirs.max_position_embeddings,
         "scale_embedding": theirs.scale_embedding,
         "initializer_range": theirs.init_std,
-        "lm_head_bias": "final_logits_bias" in names,
         "embedding_dropout": theirs.dropout,
         "dropout": theirs.dropout,
         "attention_dropout": theirs.attention_dropout,
         "activation_dropout": theirs.activation_dropout,
         "classifier_dropout": getattr(theirs, "classifier_dropout", 0.0),
-        "decoder_start_token_id": theirs.decoder_start_token_id,
     }
 
 
-def config_back(ours, architecture):
-    require(ours, position_embedding_type="learned", embedding_norm=True)
+def config_back(ours, architecture, norm_first=False):
+    """Those of BART, or with `norm_first` of mBART."""
+    require(ours, position_embedding_type="learned", embedding_norm=True, norm_first=norm_first, final_norm=norm_first)
+    if is_decoder(architecture):
+        return decoder_fields_back(ours) | {"classifier_dropout": ours.classifier_dropout}
+    require(ours, wrap_last_token=norm_first)
     return seq2seq_fields_back(ours) | {"classifier_dropout": ours.classifier_dropout}
 
 
+def decoder_fields_back(ours):
+    require(ours, add_cross_attention=True, lm_head_bias=False)
+    fields = stack_fields_back(ours, ("decoder",))
+    return fields | {"decoder_layers": ours.num_hidden_layers, "is_decoder": True, "is_encoder_decoder": False}
+
+
 def seq2seq_fields_back(ours):
+    if ours.tie_word_embeddings:
+        require(ours, share_encoder_decoder_embeddings=True)
+    return stack_fields_back(ours, ("encoder", "decoder")) | {
+        "encoder_layers": ours.encoder_layers,
+        "decoder_layers": ours.decoder_layers,
+        "decoder_start_token_id": ours.decoder_start_token_id,
+        "is_encoder_decoder": True,
+    }
+
+
+def stack_fields_back(ours, sides):
     require(
         ours,
         position_ids_from="place",
-        wrap_last_token=False,
-        norm_first=False,
-        final_norm=False,
         linear_bias=True,
         sliding_window=None,
         layer_norm_eps=1e-5,
         embedding_dropout=ours.dropout,
     )
-    if ours.tie_word_embeddings:
-        require(ours, share_encoder_decoder_embeddings=True)
     return {
         "d_model": ours.hidden_size,
-        "encoder_ffn_dim": ours.intermediate_size,
-        "decoder_ffn_dim": ours.intermediate_size,
-        "encoder_attention_heads": ours.num_attention_heads,
-        "decoder_attention_heads": ours.num_attention_heads,
-        "encoder_layers": ours.encoder_layers,
-        "decoder_layers": ours.decoder_layers,
+        **{f"{side}_ffn_dim": ours.intermediate_size for side in sides},
+        **{f"{side}_attention_heads": ours.num_attention_heads for side in sides},
         "activation_function": ours.hidden_act,
         "max_position_embeddings": ours.max_position_embeddings,
         "scale_embedding": ours.scale_embedding,
@@ -80,18 +113,32 @@ def seq2seq_fields_back(ours):
         "dropout": ours.dropout,
         "attention_dropout": ours.attention_dropout,
         "activation_dropout": ours.activation_dropout,
-        "decoder_start_token_id": ours.decoder_start_token_id,
-        "is_encoder_decoder": True,
     }
 
 
 def pairs(ours, theirs, architecture) -> list[Pair]:
-    found = embeddings(ours, theirs.tie_word_embeddings) + stacks(ours) + [final_logits_bias(ours)]
+    if is_decoder(architecture):
+        return decoder_pairs(theirs)
+    found = embeddings(ours, theirs.tie_word_embeddings) + stacks(theirs) + [final_logits_bias(ours)]
     for side in ("encoder", "decoder"):
-        name = f"model.{side}.embeddings"
-        found.append(pair(f"{name}.embed_positions.weight", f"{side}.embed_positions.weight", without_rows(2)))
-        found += linear(f"{name}.norm", f"{side}.layernorm_embedding")
-    return found
+        found += positions(f"model.{side}", side)
+    found += linear("dense", "classification_head.dense") + linear("classifier", "classification_head.out_proj")
+    return found + linear("qa_outputs", "qa_outputs")
+
+
+def decoder_pairs(theirs) -> list[Pair]:
+    tied = theirs.tie_word_embeddings
+    also = ("lm_head.weight",) if tied else ()
+    found = [pair("model.embeddings.embed_tokens.weight", "decoder.embed_tokens.weight", also=also)]
+    if not tied:
+        found.append(pair("lm_head.weight", "lm_head.weight"))
+    return found + positions("model", "decoder") + stack("model", "decoder", theirs.decoder_layers)
+
+
+def positions(ours, side) -> list[Pair]:
+    name = f"{ours}.embeddings"
+    table = pair(f"{name}.embed_positions.weight", f"{side}.embed_positions.weight", without_rows(2))
+    return [table, *linear(f"{name}.norm", f"{side}.layernorm_embedding")]
 
 
 def embeddings(ours, tied, shared=True) -> list[Pair]:
@@ -115,17 +162,20 @@ def final_logits_bias(ours):
     return Pair((), "final_logits_bias", zeros(1, ours.vocab_size))
 
 
-def stacks(ours) -> list[Pair]:
-    found = []
-    for side, count in (("encoder", ours.encoder_layers), ("decoder", ours.decoder_layers)):
-        attentions = {"self_attn": "self_attn"} | ({"cross_attn": "encoder_attn"} if side == "decoder" else {})
-        for i in range(count):
-            layer, their_layer = f"model.{side}.layers.{i}", f"{side}.layers.{i}"
-            for attention, name in attentions.items():
-                for projection, their_projection in (("q", "q"), ("k", "k"), ("v", "v"), ("o", "out")):
-                    found += linear(f"{layer}.{attention}.{projection}_proj", f"{their_layer}.{name}.{their_projection}_proj")
-                found += linear(f"{layer}.{attention}_norm", f"{their_layer}.{name}_layer_norm")
-            found += linear(f"{layer}.feed_forward.up_proj", f"{their_layer}.fc1")
-            found += linear(f"{layer}.feed_forward.down_proj", f"{their_layer}.fc2")
-            found += linear(f"{layer}.feed_forward_norm", f"{their_layer}.final_layer_norm")
+def stacks(theirs) -> list[Pair]:
+    both = {"encoder": theirs.encoder_layers, "decoder": theirs.decoder_layers}
+    return [found for side, count in both.items() for found in stack(f"model.{side}", side, count)]
+
+
+def stack(ours, side, count) -> list[Pair]:
+    found, attentions = [], {"self_attn": "self_attn"} | ({"cross_attn": "encoder_attn"} if side == "decoder" else {})
+    for i in range(count):
+        layer, their_layer = f"{ours}.layers.{i}", f"{side}.layers.{i}"
+        for attention, name in attentions.items():
+            for projection, their_projection in (("q", "q"), ("k", "k"), ("v", "v"), ("o", "out")):
+                found += linear(f"{layer}.{attention}.{projection}_proj", f"{their_layer}.{name}.{their_projection}_proj")
+            found += linear(f"{layer}.{attention}_norm", f"{their_layer}.{name}_layer_norm")
+        found += linear(f"{layer}.feed_forward.up_proj", f"{their_layer}.fc1")
+        found += linear(f"{layer}.feed_forward.down_proj", f"{their_layer}.fc2")
+        found += linear(f"{layer}.feed_forward_norm", f"{their_layer}.final_layer_norm")
     return found

@@ -9,6 +9,8 @@ ARCHITECTURES = {
     "GPT2Model": "VanillaDecoderModel",
     "GPT2LMHeadModel": "VanillaDecoderForCausalLM",
     "GPT2ForSequenceClassification": "VanillaDecoderForSequenceClassification",
+    "GPT2ForTokenClassification": "VanillaDecoderForTokenClassification",
+    "GPT2ForQuestionAnswering": "VanillaDecoderForQuestionAnswering",
 }
 PREFIX = "transformer."
 UNUSED = r"h\.\d+\.attn\.(bias|masked_bias)"  # causal masks
@@ -16,6 +18,7 @@ UNUSED = r"h\.\d+\.attn\.(bias|masked_bias)"  # causal masks
 
 def config(theirs, architecture, names):
     require(theirs, add_cross_attention=False)
+    dropouts = (getattr(theirs, name, None) for name in ("classifier_dropout", "hidden_dropout"))
     return {
         "hidden_size": theirs.n_embd,
         "intermediate_size": theirs.n_inner or 4 * theirs.n_embd,
@@ -32,6 +35,7 @@ def config(theirs, architecture, names):
         "embedding_dropout": theirs.embd_pdrop,
         "dropout": theirs.resid_pdrop,
         "attention_dropout": theirs.attn_pdrop,
+        "classifier_dropout": next((dropout for dropout in dropouts if dropout is not None), 0.1),
     }
 
 
@@ -63,6 +67,7 @@ def config_back(ours, architecture):
         "embd_pdrop": ours.embedding_dropout,
         "resid_pdrop": ours.dropout,
         "attn_pdrop": ours.attention_dropout,
+        "classifier_dropout": ours.classifier_dropout,
     }
 
 
@@ -73,6 +78,8 @@ def pairs(ours, theirs, architecture) -> list[Pair]:
         pair("model.embeddings.embed_positions.weight", "wpe.weight"),
         *linear("model.norm", "ln_f"),
         pair("score.weight", "score.weight"),
+        *linear("classifier", "classifier"),
+        *linear("qa_outputs", "qa_outputs"),
     ]
     if not tied:
         found.append(pair("lm_head.weight", "lm_head.weight"))

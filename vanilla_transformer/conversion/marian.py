@@ -35,6 +35,7 @@ def config(theirs, architecture, names):
 
 def config_back(ours, architecture):
     require(ours, position_embedding_type="sinusoidal", embedding_norm=False)
+    require(ours, norm_first=False, final_norm=False, wrap_last_token=False)
     return bart.seq2seq_fields_back(ours) | {"share_encoder_decoder_embeddings": True}
 
 
@@ -42,7 +43,7 @@ def pairs(ours, theirs, architecture) -> list[Pair]:
     width = ours.hidden_size
     order = torch.arange(width).view(2, width // 2).T.flatten()  # ours 0, 1, 2, 3 ... is theirs 0, D/2, 1, D/2 + 1 ...
     found = bart.embeddings(ours, theirs.tie_word_embeddings, theirs.share_encoder_decoder_embeddings)
-    return [in_order(entry, order) for entry in found + bart.stacks(ours)] + [bart.final_logits_bias(ours)]
+    return [in_order(entry, order) for entry in found + bart.stacks(theirs)] + [bart.final_logits_bias(ours)]
 
 
 def in_order(entry, order):

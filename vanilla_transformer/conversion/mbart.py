@@ -4,18 +4,22 @@ from . import bart
 from .tensors import Pair, linear
 
 CONFIG = "MBartConfig"
-ARCHITECTURES = {
-    "MBartModel": "VanillaSeq2SeqModel",
-    "MBartForConditionalGeneration": "VanillaSeq2SeqForConditionalGeneration",
-}
+ARCHITECTURES = {f"M{theirs}": ours for theirs, ours in bart.ARCHITECTURES.items()}
 PREFIX = "model."
 UNUSED = bart.UNUSED
 
 
 def config(theirs, architecture, names):
-    return bart.config(theirs, architecture, names) | {"norm_first": True, "wrap_last_token": True}
+    wraps = {} if bart.is_decoder(architecture) else {"wrap_last_token": True}
+    return bart.config(theirs, architecture, names) | {"norm_first": True, **wraps}
+
+
+def config_back(ours, architecture):
+    return bart.config_back(ours, architecture, norm_first=True)
 
 
 def pairs(ours, theirs, architecture) -> list[Pair]:
-    norms = [found for side in ("encoder", "decoder") for found in linear(f"model.{side}.norm", f"{side}.layer_norm")]
-    return bart.pairs(ours, theirs, architecture) + norms
+    found = bart.pairs(ours, theirs, architecture)
+    if bart.is_decoder(architecture):
+        return found + linear("model.norm", "decoder.layer_norm")
+    return found + [norm for side in ("encoder", "decoder") for norm in linear(f"model.{side}.norm", f"{side}.layer_norm")]

@@ -9,6 +9,7 @@ ARCHITECTURES = {
     "OPTModel": "VanillaDecoderModel",
     "OPTForCausalLM": "VanillaDecoderForCausalLM",
     "OPTForSequenceClassification": "VanillaDecoderForSequenceClassification",
+    "OPTForQuestionAnswering": "VanillaDecoderForQuestionAnswering",
 }
 PREFIX = "model."
 
@@ -37,6 +38,41 @@ def config(theirs, architecture, names):
     }
 
 
+def config_back(ours, architecture):
+    require(
+        ours,
+        position_embedding_type="learned",
+        position_ids_from="mask",
+        scale_embedding=False,
+        embedding_norm=False,
+        layer_norm_eps=1e-5,
+        sliding_window=None,
+        add_cross_attention=False,
+        activation_dropout=0,
+        embedding_dropout=0,
+    )
+    if architecture == "OPTForCausalLM":
+        require(ours, lm_head_bias=False)
+    if not ours.norm_first:
+        require(ours, final_norm=False)
+    return {
+        "hidden_size": ours.hidden_size,
+        "word_embed_proj_dim": ours.hidden_size,
+        "ffn_dim": ours.intermediate_size,
+        "num_hidden_layers": ours.num_hidden_layers,
+        "num_attention_heads": ours.num_attention_heads,
+        "activation_function": ours.hidden_act,
+        "max_position_embeddings": ours.max_position_embeddings,
+        "do_layer_norm_before": ours.norm_first,
+        "_remove_final_layer_norm": ours.norm_first and not ours.final_norm,
+        "enable_bias": ours.linear_bias,
+        "init_std": ours.initializer_range,
+        "dropout": ours.dropout,
+        "attention_dropout": ours.attention_dropout,
+        "layerdrop": 0.0,
+    }
+
+
 def pairs(ours, theirs, architecture) -> list[Pair]:
     tied = theirs.tie_word_embeddings
     also = ("lm_head.weight",) if tied else ()
@@ -45,6 +81,7 @@ def pairs(ours, theirs, architecture) -> list[Pair]:
         pair("model.embeddings.embed_positions.weight", "decoder.embed_positions.weight", without_rows(1)),
         *linear("model.norm", "decoder.final_layer_norm"),
         pair("score.weight", "score.weight"),
+        *linear("qa_outputs", "qa_outputs"),
     ]
     if not tied:
         found.append(pair("lm_head.weight", "lm_head.weight"))

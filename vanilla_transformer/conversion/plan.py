@@ -233,11 +233,11 @@ def modern_name(name):
 
 # --------------------------------------------------------------------------------------------------------------- backward
 
-BACK = {"bert": bert, "gpt2": gpt2, "bart": bart, "marian": marian}
+BACK = {"bert": bert, "gpt2": gpt2, "opt": opt, "bart": bart, "mbart": mbart, "marian": marian}
 
 
 def plan_to_theirs(source: str | os.PathLike, to: str) -> Plan:
-    """Our checkpoint -> BERT, GPT-2, BART or Marian."""
+    """Our checkpoint -> one of the families in `BACK`."""
     if to not in BACK:
         raise ValueError(f"checkpoints can be converted to {', '.join(BACK)}, got {to!r}")
     path, ours = open_checkpoint(source)
