@@ -295,23 +295,6 @@ def test_a_truncated_file_is_refused(bert):
         plan(bert[0])
 
 
-@pytest.mark.parametrize("has_safetensors", [True, False])
-def test_a_hub_id_is_downloaded_without_pickles_where_there_are_safetensors(bert, has_safetensors, monkeypatch, tmp_path):
-    calls = []
-
-    def download(hub_id, allow_patterns, ignore_patterns):
-        assert ignore_patterns == ["*/*"]  # a run's checkpoints, exports
-        calls.append((hub_id, "pytorch_model*.bin" in allow_patterns, "*.safetensors" in allow_patterns))
-        return str(bert[0])
-
-    if not has_safetensors:
-        torch.save(load_file(bert[0] / "model.safetensors"), bert[0] / "pytorch_model.bin")
-        (bert[0] / "model.safetensors").unlink()
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    assert convert("someone/bert", tmp_path / "ours")["architecture"] == "VanillaEncoderForMaskedLM"
-    assert calls == [("someone/bert", False, True)] + [("someone/bert", True, False)] * (not has_safetensors)
-
-
 def test_a_hub_id_that_cannot_be_reached_is_named():
     with pytest.raises(FileNotFoundError, match="someone/nothing is neither a checkpoint directory nor on the Hub"):
         plan("someone/nothing")

@@ -12,7 +12,14 @@ from pathlib import Path
 
 import huggingface_hub
 import torch
-from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError, StrictDataclassError
+from huggingface_hub.errors import (
+    CachedRepoTreeNotFoundError,
+    HFValidationError,
+    IncompleteSnapshotError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    StrictDataclassError,
+)
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 from transformers import (
@@ -162,7 +169,7 @@ def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FIL
     """The directory `source`, or that of the `files` of the Hub id `source`, downloaded if they are not in the cache.
 
     Raises:
-        FileNotFoundError: if it is neither.
+        FileNotFoundError: if it is neither, and where the Hub cannot be reached and the cache may have a part of them only.
         NotADirectoryError: if it is a file.
     """
     path, name, expected = Path(source), os.fspath(source), "expected a checkpoint directory or a Hub id"
@@ -175,14 +182,35 @@ def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FIL
     except HFValidationError:
         raise FileNotFoundError(f"{source or repr(name)} does not exist, {expected}") from None
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(files), ignore_patterns=["*/*"]))
+        ignored = None if any("/" in file for file in files) else ["*/*"]
+        directory = Path(huggingface_hub.snapshot_download(name, allow_patterns=list(files), ignore_patterns=ignored))
     except RepositoryNotFoundError:
         reason = "the Hub has none of this name, or not for this login"
+    except IncompleteSnapshotError:
+        reason = "the cache has only a part of it, and the Hub cannot be reached"
     except LocalEntryNotFoundError:
         reason = "it is not in the cache, and the Hub cannot be reached"
     except (OSError, ValueError) as error:  # what the Hub client raises is one or the other
         reason = one_line(error)
+    else:
+        if files == FILES:
+            check_cached(name, directory)
+        return directory
     raise FileNotFoundError(f"{source} is neither a checkpoint directory nor on the Hub: {reason}")
+
+
+def check_cached(name: str, directory: Path) -> None:
+    """`from_pretrained` puts only what it reads into the cache, and no list of what there is. Without the Hub, such a cache
+    does not tell a repository without a tokenizer from one whose tokenizer was not asked for."""
+    if any((directory / vocabulary).is_file() for vocabulary in VOCABULARIES):
+        return
+    try:
+        huggingface_hub.get_cached_repo_tree(name, revision=directory.name)
+    except CachedRepoTreeNotFoundError:
+        remedy = f"run `hf download {name}` where the Hub can be reached, or give a directory"
+        raise FileNotFoundError(
+            f"the cache has no tokenizer of {name}, and cannot say whether the Hub has one: {remedy}"
+        ) from None
 
 
 # --------------------------------------------------------------------------------------------------------------- configs

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
 
-from transformers.utils import cached_file, logging
+from transformers.utils import logging
 
-from ..checkpoint import config_and_class
+from ..checkpoint import checkpoint_directory, config_and_class
 from .data import lines, paths_of
 from .recipe import REPORT
 from .tasks import TASKS
@@ -65,12 +65,11 @@ def check_held_out(key: str, path: str, data: dict) -> bool:
 
 def report_of(path) -> tuple[dict, list[Path]] | None:
     """The [data] of the recipe that a checkpoint is of, and its training files; `None` if it does not say."""
-    try:
-        file = cached_file(path, REPORT)
-    except OSError:
+    file = checkpoint_directory(path) / REPORT
+    if not file.is_file():
         return None
     try:
-        data = json.loads(Path(file).read_bytes())["recipe"]["data"]
+        data = json.loads(file.read_bytes())["recipe"]["data"]
         return data, paths_of({**data, "train": data.get("train", [])}, "train")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file} is not the report of a run: {error!r}") from None

@@ -9,7 +9,7 @@ from datasets import Dataset, IterableDataset
 from sacrebleu.metrics import BLEU
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..checkpoint import config_and_class, limit_generation, load_tokenizer
+from ..checkpoint import checkpoint_directory, config_and_class, limit_generation, load_tokenizer
 from ..errors import UsageError
 from .batches import SIDES
 from .checks import told
@@ -123,7 +123,7 @@ def make_model(recipe, task, tokenizer, text) -> PreTrainedModel:
 
 def pretrained(model_class, path, settings):
     try:
-        model = model_class.from_pretrained(path, **settings)
+        model = model_class.from_pretrained(checkpoint_directory(path), **settings)
     except RuntimeError as error:  # weights of other shapes
         raise ValueError(f"model.path is {path!r}, expected a checkpoint of the shape in [model]: {error}") from None
     model.config.auto_map = dict(model.config.default_auto_map)  # a file may name another's code

@@ -1,0 +1,304 @@
+"""A Hub on this machine: what huggingface_hub asks the real one over HTTP when it pushes, lists and downloads models."""
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import yaml
+
+USER, TOKEN = "someone", "hf_of_someone"
+LARGE = {".safetensors", ".onnx", ".png", ".bin", ".model", ".spm"}  # what .gitattributes gives to LFS
+
+Files = dict[str, bytes]
+
+
+@dataclass
+class Repository:
+    """Files by path, for each commit; a commit's id for each branch."""
+
+    commits: dict[str, Files] = field(default_factory=dict)
+    branches: dict[str, str] = field(default_factory=dict)
+
+    def commit(self, files: Files, branch: str = "main") -> str:
+        sha = hashlib.sha1(repr((len(self.commits), sorted(files))).encode()).hexdigest()
+        self.commits[sha], self.branches[branch] = files, sha
+        return sha
+
+    def resolve(self, revision: str) -> str | None:
+        sha = self.branches.get(revision, revision)
+        return sha if sha in self.commits else None
+
+
+class Hub:
+    """Repositories by id, and `requests`, a line for each that came. `endpoint` is for HF_ENDPOINT."""
+
+    def __init__(self, endpoint: str):
+        self.endpoint = endpoint
+        self.repositories: dict[str, Repository] = {}
+        self.large: dict[str, bytes] = {}  # by sha256
+        self.requests: list[str] = []
+
+    def add(self, name: str, directory: Path, branch: str = "main") -> str:
+        """Puts the files of `directory` into the repository `name`, as one commit; returns the commit's id."""
+        files = {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+        return self.repositories.setdefault(name, Repository()).commit(files, branch)
+
+    def files(self, name: str, revision: str = "main") -> Files:
+        repository = self.repositories[name]
+        return repository.commits[repository.resolve(revision)]
+
+    def environment(self, home: Path) -> dict[str, str]:
+        """Of a process that uses this Hub, is logged in and has its cache in `home`."""
+        kept = {name: value for name, value in os.environ.items() if name not in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
+        places = {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(home), "HF_MODULES_CACHE": str(home / "modules")}
+        # Without Xet, a protocol between its own library and another server, large files go the way of git-lfs.
+        switches = {
+            "HF_TOKEN": TOKEN,
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "NO_PROXY": "127.0.0.1,localhost",
+        }
+        return {**kept, **places, **switches}
+
+    def run(self, home: Path, *command: str, **settings) -> subprocess.CompletedProcess:
+        """Runs Python with the arguments `command` as a user of this Hub."""
+        options = dict(capture_output=True, text=True, timeout=900, env=self.environment(home))
+        return subprocess.run([sys.executable, *command], **{**options, **settings})
+
+
+@contextlib.contextmanager
+def running() -> Iterator[Hub]:
+    """A Hub that answers while the block runs."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.hub = Hub(f"http://127.0.0.1:{server.server_port}")
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server.hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+# ---------------------------------------------------------------------------------------------------------------- answers
+
+
+class Refused(Exception):
+    """An answer that is an error: its status, and the code that tells the client what is missing."""
+
+    def __init__(self, status: int, code: str):
+        self.status, self.code = status, code
+
+
+NO_REPOSITORY, NO_REVISION, NO_ENTRY = (Refused(404, f"{name}NotFound") for name in ("Repo", "Revision", "Entry"))
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *message):
+        pass
+
+    def do_GET(self):  # noqa: N802, the name of http.server
+        address = urlsplit(self.path)
+        self.hub.requests.append(f"{self.command} {self.path}")
+        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.query = parse_qs(address.query)
+        try:
+            for methods, pattern, answer in ROUTES:
+                if self.command in methods.split() and (found := re.fullmatch(pattern, address.path)):
+                    if self.command in ("POST", "PUT") and "paths-info" not in self.path and "/lfs/" not in address.path:
+                        self.check_login()
+                    return answer(self, **{name: unquote(text) for name, text in found.groupdict().items()})
+            self.reply(404, b"no such address")
+        except Refused as refused:
+            self.reply(refused.status, b"{}", {"X-Error-Code": refused.code})
+
+    do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815
+
+    @property
+    def hub(self) -> Hub:
+        return self.server.hub
+
+    def check_login(self):
+        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            raise Refused(401, "")
+
+    def reply(self, status: int, content: bytes = b"", headers: dict | None = None):
+        self.send_response(status)
+        for name, value in {"Content-Length": len(content), **(headers or {})}.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def reply_json(self, content, status: int = 200):
+        self.reply(status, json.dumps(content).encode(), {"Content-Type": "application/json"})
+
+    def repository(self, name: str) -> Repository:
+        if name not in self.hub.repositories:
+            raise NO_REPOSITORY
+        return self.hub.repositories[name]
+
+    def found(self, name: str, revision: str) -> tuple[str, Files]:
+        repository = self.repository(name)
+        if (sha := repository.resolve(revision)) is None:
+            raise NO_REVISION
+        return sha, repository.commits[sha]
+
+    # ------------------------------------------------------------------------------------------------------------ reading
+
+    def who(self):
+        self.check_login()
+        self.reply_json({"type": "user", "name": USER, "orgs": []})
+
+    def info(self, name: str, revision: str = "main"):
+        sha, files = self.found(name, revision)
+        card = metadata(files)
+        facts = {"id": name, "modelId": name, "sha": sha, "private": False, "tags": card.get("tags", []), "cardData": card}
+        names = {"pipeline_tag", "library_name"} & card.keys()
+        self.reply_json({**facts, **{key: card[key] for key in names}, "siblings": [{"rfilename": path} for path in files]})
+
+    def tree(self, name: str, revision: str, folder: str = ""):
+        _, files = self.found(name, revision)
+        inside = {path: content for path, content in files.items() if not folder or path.startswith(f"{folder}/")}
+        if folder and not inside:
+            raise NO_ENTRY
+        if self.query.get("recursive", ["False"])[0].lower() not in ("true", "1"):
+            start = len(folder) + 1 if folder else 0
+            inside = {path: content for path, content in inside.items() if "/" not in path[start:]}
+        self.reply_json([entry(path, content) for path, content in inside.items()])
+
+    def paths(self, name: str, revision: str):
+        _, files = self.found(name, revision)
+        wanted = parse_qs(self.body.decode()).get("paths", [])
+        self.reply_json([entry(path, files[path]) for path in wanted if path in files])
+
+    def refs(self, name: str):
+        branches = self.repository(name).branches.items()
+        named = [{"name": branch, "ref": f"refs/heads/{branch}", "targetCommit": sha} for branch, sha in branches]
+        self.reply_json({"branches": named, "converts": [], "tags": []})
+
+    def resolve(self, name: str, revision: str, path: str):
+        sha, files = self.found(name, revision)
+        if path not in files:
+            return self.reply(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": sha})
+        content = files[path]
+        if Path(path).suffix not in LARGE:
+            return self.reply(200, content, {"ETag": f'"{blob(content)}"', "X-Repo-Commit": sha})
+        oid = hashlib.sha256(content).hexdigest()
+        self.hub.large[oid] = content
+        elsewhere = self.hub.endpoint.replace("127.0.0.1", "localhost")  # large files lie on another host
+        linked = {"X-Linked-ETag": f'"{oid}"', "X-Linked-Size": len(content)}
+        self.reply(302, b"", {"Location": f"{elsewhere}/lfs/{oid}", "X-Repo-Commit": sha, **linked})
+
+    def large(self, oid: str):
+        self.reply(200, self.hub.large[oid], {"ETag": f'"{oid}"'})
+
+    # ------------------------------------------------------------------------------------------------------------ writing
+
+    def validate(self):
+        self.reply_json({"errors": [], "warnings": []})
+
+    def create(self):
+        asked = json.loads(self.body)
+        name = f"{asked.get('organization') or USER}/{asked['name']}"
+        facts = {"url": f"{self.hub.endpoint}/{name}", "id": name, "name": name}
+        if name in self.hub.repositories:
+            return self.reply_json(facts, 409)
+        self.hub.repositories[name] = Repository()
+        self.hub.repositories[name].commit({".gitattributes": b""})
+        self.reply_json(facts)
+
+    def branch(self, name: str, branch: str):
+        repository = self.repository(name)
+        if branch in repository.branches:
+            return self.reply_json({}, 409)
+        repository.branches[branch] = repository.branches["main"]
+        self.reply_json({}, 201)
+
+    def preupload(self, name: str, revision: str):
+        self.found(name, revision)
+        modes = {True: "lfs", False: "regular"}
+        files = [(file["path"], Path(file["path"]).suffix in LARGE) for file in json.loads(self.body)["files"]]
+        self.reply_json({"files": [{"path": path, "uploadMode": modes[big], "shouldIgnore": False} for path, big in files]})
+
+    def batch(self, name: str):
+        objects = json.loads(self.body)["objects"]
+        upload = [{**found, "actions": {"upload": {"href": f"{self.hub.endpoint}/lfs/{found['oid']}"}}} for found in objects]
+        self.reply_json({"transfer": "basic", "objects": upload})
+
+    def upload(self, oid: str):
+        if hashlib.sha256(self.body).hexdigest() != oid:
+            raise Refused(400, "")
+        self.hub.large[oid] = self.body
+        self.reply(200)
+
+    def commit(self, name: str, revision: str):
+        _, files = self.found(name, revision)
+        files = dict(files)
+        for line in self.body.splitlines():
+            operation = json.loads(line)
+            key, value = operation["key"], operation["value"]
+            if key == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif key == "lfsFile":
+                files[value["path"]] = self.hub.large[value["oid"]]
+            elif key == "deletedFile":
+                del files[value["path"]]
+            elif key != "header":
+                raise Refused(400, "")
+        sha = self.repository(name).commit(files, revision)
+        self.reply_json({"commitUrl": f"{self.hub.endpoint}/{name}/commit/{sha}", "commitOid": sha})
+
+
+def metadata(files: Files) -> dict:
+    """What stands between the first two lines of dashes in README.md."""
+    parts = files.get("README.md", b"").decode().split("---\n", 2)
+    return yaml.safe_load(parts[1]) if len(parts) == 3 and not parts[0] else {}
+
+
+def blob(content: bytes) -> str:
+    """Its id in git."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def entry(path: str, content: bytes) -> dict:
+    found = {"type": "file", "path": path, "size": len(content), "oid": blob(content)}
+    if Path(path).suffix not in LARGE:
+        return found
+    return {**found, "lfs": {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}}
+
+
+NAME, MODEL = r"(?P<name>[^/]+/[^/]+)", r"/api/models/(?P<name>[^/]+/[^/]+)"
+REVISION = r"(?P<revision>[^/]+)"
+ROUTES = (
+    ("GET", r"/api/whoami-v2", Handler.who),
+    ("GET", MODEL, Handler.info),
+    ("GET", rf"{MODEL}/revision/{REVISION}", Handler.info),
+    ("GET", rf"{MODEL}/tree/{REVISION}", Handler.tree),
+    ("GET", rf"{MODEL}/tree/{REVISION}/(?P<folder>.+)", Handler.tree),
+    ("POST", rf"{MODEL}/paths-info/{REVISION}", Handler.paths),
+    ("GET", rf"{MODEL}/refs", Handler.refs),
+    ("GET HEAD", rf"/{NAME}/resolve/{REVISION}/(?P<path>.+)", Handler.resolve),
+    ("GET HEAD", r"/lfs/(?P<oid>\w+)", Handler.large),
+    ("PUT", r"/lfs/(?P<oid>\w+)", Handler.upload),
+    ("POST", r"/api/validate-yaml", Handler.validate),
+    ("POST", r"/api/repos/create", Handler.create),
+    ("POST", rf"{MODEL}/branch/(?P<branch>[^/]+)", Handler.branch),
+    ("POST", rf"{MODEL}/preupload/{REVISION}", Handler.preupload),
+    ("POST", rf"/{NAME}\.git/info/lfs/objects/batch", Handler.batch),
+    ("POST", rf"{MODEL}/commit/{REVISION}", Handler.commit),
+)
