@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from vanilla_transformer import checkpoint as checkpoints
 from vanilla_transformer.checkpoint import checkpoint_directory, config_and_class, for_every_version
+from vanilla_transformer.companions import companions
 from vanilla_transformer.files import new_directory
 
 from . import cpu, cuda, optimize, portable
@@ -100,6 +101,8 @@ def export(
         tokens = None if shortlist is None else checked(model, shortlist)
         source = checkpoint_directory(checkpoint)
         config = write_configs(model, source, directory)
+        found = companions(checkpoint)
+        found.copy(directory)
         specs = graph_specs(config, type(model).__name__, target, dtype, activations)
         graphs, steps = {}, {}
         traced = cuda.prepared(model, DTYPE[activations]) if target == "cuda" else model
@@ -121,6 +124,7 @@ def export(
             "shortlist": tokens,
             "opset": OPSET[target],
             "graphs": {role: spec.file for role, spec in specs.items()},
+            "sentence_modules": found.facts(),
             "optimized": steps,
             **clients,
             "versions": {name: version(name) for name in ("vanilla-transformer", "torch", "transformers", "onnx")},
@@ -219,7 +223,8 @@ def load_checkpoint(checkpoint: str | os.PathLike) -> PreTrainedModel:
 def write_configs(model, checkpoint, directory):
     """generation_config.json and the tokenizer; returns the checkpoint's config."""
     config = model.config.to_dict()
-    config.pop("auto_map")  # there is no code beside an export
+    # There is no code beside an export, and where it came from is of one machine.
+    config = {name: value for name, value in config.items() if name not in ("auto_map", "custom_pipelines", "_name_or_path")}
     if model.can_generate():
         model.generation_config.save_pretrained(directory)
     for name in TOKENIZER_FILES:

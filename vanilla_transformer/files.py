@@ -30,15 +30,19 @@ StrPath = str | os.PathLike
 
 MANIFEST, CARD = "manifest.json", "README.md"  # of an export
 CONFIG = "config.json"  # of a checkpoint
+MODULES = "modules.json"  # of sentence-transformers, what is done with the states of a model
 VERSION_KEY = "vanilla_transformer_version"  # in the config of a checkpoint that we wrote for another library
 MODEL_TYPE = re.compile(r"vanilla-(encoder|decoder|seq2seq)")
 CHECKPOINT_FILE = re.compile(
     r"(config|generation_config|training|model\.safetensors\.index)\.json|model(-\d{5}-of-\d{5})?\.safetensors"
     r"|(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|target_vocab)\.json|vocab\.txt|merges\.txt"
     r"|(source|target)\.spm|(spiece|sentencepiece\.bpe)\.model|chat_template\.jinja|README\.md|curves\.png"
-    r"|(configuration|layers|modeling)_vanilla_transformer\.py"
+    r"|(configuration|layers|modeling|pipelines)_vanilla_transformer\.py"
 )
 EXPORT_FILE = re.compile(r"(config|generation_config|genai_config|tokenizer|tokenizer_config)\.json|onnx/\w+\.onnx(_data)?")
+# Of sentence-transformers, in both; the second kind are of a module, in its folder.
+COMPANION = re.compile(r"modules\.json|config_sentence_transformers\.json|sentence_[\w-]+_config\.json")
+OF_MODULE = re.compile(r"([\w-]+)/(config\.json|model\.safetensors|pytorch_model\.bin)")
 IGNORED = {"__pycache__", ".DS_Store"}  # what systems put anywhere
 IGNORED_ON_MOUNT = {"lost+found", ".partial"}
 NAMED = 5  # entries of others that an error names
@@ -164,23 +168,39 @@ def files_of_export(directory: Path) -> set[str]:
     files = manifest.get("files")
     if not {"schema_version", "architecture", "model_type"} <= manifest.keys() or not isinstance(files, dict):
         return set()
-    return {MANIFEST, CARD, *(name for name in files if EXPORT_FILE.fullmatch(name))}
+    return {MANIFEST, CARD, *(name for name in files if EXPORT_FILE.fullmatch(name)), *companions_in(directory, files)}
 
 
 def files_of_checkpoint(directory: Path) -> set[str]:
     """Those whose names are a checkpoint's; none if no config says that we wrote it."""
     config = read_object(directory / CONFIG)
     is_ours = VERSION_KEY in config or MODEL_TYPE.fullmatch(str(config.get("model_type")))
-    return {name for name in os.listdir(directory) if CHECKPOINT_FILE.fullmatch(name)} if is_ours else set()
+    if not is_ours:
+        return set()
+    files = list(relative_files(directory))
+    return {*(name for name in files if CHECKPOINT_FILE.fullmatch(name)), *companions_in(directory, files)}
+
+
+def companions_in(directory: Path, files: Iterable[str]) -> set[str]:
+    """Those of `files` that are sentence-transformers' own, or of a module that its modules.json names."""
+    modules = read_json(directory / MODULES)
+    named = {module.get("path") for module in modules if isinstance(module, dict)} if isinstance(modules, list) else set()
+    of_modules = {name for name in files if (found := OF_MODULE.fullmatch(name)) and found[1] in named}
+    return of_modules | {name for name in files if COMPANION.fullmatch(name)}
 
 
 def read_object(path: Path) -> dict:
     """The JSON object in a file; an empty one if it holds anything else."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
+    found = read_json(path)
     return found if isinstance(found, dict) else {}
+
+
+def read_json(path: Path) -> object:
+    """`None` if there is none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 def state_of(path: Path) -> dict[str, tuple] | None:

@@ -31,6 +31,7 @@ from ..checkpoint import (
     readers_errors,
     save_tokenizer,
 )
+from ..companions import Companions, companions, left_out
 from ..files import VERSION_KEY, new_directory
 from . import bart, bert, distilbert, electra, gpt2, marian, mbart, opt, roberta
 from .fields import require
@@ -53,6 +54,7 @@ FAMILIES = {
 SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 COMMON = (*SPECIAL_TOKENS, "sep_token_id", "vocab_size", "tie_word_embeddings", "use_cache")
 COMMON += ("id2label", "label2id", "problem_type", "task_specific_params")
+COMMON += ("sentence_transformers", "sbert_ce_default_activation_function")  # of a cross-encoder: what its score passes
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ class Step:
 class Plan:
     """What `write` will write: the checkpoint of `model`, whose parameters are on the meta device, without values.
 
-    `left_out` are tensors of the source that belong to its family but not to its architecture.
+    `left_out` are tensors of the source that belong to its family but not to its architecture, and files that change what
+    comes of it and have no place here.
     """
 
     model: PreTrainedModel
@@ -80,6 +83,7 @@ class Plan:
     dtype: torch.dtype
     generation_config: GenerationConfig | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
+    companions: Companions | None = None
 
     def __post_init__(self):
         self.shapes = {}
@@ -149,6 +153,7 @@ class Plan:
         if self.tokenizer is not None:
             rows = learned_positions(self.model.config)
             save_tokenizer(self.tokenizer, directory, rows and min(rows, self.tokenizer.model_max_length))
+        self.companions.copy(directory)
 
     def facts(self, out: str | os.PathLike) -> dict:
         """What was written to `out`."""
@@ -159,6 +164,7 @@ class Plan:
             "parameters": sum(torch.Size(shape).numel() for shape, _ in self.shapes.values()),
             "left_out": self.left_out,
             "tokenizer": type(self.tokenizer).__name__ if self.tokenizer is not None else None,
+            "modules": [module.kind for module in self.companions.modules],
         }
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -193,7 +199,7 @@ def plan_to_ours(source: str | os.PathLike) -> Plan:
     model = empty_model(model_class, config, files, theirs)
     steps, left_out = forward_steps(model, family, theirs, architecture, files)
     plan = Plan(model, files, steps, left_out, config.dtype)
-    return with_companions(plan, path)
+    return with_companions(plan, source, path)
 
 
 def forward_steps(model, family: ModuleType, theirs, architecture, files) -> tuple[list[Step], list[str]]:
@@ -256,7 +262,7 @@ def plan_to_theirs(source: str | os.PathLike, to: str) -> Plan:
         files.rename(lambda name: f"model.{name}")
     model = empty_model(model_class, config, files, ours)
     steps, left_out = backward_steps(model, family, ours, architecture, files)
-    return with_companions(Plan(model, files, steps, left_out, config.dtype), path)
+    return with_companions(Plan(model, files, steps, left_out, config.dtype), source, path)
 
 
 def backward_steps(model, family: ModuleType, ours, architecture, files) -> tuple[list[Step], list[str]]:
@@ -322,8 +328,12 @@ def empty_model(model_class, config, files, source_config):
         return model_class(config)
 
 
-def with_companions(plan, path):
-    """The generation config and the tokenizer of the source. Old checkpoints have the first inside config.json."""
+def with_companions(plan, source, path):
+    """The generation config, the tokenizer and the modules of the source. Old checkpoints have the first inside config.json."""
+    plan.companions = companions(source)
+    content, _ = read_raw_config(path)
+    if content["model_type"] not in CONFIGS:  # the code beside our own weights is what is converted
+        plan.left_out += left_out(source, content)
     if plan.model.can_generate():
         has_file = (path / GENERATION_CONFIG).is_file()
         where = {} if has_file else {"config_file_name": CONFIG, "_from_model_config": True}

@@ -2,26 +2,31 @@
 
 import os
 import shutil
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from ..checkpoint import TOKENIZER_FILES, checkpoint_directory, for_every_version, read_json, shown
 from ..checkpoint import load_checkpoint as load
-from ..files import new_directory
+from ..companions import companions
+from ..files import MODULES, new_directory
 
 # Of a config, what says nothing about the model; of tokenizer.json, what the last call left.
-NEUTRAL = {"_name_or_path", "transformers_version", "dtype", "auto_map", "use_cache", "output_attentions"}
+NEUTRAL = {"_name_or_path", "transformers_version", "dtype", "auto_map", "custom_pipelines", "use_cache", "output_attentions"}
 NEUTRAL |= {"output_hidden_states", "return_dict"}
 OF_A_CALL = {"padding", "truncation"}
 
 
 def average(checkpoints: list[str | os.PathLike], out: str | os.PathLike, force: bool = False) -> None:
-    """Writes `averaged(checkpoints)` to the directory `out`, with the tokenizer of the first.
+    """Writes `averaged(checkpoints)` to the directory `out`, with the tokenizer of the first, and its modules of
+    sentence-transformers, whose weights are averaged too.
 
     Raises:
         FileExistsError: if `out` cannot be written, see `files.new_directory`.
-        FileNotFoundError, ValueError: as `averaged`; ValueError for another tokenizer.json.
+        FileNotFoundError, ValueError: as `averaged` and `companions`; ValueError for another tokenizer.json, and for other
+            modules.
     """
     with new_directory(out, force, checkpoints) as directory:
         model = averaged(checkpoints)
@@ -32,6 +37,7 @@ def average(checkpoints: list[str | os.PathLike], out: str | os.PathLike, force:
             if (first / name).is_file():
                 shutil.copyfile(first / name, directory / name)
         for_every_version(directory)
+        average_modules(checkpoints, directory)
 
 
 def averaged(checkpoints: list[str | os.PathLike]) -> PreTrainedModel:
@@ -64,6 +70,32 @@ def check_tokenizers(checkpoints) -> None:
     first, *others = [file for file in files if file.is_file()] or [None]
     for file in others:
         check_equal(read_json(file), read_json(first), (file, first), OF_A_CALL)
+
+
+def average_modules(checkpoints, directory: Path) -> None:
+    """Their weights become the mean, in float64, of those of all checkpoints; what their configs say must be the same."""
+    first, *others = found = [companions(checkpoint) for checkpoint in checkpoints]
+    for checkpoint, other in zip(checkpoints[1:], others):
+        if other.modules != first.modules:
+            one, same = ([module.kind for module in each.modules] for each in (other, first))
+            raise ValueError(f"{checkpoint} has the modules {one}, expected {same} as {checkpoints[0]} has")
+        for name in {*first.files, *other.files} - {MODULES}:
+            places = [Path(each, name) for each in (checkpoint, checkpoints[0])]
+            one, same = (each.files.get(name) for each in (other, first))
+            if name.endswith(".json"):
+                check_equal(*(read_json(file) if file else {} for file in (one, same)), places, {"__version__"})
+            elif not (one and same and name.endswith(".safetensors")):
+                raise ValueError(f"{places[0]} and {places[1]} have no mean, expected both, as safetensors")
+    first.copy(directory)
+    for name in first.files:
+        if name.endswith(".safetensors"):
+            save_file(mean([load_file(each.files[name]) for each in found]), directory / name)
+
+
+def mean(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {
+        name: (sum(part[name].double() for part in parts) / len(parts)).to(tensor.dtype) for name, tensor in parts[0].items()
+    }
 
 
 def check_equal(found: dict, expected: dict, places: tuple, neutral: set[str]) -> None:

@@ -1,0 +1,263 @@
+"""What sentence-transformers keeps beside the weights goes with them: embeddings are the same before and after."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from checkpoints import edit_json
+from families import random_config, random_model
+from safetensors.torch import load_file, save_file
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+
+from vanilla_transformer.conversion import convert, plan
+from vanilla_transformer.training.averaging import average
+from vanilla_transformer.training.tokenizer import train_tokenizer
+from vanilla_transformer_export.build import export
+from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.runtime import Runtime
+from vanilla_transformer_export.text import stacked
+
+TEXTS = ["the old man sees a red house", "two dogs", "a woman reads the book . a woman reads the book . two dogs"]
+PROMPTS = {"query": "the book : ", "document": ""}
+LONGEST = 12  # tokens: the last text has more
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A model's files by its class, with the tokenizer."""
+    tokenizer = train_tokenizer([*TEXTS, "the book :"] * 2, 60, for_encoder=True)
+
+    def make(architecture="BertModel", family="bert", **fields):
+        directory = tmp_path_factory.mktemp(architecture)
+        config = random_config(family, architecture, 0)
+        config.update({"vocab_size": len(tokenizer), **fields})
+        random_model(architecture, config).save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+        return str(directory), config.hidden_size
+
+    return make
+
+
+def embedder(made, pooling="mean", rest=("dense", "normalize"), **settings):
+    """Of what `base` made, in sentence-transformers."""
+    directory, width = made
+    transformers.set_seed(1)
+    modules = [Transformer(directory, max_seq_length=LONGEST), Pooling(width, pooling_mode=pooling, **settings)]
+    modules += {"dense": [Dense(width, 8)], "normalize": []}["dense" if "dense" in rest else "normalize"]
+    modules += [Normalize()] if "normalize" in rest else []
+    return SentenceTransformer(modules=modules, prompts=PROMPTS, device="cpu")
+
+
+def embeddings(directory):
+    """With each prompt, and without."""
+    model = SentenceTransformer(str(directory), device="cpu")
+    return np.stack([model.encode(TEXTS, prompt_name=name) for name in ("query", "document")])
+
+
+@pytest.fixture
+def saved(base, tmp_path):
+    model = embedder(base())
+    model.save(str(tmp_path / "theirs"))
+    return tmp_path / "theirs"
+
+
+@pytest.mark.parametrize("rest", [(), ("dense",), ("normalize",), ("dense", "normalize")], ids=" and ".join)
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+def test_embeddings_are_the_same_after_converting(base, pooling, rest, tmp_path):
+    model = embedder(base(), pooling, rest)
+    model.save(str(tmp_path / "theirs"))
+    expected = np.stack([model.encode(TEXTS, prompt_name=name) for name in ("query", "document")])
+    result = convert(tmp_path / "theirs", tmp_path / "ours")
+    assert result["modules"] == ["Pooling", *(name.capitalize() for name in rest)]
+    np.testing.assert_allclose(embeddings(tmp_path / "ours"), expected, rtol=1e-5, atol=1e-5)
+    assert not np.allclose(expected[0], expected[1], atol=1e-2)  # the prompt matters
+    assert SentenceTransformer(str(tmp_path / "ours"), device="cpu").max_seq_length == LONGEST
+    convert(tmp_path / "ours", tmp_path / "back", to="bert")
+    np.testing.assert_allclose(embeddings(tmp_path / "back"), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family, name", [("roberta", "RobertaModel"), ("distilbert", "DistilBertModel")])
+def test_other_families_and_a_pooling_that_leaves_the_prompt_out(base, family, name, tmp_path):
+    model = embedder(base(name, family, pad_token_id=0), include_prompt=False)  # as the tokenizer has it
+    model.save(str(tmp_path / "theirs"))
+    convert(tmp_path / "theirs", tmp_path / "ours")
+    np.testing.assert_allclose(embeddings(tmp_path / "ours"), embeddings(tmp_path / "theirs"), rtol=1e-5, atol=1e-5)
+
+
+def test_the_layout_of_older_versions(saved, tmp_path):
+    """As most checkpoints on the Hub have it: other names of classes, of poolings and of the length, Dense as a pickle, no
+    folder for what has no weights."""
+    expected = embeddings(saved)
+    modules = json.loads((saved / "modules.json").read_text())
+    for module in modules:
+        module["type"] = "sentence_transformers.models." + module["type"].rpartition(".")[2]
+    (saved / "modules.json").write_text(json.dumps(modules))
+    modes = {f"pooling_mode_{name}": name == "mean_tokens" for name in ("cls_token", "mean_tokens", "max_tokens")}
+    width = json.loads((saved / "config.json").read_text())["hidden_size"]
+    (saved / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": width, **modes}))
+    torch.save(load_file(saved / "2_Dense" / "model.safetensors"), saved / "2_Dense" / "pytorch_model.bin")
+    (saved / "2_Dense" / "model.safetensors").unlink()
+    shutil.rmtree(saved / "3_Normalize")
+    (saved / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": LONGEST, "do_lower_case": False}))
+    edit_json(saved / "tokenizer_config.json", model_max_length=512)
+    convert(saved, tmp_path / "ours")
+    np.testing.assert_allclose(embeddings(saved), expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(embeddings(tmp_path / "ours"), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Tanh"])
+@pytest.mark.parametrize("place", ["config_sentence_transformers.json", "config.json", "config.json of old"])
+def test_a_cross_encoder_keeps_its_activation(base, activation, place, tmp_path):
+    directory, _ = base("BertForSequenceClassification", type_vocab_size=2, id2label={0: "LABEL_0"}, label2id={"LABEL_0": 0})
+    name = activation.rpartition(".")[2]
+    model = CrossEncoder(directory, device="cpu", activation_fn=getattr(torch.nn, name)())
+    model.save_pretrained(str(tmp_path / "theirs"))
+    if place != "config_sentence_transformers.json":
+        for file in ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"):
+            (tmp_path / "theirs" / file).unlink()
+        keys = {"sentence_transformers": {"activation_fn": activation}}
+        keys = {"sbert_ce_default_activation_function": activation} if "old" in place else keys
+        edit_json(tmp_path / "theirs" / "config.json", **keys)
+    pairs = [("two dogs", "the old man"), ("a red house", "the book")]
+    expected = CrossEncoder(str(tmp_path / "theirs"), device="cpu").predict(pairs)
+    np.testing.assert_allclose(expected, model.predict(pairs), rtol=1e-6)
+    convert(tmp_path / "theirs", tmp_path / "ours")
+    found = CrossEncoder(str(tmp_path / "ours"), device="cpu").predict(pairs)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+# ----------------------------------------------------------------------------------------------------- export and average
+
+
+def by_manifest(directory, ids, mask):
+    """The modules that the manifest names, in numpy, over what onnxruntime says of the tokens."""
+    found = Runtime(directory).encode(ids, mask)
+    for module in json.loads((directory / "manifest.json").read_text())["sentence_modules"]:
+        if module["type"] == "Pooling":
+            real = mask[:, :, None]
+            found = {
+                "mean": (found * real).sum(1) / real.sum(1),
+                "cls": found[:, 0],
+                "max": np.where(real, found, -np.inf).max(1),
+            }[module["pooling_mode"]]
+        elif module["type"] == "Dense":
+            weights = load_file(directory / "2_Dense" / "model.safetensors")
+            assert module["activation_function"].endswith(".Tanh")
+            found = np.tanh(found @ weights["linear.weight"].numpy().T + weights["linear.bias"].numpy())
+        else:
+            assert module["type"] == "Normalize"
+            found = found / np.linalg.norm(found, axis=1, keepdims=True)
+    return found
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+def test_an_export_says_and_carries_what_follows_its_graph(base, pooling, tmp_path):
+    model = embedder(base(), pooling)
+    model.save(str(tmp_path / "theirs"))
+    convert(tmp_path / "theirs", tmp_path / "ours")
+    manifest = export(tmp_path / "ours", tmp_path / "onnx", cases=2)
+    assert [module["type"] for module in manifest["sentence_modules"]] == ["Pooling", "Dense", "Normalize"]
+    for name in ("modules.json", "config_sentence_transformers.json", "1_Pooling/config.json", "2_Dense/model.safetensors"):
+        assert (tmp_path / "onnx" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
+        assert name in manifest["files"]
+    encoded = [model.tokenizer(text, truncation=True, max_length=LONGEST)["input_ids"] for text in TEXTS]
+    found = by_manifest(tmp_path / "onnx", *stacked(encoded, 0))
+    np.testing.assert_allclose(found, model.encode(TEXTS), rtol=1e-4, atol=1e-5)
+
+
+def test_a_checkpoint_without_modules_has_an_export_without(base, tmp_path):
+    convert(base()[0], tmp_path / "ours")
+    assert export(tmp_path / "ours", tmp_path / "onnx", cases=2)["sentence_modules"] == []
+
+
+def test_the_weights_of_modules_are_averaged_too(saved, tmp_path):
+    convert(saved, tmp_path / "first")
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    dense = load_file(tmp_path / "first" / "2_Dense" / "model.safetensors")
+    other = {name: tensor + torch.randn_like(tensor) for name, tensor in dense.items()}
+    save_file(other, tmp_path / "second" / "2_Dense" / "model.safetensors")
+    average([tmp_path / "first", tmp_path / "second"], tmp_path / "mean")
+    found = load_file(tmp_path / "mean" / "2_Dense" / "model.safetensors")
+    for name, tensor in dense.items():
+        torch.testing.assert_close(found[name], ((tensor.double() + other[name].double()) / 2).float(), rtol=0, atol=0)
+    assert embeddings(tmp_path / "mean").shape == (2, 3, 8)
+    average([tmp_path / "first"], tmp_path / "same")
+    np.testing.assert_array_equal(embeddings(tmp_path / "same"), embeddings(tmp_path / "first"))
+
+
+def test_checkpoints_with_other_modules_have_no_average(saved, tmp_path):
+    convert(saved, tmp_path / "first")
+    for name, change, said in (
+        ("pooling", lambda path: edit_json(path / "1_Pooling" / "config.json", pooling_mode="cls"), "pooling_mode 'cls'"),
+        ("prompt", lambda path: edit_json(path / "config_sentence_transformers.json", prompts={}), "has prompts"),
+        ("none", lambda path: (path / "modules.json").unlink(), r"has the modules \[\], expected \['Pooling', 'Dense', 'Norm"),
+    ):
+        shutil.copytree(tmp_path / "first", tmp_path / name)
+        change(tmp_path / name)
+        with pytest.raises(ValueError, match=said):
+            average([tmp_path / "first", tmp_path / name], tmp_path / "mean")
+        assert not (tmp_path / "mean").exists()
+
+
+# ------------------------------------------------------------------------------------------------- what cannot come along
+
+
+@pytest.mark.parametrize("kind", ["sentence_transformers.models.WordWeights", "my_package.Pooling"])
+def test_a_module_that_is_not_known_is_refused_by_its_name(saved, kind, tmp_path):
+    modules = json.loads((saved / "modules.json").read_text())
+    modules[2]["type"] = kind
+    (saved / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ValueError, match=f"has modules of type {kind.removeprefix('sentence_transformers.models.')}, expected"):
+        convert(saved, tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        ("{}", r"holds {}, expected a list"),
+        ("[", "modules.json: "),
+        ("[]", "expected a list of modules"),
+        ('["a"]', "has the module 'a', expected its type"),
+        ('[{"type": "sentence_transformers.models.Transformer", "path": "0_Transformer"}]', "in '0_Transformer', expected"),
+        ('[{"type": "sentence_transformers.models.Transformer", "path": "../x"}]', "expected its type and the name of its"),
+        ('[{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]', "begins with a Pooling"),
+    ],
+)
+def test_a_list_of_modules_that_is_damaged_is_one_line(saved, content, said, tmp_path):
+    (saved / "modules.json").write_text(content)
+    with pytest.raises(ValueError, match=said):
+        convert(saved, tmp_path / "ours")
+
+
+@pytest.mark.parametrize("name", ["1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"])
+def test_a_file_that_a_module_lacks_is_named(saved, name, tmp_path):
+    (saved / name).unlink()
+    with pytest.raises(FileNotFoundError, match=f"lacks {name}.*, which modules.json asks for"):
+        convert(saved, tmp_path / "ours")
+
+
+def test_adapters_and_code_are_said_to_be_left_out(base, tmp_path):
+    theirs = tmp_path / "theirs"
+    shutil.copytree(base()[0], theirs)
+    for name in ("adapter_config.json", "adapter_model.safetensors", "modeling_other.py", "unrelated.py", "notes.txt"):
+        (theirs / name).write_text("{}")
+    edit_json(theirs / "config.json", auto_map={"AutoModel": "modeling_other.Model", "AutoConfig": "someone/x--there.Config"})
+    expected = ["adapter_config.json", "adapter_model.safetensors", "modeling_other.py"]
+    assert "adapter_config.json is left out" in str(plan(theirs)).splitlines()
+    assert convert(theirs, tmp_path / "ours")["left_out"] == expected
+
+
+def test_what_we_wrote_is_replaced_and_a_folder_of_somebody_else_s_is_not(saved, tmp_path):
+    convert(saved, tmp_path / "ours")
+    convert(saved, tmp_path / "ours", force=True)
+    export(tmp_path / "ours", tmp_path / "onnx", cases=2)
+    main(["export", str(tmp_path / "ours"), str(tmp_path / "onnx"), "--force"])
+    (tmp_path / "ours" / "checkpoint-2").mkdir()
+    shutil.copy(tmp_path / "ours" / "config.json", tmp_path / "ours" / "checkpoint-2")
+    with pytest.raises(FileExistsError, match="also holds checkpoint-2/config.json"):
+        convert(saved, tmp_path / "ours", force=True)

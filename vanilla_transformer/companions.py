@@ -1,0 +1,125 @@
+"""What sentence-transformers makes of a model's states stands in files beside the weights: they go where the weights go.
+
+`modules.json` names what follows the model, each with a folder: pooling, linear maps, normalisation. Prompts, the activation of
+a cross-encoder and the longest sequence are in files of their own.
+"""
+
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import huggingface_hub
+from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+from .checkpoint import CONFIG, checkpoint_directory, read_json, readers_errors, shown
+from .files import COMPANION, MODULES
+
+MODULE_CONFIG, MODULE_WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")
+# Kinds of modules, and of what files each needs one.
+KINDS = {"Pooling": ((MODULE_CONFIG,),), "Dense": ((MODULE_CONFIG,), MODULE_WEIGHTS), "Normalize": ()}
+# What transformers reads beside the weights and a checkpoint of another family has no place for.
+ADAPTERS = re.compile(r"adapter_config\.json|adapter_model\.(safetensors|bin)|custom_generate/generate\.py")
+
+
+@dataclass(frozen=True)
+class Module:
+    """One of modules.json: the name of its class, with its package if that is another's, and its folder."""
+
+    kind: str
+    folder: str
+
+
+@dataclass(frozen=True)
+class Companions:
+    """The `modules` behind a model, and the `files` of sentence-transformers by the names they have in a checkpoint."""
+
+    modules: tuple[Module, ...]
+    files: dict[str, Path]
+
+    def copy(self, directory: Path) -> None:
+        for name, file in self.files.items():
+            (directory / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, directory / name)
+
+    def facts(self) -> list[dict]:
+        """What is done with the states, in order: the `type` of each module, and what its config says."""
+        files = [self.files.get(f"{module.folder}/{MODULE_CONFIG}") for module in self.modules]
+        return [{"type": module.kind, **(read_json(file) if file else {})} for module, file in zip(self.modules, files)]
+
+
+def companions(source: str | os.PathLike) -> Companions:
+    """Of the checkpoint `source`, a directory or Hub id.
+
+    Raises:
+        FileNotFoundError: as `checkpoint_directory`, and for a file that a module lacks.
+        ValueError: for a modules.json that is damaged or names a module that is not known.
+    """
+    directory = checkpoint_directory(source)
+    modules = read_modules(directory / MODULES)
+    if modules and not os.path.isdir(source):
+        places = (f"{module.folder}/{name}" for module in modules for name in (MODULE_CONFIG, *MODULE_WEIGHTS))
+        directory = checkpoint_directory(source, tuple(places))
+    names = [name for name in sorted(os.listdir(directory)) if COMPANION.fullmatch(name)]
+    names += [name for module in modules for name in files_of(directory, module)]
+    for name in names:
+        if name.endswith(".json") and name != MODULES:
+            read_json(directory / name)
+    return Companions(modules, {name: directory / name for name in names})
+
+
+def read_modules(path: Path) -> tuple[Module, ...]:
+    """Those behind the model; none without a file."""
+    if not path.is_file():
+        return ()
+    with readers_errors(path):
+        content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, list) or not content:
+        raise ValueError(f"{path} holds {shown(content)}, expected a list of modules")
+    first, *rest = [module_of(path, entry) for entry in content]
+    if first != Module("Transformer", ""):
+        raise ValueError(f"{path} begins with a {first.kind} in {first.folder!r}, expected a Transformer in ''")
+    if unknown := [module.kind for module in rest if module.kind not in KINDS]:
+        raise ValueError(f"{path} has modules of type {', '.join(unknown)}, expected {', '.join(KINDS)}")
+    return tuple(rest)
+
+
+def module_of(path: Path, entry: object) -> Module:
+    """Their classes have moved between versions of sentence-transformers, and kept their names."""
+    kind, folder = (entry.get("type"), entry.get("path")) if isinstance(entry, dict) else (None, None)
+    if not isinstance(kind, str) or not isinstance(folder, str) or not re.fullmatch(r"[\w-]*", folder):
+        raise ValueError(f"{path} has the module {shown(entry)}, expected its type and the name of its folder")
+    return Module(kind.rpartition(".")[2] if kind.startswith("sentence_transformers.") else kind, folder)
+
+
+def files_of(directory: Path, module: Module) -> list[str]:
+    """Of several weights the first that is there."""
+    found = {}
+    for names in ((MODULE_CONFIG,), MODULE_WEIGHTS):
+        places = [f"{module.folder}/{name}" for name in names]
+        found[names] = [place for place in places if (directory / place).is_file()][:1]
+        if names in KINDS[module.kind] and not found[names]:
+            raise FileNotFoundError(f"{directory} lacks {' or '.join(places)}, which {MODULES} asks for")
+    return [name for names in found.values() for name in names]
+
+
+def left_out(source: str | os.PathLike, content: dict) -> list[str]:
+    """Other files of a checkpoint that change what comes of it: adapters, and the code that its config's `content` names."""
+    references = content.get("auto_map")
+    references = references.values() if isinstance(references, dict) else ()
+    code = {f"{found.partition('.')[0]}.py" for found in references if isinstance(found, str) and "--" not in found}
+    return [name for name in names_of(source) if ADAPTERS.fullmatch(name) or name in code]
+
+
+def names_of(source: str | os.PathLike) -> list[str]:
+    """Of the files of a directory, or of the Hub's list of them if that is known, at most one folder deep."""
+    if os.path.isdir(source):
+        root = Path(source)
+        return sorted(path.relative_to(root).as_posix() for pattern in ("*", "*/*") for path in root.glob(pattern))
+    try:
+        found = huggingface_hub.get_cached_repo_tree(os.fspath(source), revision=checkpoint_directory(source, (CONFIG,)).name)
+    except CachedRepoTreeNotFoundError:
+        return []
+    return sorted(file.path for file in found)
