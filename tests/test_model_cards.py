@@ -69,7 +69,8 @@ def test_the_code_beside_the_weights_is_the_package_s(card):
     config = json.loads((card / "config.json").read_text())
     named = {reference.partition(".")[0] for reference in config["auto_map"].values()}
     assert named == {"configuration_vanilla_transformer", "modeling_vanilla_transformer"}
-    modules = {f"{part}_vanilla_transformer.py" for part in ("configuration", "layers", "modeling")}
+    parts = ("configuration", "layers", "modeling", *(["pipelines"] if task(card) == "translation" else []))
+    modules = {f"{part}_vanilla_transformer.py" for part in parts}
     assert {path.name for path in card.glob("*.py")} == modules
     for module in modules:
         assert (card / module).read_text() == (PACKAGE / module).read_text(), f"copy {module} from the package"

@@ -5,16 +5,19 @@ Face name; the paper's symbols reach the same fields: `d_model`, `d_ff`, `h`, `d
 stacks where there are two.
 """
 
+import copy
 import difflib
 import math
+import os
 from dataclasses import fields
+from pathlib import Path
 from typing import Literal
 
 import transformers
 from huggingface_hub.dataclasses import strict
 from packaging.version import Version
 from transformers.activations import ACT2FN
-from transformers.utils import logging
+from transformers.utils import cached_file, logging
 
 if Version(transformers.__version__) < Version("5.23"):  # before names are looked up that others do not have
     raise ImportError(f"vanilla-transformer needs transformers >= 5.23, found {transformers.__version__}")
@@ -30,6 +33,9 @@ PAPER_SYMBOLS = {
 }
 CODE = "modeling_vanilla_transformer."
 DEPTHS, LARGEST = ("encoder_layers", "decoder_layers"), 2**28  # of two such sizes a matrix still has bytes that torch can count
+# What `transformers.pipeline` reads of a task that it does not have: where its code is beside the weights.
+PIPELINES = "pipelines_vanilla_transformer"
+TRANSLATION = {"translation": {"impl": f"{PIPELINES}.TranslationPipeline", "pt": ["AutoModelForSeq2SeqLM"], "type": "text"}}
 
 
 @strict
@@ -337,6 +343,10 @@ class VanillaSeq2SeqConfig(VanillaTransformerConfig):
             raise ValueError(f"{' and '.join(both)} set the depth of both stacks, expected no other beside, got {found}")
         for stack in DEPTHS:
             setattr(self, stack, given.get(stack, depth))
+        self._translates = kwargs.get("custom_pipelines") == TRANSLATION
+        if self._translates and not __name__.startswith("transformers_modules."):
+            # The package has this pipeline itself; a config that names code for it makes every task ask for its trust.
+            del kwargs["custom_pipelines"]
         super().__post_init__(**kwargs)
 
     @classmethod
@@ -345,6 +355,24 @@ class VanillaSeq2SeqConfig(VanillaTransformerConfig):
         if config_dict.keys() >= set(DEPTHS):
             config_dict = {name: value for name, value in config_dict.items() if name != "N"}
         return super().from_dict(config_dict, **kwargs)
+
+    def to_dict(self) -> dict:
+        """With the pipeline that a file named, as it named it: `transformers.pipeline` puts classes there."""
+        content = super().to_dict()
+        return content | ({"custom_pipelines": copy.deepcopy(TRANSLATION)} if content.pop("_translates", False) else {})
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
+        """With the code of that pipeline, if it is beside this file or where the config was loaded from."""
+        if self._translates:
+            file = Path(__file__).with_name(f"{PIPELINES}.py")
+            if not file.is_file():
+                quietly = ("_raise_exceptions_for_missing_entries", "_raise_exceptions_for_connection_errors")
+                file = cached_file(self.name_or_path, file.name, **dict.fromkeys(quietly, False))
+            self._translates = file is not None
+            if self._translates:
+                os.makedirs(save_directory, exist_ok=True)
+                Path(save_directory, f"{PIPELINES}.py").write_bytes(Path(file).read_bytes())
+        super().save_pretrained(save_directory, *args, **kwargs)
 
     @classmethod
     def field_names(cls) -> list[str]:

@@ -13,6 +13,9 @@ from .curves import CURVES, TIMES
 from .tasks import TASKS
 
 CARD = "README.md"
+TRANSLATES = """`pipeline("translation", model=..., trust_remote_code=True)` translates, also where vanilla-transformer is not
+installed. Where it is, `import vanilla_transformer` takes the place of `trust_remote_code`; the tasks `translation_xx_to_yy`
+need it."""
 
 
 def model_card(report: dict, model: PreTrainedModel, name: str, has_curves: bool) -> ModelCard:
@@ -31,6 +34,7 @@ def model_card(report: dict, model: PreTrainedModel, name: str, has_curves: bool
         f"# {name}",
         f"`{type(model).__name__}` with {report['parameters']:,} parameters: {shape}. "
         f"{start(recipe)} by the recipe below; `{auto_class}.from_pretrained(..., trust_remote_code=True)` loads it.",
+        TRANSLATES if recipe["task"] == "translation" else "",
         "## Scores",
         scores_table(found, report["metrics"]),
         "## Training",

@@ -13,6 +13,7 @@ from transformers import TrainingArguments, set_seed
 
 from ..checkpoint import learned_positions, save_tokenizer
 from ..files import new_directory, output_path
+from ..pipelines import carry_translation
 from .averaging import averaged, load
 from .card import CARD, model_card
 from .checkpoints import best_checkpoint, check_state, final_state, last_checkpoints, open_state, run_facts, whole_checkpoints
@@ -125,6 +126,8 @@ def report_of(recipe, trainer, metrics) -> dict:
 def write_result(recipe, model, tokenizer, report, directory, name) -> None:
     set_generation(model, recipe)
     save_checkpoint(model, tokenizer, directory, recipe.save_dtype)
+    if recipe.task == "translation":
+        carry_translation(directory)
     (directory / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     has_curves = draw_curves(report["history"], directory / CURVES)
     model_card(report, model, name, has_curves).save(directory / CARD)
