@@ -7,6 +7,7 @@ import transformers
 
 from . import configuration_vanilla_transformer as _configuration
 from . import modeling_vanilla_transformer as _modeling
+from .adapters import register_adapters as _register_adapters
 from .configuration_vanilla_transformer import *
 from .modeling_vanilla_transformer import *
 from .pipelines import (
@@ -26,6 +27,7 @@ def _register_auto_classes():
         config_class = getattr(_configuration, name)
         config_class.register_for_auto_class()
         transformers.AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
+        _register_adapters(config_class.model_type)
         for auto_name, reference in config_class.default_auto_map.items():
             if auto_name == "AutoConfig":
                 continue

@@ -184,6 +184,8 @@ class VanillaEncoderModel(VanillaPreTrainedModel):
         as `config.position_ids_from` says -> `last_hidden_state` (B, S, D), and `pooler_output` (B, D) if
         `config.pooler_act` is set."""
         refuse_attention(self.config)
+        if kwargs.get("past_key_values") is not None:
+            raise ValueError("got past_key_values, as of prefix tuning: an encoder keeps no keys and values, expected none")
         inputs_embeds = self.embeddings.tokens(input_ids, inputs_embeds)
         order = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)
         if position_ids is None:
