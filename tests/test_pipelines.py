@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from vanilla_transformer import VanillaSeq2SeqConfig, VanillaSeq2SeqForConditionalGeneration
-from vanilla_transformer import pipelines as pipelines_module
+from vanilla_transformer import pipelines_vanilla_transformer as pipelines_module
 from vanilla_transformer.pipelines import (
     PIPELINES,
     SummarizationPipeline,
