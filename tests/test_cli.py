@@ -447,6 +447,18 @@ def test_no_file_gets_the_number_of_a_closed_standard_stream(tmp_path):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) > 2
 
 
+def test_nothing_stays_open_where_no_standard_stream_was_closed():
+    child = os.fork()
+    if not child:
+        try:
+            os.closerange(3, 4096)
+            cli.open_standard_streams()
+            os._exit(os.dup(0))
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+
+
 def test_the_library_leaves_signals_alone(capsys):
     """Also the command does, where it is called in a thread: only the main one may set what they do."""
     before, done = signal.getsignal(signal.SIGTERM), []

@@ -23,7 +23,7 @@ from vanilla_transformer import (
 )
 from vanilla_transformer_export import build
 from vanilla_transformer_export.build import export, load_checkpoint
-from vanilla_transformer_export.optimize import share_tied_weights, strip_metadata
+from vanilla_transformer_export.optimize import fix_reshapes, share_tied_weights, strip_metadata
 from vanilla_transformer_export.runtime import Runtime
 from vanilla_transformer_export.verify import Report
 
@@ -193,6 +193,17 @@ def test_stripping_metadata_counts_the_entries_it_removed():
     assert strip_metadata(model) == 2
     assert b"somewhere" not in ir.to_proto(model).SerializeToString()
     assert strip_metadata(model) == 0
+
+
+@pytest.mark.parametrize("sizes, constant", [(("a", "c", 2), [0, -1, 2]), ((6, "b"), [6, 0]), (("b", "a", 4), None)])
+def test_a_computed_shape_becomes_a_constant_if_all_but_one_size_is_known_or_stays(sizes, constant):
+    x, shape = ir.val("x", ir.DataType.FLOAT, ("a", "b", 4)), ir.val("shape", ir.DataType.INT64, (len(sizes),))
+    node = ir.node("Reshape", [x, shape])
+    node.outputs[0].shape = ir.Shape(sizes)
+    graph = ir.Graph([x, shape], node.outputs, nodes=[node], opset_imports={"": 21}, name="g")
+    assert fix_reshapes(ir.Model(graph, ir_version=10)) == (constant is not None)
+    found = node.inputs[1].const_value
+    assert constant == (None if found is None else found.numpy().tolist())
 
 
 # ------------------------------------------------------------------------------------------------------ the graphs alone
@@ -472,6 +483,16 @@ def test_weights_that_a_message_cannot_hold_go_to_a_file_beside_it(exported, che
     data.write_bytes(data.read_bytes()[:-1] + b"x")
     with pytest.raises(ValueError, match="model.onnx_data has SHA-256"):
         Runtime(tmp_path / "out")
+
+
+def test_weights_of_no_more_than_a_message_holds_stay_in_it(tmp_path, monkeypatch):
+    for limit, files in ((96, {"model.onnx"}), (95, {"model.onnx", "model.onnx_data"})):  # two tables of 12 numbers each
+        monkeypatch.setattr(build, "PROTOBUF_LIMIT", limit)
+        monkeypatch.setattr(build, "SMALL", 1)
+        directory = tmp_path / str(limit)
+        directory.mkdir()
+        build.save({directory / "model.onnx": two_table_graph(tied=False)}, "portable")
+        assert {path.name for path in directory.iterdir()} == files
 
 
 def test_a_config_of_an_unknown_model_type_is_refused_by_name(checkpoint, tmp_path):

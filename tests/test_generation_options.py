@@ -12,11 +12,14 @@ from checkpoints import copy_of, edit_json, list_file, perturbed, seal
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers.generation import logits_process
 
+import vanilla_transformer
 from vanilla_transformer_export import cli, search
 from vanilla_transformer_export import runtime as runtime_module
 from vanilla_transformer_export.build import export
+from vanilla_transformer_export.decoding import position_bytes
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.logits import Sampler, log_sum_exp, top
+from vanilla_transformer_export.graphs import graph_specs
+from vanilla_transformer_export.logits import Processors, Sampler, log_sum_exp, top
 from vanilla_transformer_export.runtime import Runtime
 from vanilla_transformer_export.search import Options, one_by_one
 from vanilla_transformer_export.text import TextRuntime
@@ -126,6 +129,14 @@ def test_each_setting_gives_the_tokens_of_transformers(pair, name, options):
         ids = np.where(mask == 1, ids, options["pad_token_id"])
     for num_beams in (1, 3):
         pair.check(ids, mask, **options, num_beams=num_beams)
+
+
+def test_a_search_without_such_settings_has_no_logits_processors():
+    """A device can choose its tokens then, and in beam search log p is computed of the best only."""
+    prompt, padding = np.ones((2, 1), np.int64), np.zeros(2, np.int64)
+    for options in (Options(eos_token_ids=(EOS,)), Options(min_new_tokens=3), Options(eos_token_ids=(EOS,), num_beams=4)):
+        assert not Processors(options, prompt, padding)
+    assert Processors(Options(eos_token_ids=(EOS,), min_new_tokens=3), prompt, padding)
 
 
 @pytest.mark.parametrize("name", CPU_MODELS)
@@ -284,6 +295,21 @@ def test_what_positions_or_a_fixed_cache_cannot_hold_is_refused_with_the_limit(p
     for options, rows in ((dict(), 1), (dict(num_beams=3), 3)):
         with pytest.raises(UsageError, match=f"4 inputs, {rows} sequences or beams of each and max_new_tokens=1000000000 take"):
             on_cuda.generate(*prompts("seq2seq"), max_new_tokens=10**9, **options)
+
+
+@pytest.mark.parametrize(
+    "architecture, layers",
+    [
+        ("VanillaDecoderForCausalLM", dict(num_hidden_layers=2)),
+        ("VanillaSeq2SeqForConditionalGeneration", dict(encoder_layers=1, decoder_layers=2)),
+    ],
+)
+def test_a_token_takes_a_key_and_a_value_of_each_head_of_each_layer_of_the_decoder(architecture, layers):
+    model_class = getattr(vanilla_transformer, architecture)
+    config = model_class.config_class(**{**SIZES, **layers, "head_dim": 8, "value_head_dim": 8}).to_dict()
+    for target, activations, size in (("portable", "fp32", 4), ("cpu", "fp32", 4), ("cuda", "fp32", 4), ("cuda", "bf16", 2)):
+        spec = graph_specs(config, architecture, target, activations, activations)["decoder"]
+        assert position_bytes(spec) == 2 * 4 * (8 + 8) * size
 
 
 def test_a_cache_that_cannot_be_made_is_refused_by_its_size(on_each_target, monkeypatch):

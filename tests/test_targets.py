@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from checkpoints import EOS, PAD
-from targets import MODELS, generators, prompts
+from checkpoints import EOS, PAD, perturbed
+from targets import MODELS, SIZES, generators, prompts
 
+from vanilla_transformer_export import cpu, cuda
+from vanilla_transformer_export.graphs import EXAMPLE_SIZES, example_inputs, graph_specs
 from vanilla_transformer_export.runtime import Runtime, bucket_of
 from vanilla_transformer_export.verify import verify
 
@@ -39,6 +41,18 @@ def test_beam_search_may_look_at_more_candidates_than_there_are_tokens(exported_
     model, directory = exported_for(name, target)
     settings = dict(max_new_tokens=8, num_beams=2, eos_token_id=[EOS, *range(25, 48)])
     check_tokens(Runtime(directory, device="cpu"), model, *prompts(name), settings)
+
+
+@targets
+def test_a_decoder_of_one_layer_returns_what_its_graph_says(target):
+    """Nothing in it may ask for a second layer."""
+    model = perturbed("VanillaSeq2SeqForConditionalGeneration", {**SIZES, "encoder_layers": 1, "decoder_layers": 1})
+    spec = graph_specs(model.config.to_dict(), type(model).__name__, target)["decoder"]
+    inputs = map(torch.from_numpy, example_inputs(spec, SIZES["vocab_size"]).values())
+    with torch.no_grad():
+        found = {"cpu": cpu, "cuda": cuda}[target].graph_module(model, "decoder")(*inputs)
+    sizes = [[EXAMPLE_SIZES.get(size, size) for size in tensor.shape] for tensor in spec.outputs]
+    assert [list(states.shape) for states in found] == sizes
 
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 2, "num_return_sequences": 2}, PENALIZED])

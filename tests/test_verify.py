@@ -38,6 +38,14 @@ def test_a_case_has_1_to_5_rows_of_1_to_33_tokens():
     assert set(rows) == {1, 2, 3, 4, 5} and set(lengths) == set(range(1, 34))
 
 
+def test_a_seq2seq_decoder_begins_with_1_to_4_tokens(exported, monkeypatch):
+    """With one, as in generation, and with several."""
+    begun = set()
+    monkeypatch.setattr(verify_module, "compare_steps", lambda runtime, tokens, mask, *rest: begun.add(mask.shape[1]))
+    verify(exported("seq2seq").directory, exported("seq2seq").model, cases=40)
+    assert begun == {1, 2, 3, 4}
+
+
 # ------------------------------------------------------------------------------------------------------- what is not right
 
 
@@ -246,6 +254,15 @@ def test_an_error_is_relative_above_1_and_absolute_below():
     assert report.max_error == pytest.approx(5e-4)
     assert report.mean_error == pytest.approx((5e-4 + 0.05 / 1000) / 2)
     assert report.summary()["mean_error"] == report.mean_error
+
+
+def test_torch_s_own_errors_are_counted_beside_those_of_an_export():
+    report, expected = Report(None), np.array([[[0.0, 2.0]], [[4.0, 0.5]]])
+    for factor in (1, 3):  # two cases
+        found, same = expected + 0.1, expected + factor * np.array([[[0.01, 0.02]], [[0.04, 0.0]]])
+        report.compare(found, expected, np.ones((2, 1), bool), "case", same)
+    assert report.torch_max_error == pytest.approx(0.03)
+    assert report.torch_mean_error == pytest.approx((0.01 + 0.02 / 2 + 0.04 / 4) * 4 / 8)
 
 
 def test_a_greedy_token_that_differs_clearly_is_a_failure():
