@@ -14,7 +14,7 @@ SCHEMA_VERSION = 1
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 # What the manifest must say, and what it may.
 REQUIRED = {"architecture": str, "files": dict, "model_type": str}
-OPTIONAL = {"target": str, "dtype": str, "activations": str}
+OPTIONAL = {"target": str, "dtype": str, "activations": str, "other_dtypes": dict}
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,11 @@ class Artifact:
     config: dict
     generation_config: dict
     stamps: dict[str, tuple]
+
+    @property
+    def dtypes(self) -> list[str]:
+        """Of the weights, the default first."""
+        return [self.manifest.get("dtype", "fp32"), *self.manifest.get("other_dtypes", ())]
 
     def read(self, name: str) -> bytes | None:
         """The content of the file `name`; `None` if there is none, and the manifest lists none.

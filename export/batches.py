@@ -159,6 +159,7 @@ class Batches:
         manifest = json.dumps(runtime.artifact.manifest, sort_keys=True).encode()
         return {
             "export": hashlib.sha256(manifest).hexdigest(),
+            "dtype": runtime.dtype,
             "device": runtime.device,
             "threads": runtime.threads,
             "onnxruntime": onnxruntime.__version__,

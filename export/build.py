@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -32,6 +32,10 @@ from .verify import verify
 
 logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is not installed
 OPSET = {"portable": 18, "cpu": 21, "cuda": 24}
+PORTABLE_OPSETS = range(18, 24)
+# The last without an operator for attention, as which onnxruntime refuses cross-attention here. 23 adds operators and types to
+# this one and changes no meaning, so that what is traced for 22 is valid in 23.
+PORTABLE_TRACED = 22
 OPERATORS = {"portable": portable, "cpu": cpu, "cuda": cuda}
 DTYPE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}  # of activations
 PROTOBUF_LIMIT = 1_900_000_000  # bytes of weights: a message can hold 2 GB, so what is above goes into a file of its own
@@ -65,8 +69,9 @@ def export(
     force: bool = False,
     cases: int = 12,
     target: str = "portable",
-    dtype: str | None = None,
+    dtype: str | Sequence[str] | None = None,
     shortlist: Iterable[int] | None = None,
+    opset: int | None = None,
 ) -> dict:
     """Writes the graphs of `checkpoint` to the directory `out`, after comparing them with torch on `cases` random inputs, and
     returns the manifest.
@@ -77,22 +82,24 @@ def export(
             block of 32 in a column. Quantized products are computed in int8. For the cuda target `"fp32"`, `"fp16"` and
             `"bf16"`, in which all but norms, positions and logits is computed too; or `"int8"` and `"int4"`, one scale for
             each block of 32 in a column, which are computed in half precision. By default `"fp32"`; for cuda `"fp16"`, or
-            `"bf16"` where the model has numbers that float16 cannot hold.
+            `"bf16"` where the model has numbers that float16 cannot hold. For the portable target also several, which stand
+            in one directory, the first of them by default.
         shortlist: the only tokens that can be generated, beside the special ones; all by default. The projection to the
             vocabulary computes no others.
+        opset: of the portable target's graphs, 18 (the default) to 23.
 
     Raises:
         FileExistsError: if `out` cannot be written, see `files.new_directory`.
-        UsageError: for a target or dtype that is unknown.
+        UsageError: for a target or dtype that is unknown, several dtypes or an opset where there can be none, and an opset
+            that is not among those.
         FileNotFoundError, ValueError: as `load_checkpoint`; ValueError for a target or dtype that cannot hold the model, and
             if the graphs do not give what torch gives. Half precision is compared where there is a GPU.
     """
-    if (dtype or "fp32") not in DTYPES.get(target, ()):
-        raise UsageError(f"no target {target!r} with dtype {dtype!r}, expected one of: {KNOWN_DTYPES}")
+    dtypes, opset = checked_dtypes(target, dtype), checked_opset(target, opset)
     with new_directory(out, force, [checkpoint]) as directory:
         model = load_checkpoint(checkpoint)
-        activations = activations_of(model, target, dtype)
-        dtype = dtype or activations
+        activations = activations_of(model, target, dtypes[0])
+        dtypes = [dtype or activations for dtype in dtypes]
         operators = OPERATORS[target] if has_own_operators(model) else portable
         if operators is not portable:
             for name, expected in operators.misfits(model.config).items():
@@ -103,39 +110,72 @@ def export(
         config = write_configs(model, source, directory)
         found = companions(checkpoint)
         found.copy(directory)
-        specs = graph_specs(config, type(model).__name__, target, dtype, activations)
-        graphs, steps = {}, {}
         traced = cuda.prepared(model, DTYPE[activations]) if target == "cuda" else model
-        for role, spec in specs.items():
-            with limited(traced, tokens):
-                graph = trace(operators.graph_module(traced, role), spec, config["vocab_size"], OPSET[target])
-            steps[role] = optimize.optimize(graph, target, dtype)
-            graphs[directory / spec.file] = graph
-        save(graphs, target)
-        clients = write_for_clients(directory, model, config, specs, target, [dtype])
-        write_card(directory, base_name(checkpoint), source / CARD, type(model).__name__, target, [dtype])
+        made = {}
+        for dtype in dtypes:
+            specs = graph_specs(config, type(model).__name__, target, dtype, activations)
+            graphs, steps = {}, {}
+            for role, spec in specs.items():
+                with limited(traced, tokens):
+                    traced_opset = min(opset, PORTABLE_TRACED) if target == "portable" else opset
+                    graph = trace(operators.graph_module(traced, role), spec, config["vocab_size"], traced_opset)
+                graph.opset_imports[""] = opset
+                steps[role] = optimize.optimize(graph, target, dtype)
+                graphs[directory / spec.file] = graph
+            save(graphs, target)
+            made[dtype] = {"graphs": {role: spec.file for role, spec in specs.items()}, "optimized": steps}
+        clients = write_for_clients(directory, model, config, made[dtypes[0]]["graphs"], target, dtypes)
+        write_card(directory, base_name(checkpoint), source / CARD, type(model).__name__, target, dtypes)
         model.set_attn_implementation("sdpa")  # what is compared with
         facts = {
             "model_type": config["model_type"],
             "architecture": type(model).__name__,
             "target": target,
-            "dtype": dtype,
+            "dtype": dtypes[0],
             "activations": activations,
             "shortlist": tokens,
-            "opset": OPSET[target],
-            "graphs": {role: spec.file for role, spec in specs.items()},
+            "opset": opset,
             "sentence_modules": found.facts(),
-            "optimized": steps,
             **clients,
             "versions": {name: version(name) for name in ("vanilla-transformer", "torch", "transformers", "onnx")},
         }
-        write_manifest(directory, **facts)
-        if (device := device_for(target, activations)) is None:
-            return write_manifest(directory, **facts, parity=None)
-        report = verify(directory, model, cases, device=device)
-        if report.failures:
-            raise ValueError(f"the export of {checkpoint} does not give what torch gives: {report.failures[0]}")
-        return write_manifest(directory, **facts, parity=report.summary())
+        write_manifest(directory, **with_dtypes(facts, made))  # which reading the graphs needs
+        device = device_for(target, activations)
+        for dtype in dtypes:
+            made[dtype]["parity"] = None
+            if device is not None:
+                report = verify(directory, model, cases, device=device, dtype=dtype)
+                if report.failures:
+                    raise ValueError(f"the export of {checkpoint} does not give what torch gives: {report.failures[0]}")
+                made[dtype]["parity"] = report.summary()
+        return write_manifest(directory, **with_dtypes(facts, made))
+
+
+def checked_dtypes(target: str, dtype: str | Sequence[str] | None) -> list[str | None]:
+    """Those that are asked for, `None` for the default; UsageError for what `target` has not."""
+    dtypes = [dtype] if dtype is None or isinstance(dtype, str) else list(dtype)
+    for each in dtypes or [""]:
+        if ("fp32" if each is None else each) not in DTYPES.get(target, ()):
+            raise UsageError(f"no target {target!r} with dtype {each!r}, expected one of: {KNOWN_DTYPES}")
+    if len(dtypes) > 1 and target != "portable":
+        raise UsageError(f"several dtypes, {dtypes}, are for the target 'portable', expected one for {target!r}")
+    if len(set(dtypes)) < len(dtypes):
+        raise UsageError(f"dtypes are {dtypes}, expected each once")
+    return dtypes
+
+
+def checked_opset(target: str, opset: int | None) -> int:
+    if opset is not None and target != "portable":
+        raise UsageError(f"an opset, {opset}, is for the target 'portable': that of {target!r} is {OPSET[target]}")
+    if opset is not None and opset not in PORTABLE_OPSETS:
+        raise UsageError(f"no opset {opset}, expected {PORTABLE_OPSETS[0]} to {PORTABLE_OPSETS[-1]}")
+    return OPSET[target] if opset is None else opset
+
+
+def with_dtypes(facts: dict, made: dict[str, dict]) -> dict:
+    """`facts` of the manifest with what was `made` for each dtype: the first in their midst, others by name."""
+    (_, first), *others = made.items()
+    return {**facts, **first, **({"other_dtypes": dict(others)} if others else {})}
 
 
 def activations_of(model: PreTrainedModel, target: str, dtype: str | None) -> str:
@@ -234,19 +274,18 @@ def write_configs(model, checkpoint, directory):
     return config
 
 
-def write_for_clients(directory, model, config, specs, target, dtypes):
-    """config.json, and what other programs need beside it, see `clients`; returns what the manifest says of that."""
-    files = [directory / spec.file for spec in specs.values()]
-    external = [path.name for path in files if path.with_name(f"{path.name}_data").is_file()]
+def write_for_clients(directory, model, config, files, target, dtypes):
+    """config.json, and what other programs need beside it, see `clients`; returns what the manifest says of that. `files` are
+    the graphs by role, of the first of `dtypes`."""
+    external = sorted(path.name.removesuffix("_data") for path in directory.glob("onnx/*_data"))
     loaded = dtypes if target == "portable" else ()
-    write_json(directory / "config.json", client_config(config, specs, loaded, external))
+    write_json(directory / "config.json", client_config(config, files, loaded, external))
     tokenizer_config = directory / "tokenizer_config.json"
-    takes_types = any(tensor.name == "token_type_ids" for spec in specs.values() for tensor in spec.inputs)
-    if takes_types and tokenizer_config.is_file():
+    if config.get("type_vocab_size") and tokenizer_config.is_file():
         give_token_types(tokenizer_config)
-    if target != "portable" or specs.keys() != {"decoder"}:
+    if target != "portable" or files.keys() != {"decoder"}:
         return {}
-    return {"genai": write_genai_config(directory, config, model.generation_config.to_dict(), specs["decoder"].file)}
+    return {"genai": write_genai_config(directory, config, model.generation_config.to_dict(), files["decoder"])}
 
 
 def trace(module: nn.Module, spec: GraphSpec, vocab_size: int, opset: int) -> ir.Model:

@@ -80,23 +80,28 @@ def export(args):
 
     output_path(args.out, [] if args.shortlist is None else [args.shortlist])
     tokens = None if args.shortlist is None else tokens_of(args.shortlist, args.checkpoint)
-    manifest = export(args.checkpoint, args.out, args.force, target=args.target, dtype=args.dtype, shortlist=tokens)
+    settings = {"target": args.target, "dtype": args.dtype, "shortlist": tokens, "opset": args.opset}
+    manifest = export(args.checkpoint, args.out, args.force, **settings)
     files = {name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")}
-    say(json.dumps({"out": str(args.out), "files": files, "parity": manifest["parity"]}))
+    others = {f"parity of {dtype}": facts["parity"] for dtype, facts in manifest.get("other_dtypes", {}).items()}
+    say(json.dumps({"out": str(args.out), "files": files, "parity": manifest["parity"], **others}))
 
 
 def verify(args):
+    from .artifact import read_artifact
     from .build import load_checkpoint
     from .verify import verify
 
-    report = verify(args.out, load_checkpoint(args.checkpoint), args.cases, args.seed)
-    say(report)
-    if settings := metric_settings(args):
-        from .evaluate import compare
+    model, dtypes = load_checkpoint(args.checkpoint), read_artifact(args.out).dtypes
+    reports = {dtype: verify(args.out, model, args.cases, args.seed, dtype=dtype) for dtype in dtypes}
+    for dtype, report in reports.items():
+        say(f"{dtype}: {report}" if len(dtypes) > 1 else report)
+        if settings := metric_settings(args):
+            from .evaluate import compare
 
-        say(json.dumps(compare(args.out, args.checkpoint, batch_size=args.batch_size, **settings)))
-    if report.failures:
-        sys.exit("\n".join(report.failures))
+            say(json.dumps(compare(args.out, args.checkpoint, dtype, batch_size=args.batch_size, **settings)))
+    if failures := [failure for report in reports.values() for failure in report.failures]:
+        sys.exit("\n".join(failures))
 
 
 def generate(args):
@@ -104,7 +109,7 @@ def generate(args):
     from .text import TextRuntime
 
     check_sources(args)
-    runtime = TextRuntime(args.out, args.threads, device=args.device, engine_cache=args.engine_cache)
+    runtime = TextRuntime(args.out, args.threads, device=args.device, engine_cache=args.engine_cache, dtype=args.dtype)
     options = generation_options(args) | dict(args.set)
     if args.stream:
         for text in args.text or lines_of_standard_input():
@@ -148,7 +153,7 @@ def lines_of_standard_input():
 def evaluate(args):
     from .evaluate import evaluate
 
-    options = {"batch_size": args.batch_size, **metric_settings(args), **generation_options(args)}
+    options = {"batch_size": args.batch_size, "dtype": args.dtype, **metric_settings(args), **generation_options(args)}
     say(json.dumps(evaluate(args.directory, **options)))
 
 
@@ -215,6 +220,11 @@ def source(text):
 
 def path(text):
     return Path(source(text))
+
+
+def names(text):
+    """One name, or several with commas between."""
+    return text.split(",") if "," in text else text
 
 
 def positive(text):
@@ -294,7 +304,8 @@ def build_parser():
     verb.add_argument("out", type=path, help="export directory to write")
     verb.add_argument("--target", default="portable", help="portable (standard operators), cpu or cuda (onnxruntime's own)")
     help_of_dtype = "of the weights: fp32 (if not given) or int8; cpu: int4 too; cuda: fp32, fp16, bf16 (fp16 if it holds), "
-    verb.add_argument("--dtype", help=f"{help_of_dtype}int8 or int4")
+    verb.add_argument("--dtype", type=names, help=f"{help_of_dtype}int8 or int4; portable: several too, as fp32,int8")
+    verb.add_argument("--opset", type=positive, help="of portable graphs, 18 (if not given) to 23")
     verb.add_argument("--shortlist", type=path, help="text: only its tokens, and the special ones, can be generated")
     verb.add_argument("--force", action="store_true", help="replace OUT if it is ours")
 
@@ -314,6 +325,7 @@ def build_parser():
     verb.add_argument("text", type=unicode, nargs="*", help="texts; without any, the lines of standard input")
     verb.add_argument("--threads", type=positive, help="processor threads; all this process may use if not given")
     verb.add_argument("--device", help="cpu, cuda or tensorrt; that of the target if not given")
+    verb.add_argument("--dtype", help="which of the export's, if it has several; the first if not given")
     verb.add_argument("--engine-cache", type=path, help="where tensorrt keeps what it compiled; nowhere if not given")
     verb.add_argument("--stream", action="store_true", help="one text after the other, each as it is generated; without beams")
     verb.add_argument("--input", type=path, help="file, .gz or plain: a text a line; a line without words gives an empty one")
@@ -332,6 +344,7 @@ def build_parser():
     verb = verbs.add_parser("evaluate", help="BLEU, perplexity or accuracy on text", formatter_class=formatter)
     verb.set_defaults(run=evaluate, extras="train,cpu")
     verb.add_argument("directory", type=source, help="checkpoint directory (torch) or export directory (onnxruntime)")
+    verb.add_argument("--dtype", help="which of an export's, if it has several; the first if not given")
     add_metric_settings(verb)
     add_generation_options(verb)
 

@@ -31,13 +31,14 @@ def evaluate(
     text: Path | None = None,
     labels: Path | None = None,
     batch_size: int = 32,
+    dtype: str | None = None,
     **options,
 ) -> dict:
     """The metric of the table above, under its name, for the checkpoint or export `directory`.
 
     `labels` are names of the config's `label2id` or ids. BLEU is sacreBLEU's, cased, generated with the settings of the
     checkpoint and `options` (as `Runtime.generate`) over them; the option `bleu_tokenize` is sacreBLEU's `tokenize`, "13a" by
-    default, "none" for text that is in tokens already.
+    default, "none" for text that is in tokens already. `dtype` chooses among the weights of an export, as `Runtime`.
 
     Returns the metric, `engine`, how much was read (`sentences` or `tokens`), and for BLEU its `signature`.
 
@@ -46,7 +47,12 @@ def evaluate(
         ValueError: for files that do not fit each other, for a model without a metric, and for a label that the model does
             not have.
     """
-    engine = (OnnxEngine if (Path(directory) / MANIFEST).is_file() else TorchEngine)(directory)
+    if (Path(directory) / MANIFEST).is_file():
+        engine = OnnxEngine(directory, dtype)
+    elif dtype is not None:
+        raise UsageError(f"dtype {dtype!r} is for an export, and {directory} is none")
+    else:
+        engine = TorchEngine(directory)
     if engine.architecture not in METRICS:
         raise ValueError(f"no metric for a {engine.architecture}, expected one of {', '.join(METRICS)}")
     metric, takes = METRICS[engine.architecture]
@@ -60,9 +66,10 @@ def evaluate(
     return {**metric(engine, *(files[name] for name in takes), batch_size, **options), "engine": engine.name}
 
 
-def compare(export: str | os.PathLike, checkpoint: str | os.PathLike, **settings) -> dict:
-    """`evaluate` of both with the same `settings`: the metric by engine, and the `difference` (export - checkpoint)."""
-    found, expected = evaluate(export, **settings), evaluate(checkpoint, **settings)
+def compare(export: str | os.PathLike, checkpoint: str | os.PathLike, dtype: str | None = None, **settings) -> dict:
+    """`evaluate` of both with the same `settings`: the metric by engine, and the `difference` (export - checkpoint). `dtype` is
+    that of the export."""
+    found, expected = evaluate(export, dtype=dtype, **settings), evaluate(checkpoint, **settings)
     metric = next(iter(found))
     difference = found[metric] - expected[metric]
     return {"metric": metric, "onnxruntime": found[metric], "torch": expected[metric], "difference": round(difference, 6)}
@@ -166,10 +173,10 @@ class OnnxEngine:
 
     name = "onnxruntime"
 
-    def __init__(self, export):
+    def __init__(self, export, dtype):
         from .text import TextRuntime
 
-        self.text = TextRuntime(export)
+        self.text = TextRuntime(export, dtype=dtype)
         self.runtime, self.tokenizer = self.text.runtime, self.text.tokenizer
         self.generate, self.encode = self.text.generate, self.text.encode
         self.architecture, self.config = self.runtime.artifact.manifest["architecture"], self.runtime.config

@@ -66,13 +66,14 @@ class Runtime:
         device: `"cpu"` or `"cuda"`, by default that of the target; or, for the portable target in fp32, `"tensorrt"`, which
             compiles what reads whole sequences. Decoders, whose caches grow, are on CUDA then: each size would be compiled.
         engine_cache: the directory where TensorRT keeps what it compiled for the next time; by default it keeps nothing.
+        dtype: which of the export's weights, by default the first that it was made with.
 
     Raises:
         FileNotFoundError, ValueError: if the directory is incomplete or changed, see `read_artifact`, or replaced meanwhile;
             ValueError for a target, dtype or config this runtime does not know, and for a graph that onnxruntime cannot load,
             that does not fit the config, or that keeps data outside the export.
-        UsageError: for a number of threads other than 1 to 1024, a device that does not go with the target, and an
-            `engine_cache` without TensorRT or inside the export.
+        UsageError: for a number of threads other than 1 to 1024, a device that does not go with the target, a dtype that the
+            export has not, and an `engine_cache` without TensorRT or inside the export.
         OSError: if CUDA or TensorRT is asked for and cannot be used, with what to do about it.
     """
 
@@ -83,16 +84,20 @@ class Runtime:
         arena: bool = True,
         device: str | None = None,
         engine_cache: str | os.PathLike | None = None,
+        dtype: str | None = None,
     ):
         if threads is not None and not (is_whole(threads) and 1 <= threads <= MAX_THREADS):
             raise UsageError(f"threads must be a whole number from 1 to {MAX_THREADS}, got {threads!r}")
         self.artifact: Artifact = read_artifact(directory)
         self.config = self.artifact.config
         self.target = self.artifact.manifest.get("target", "portable")
-        dtype = self.artifact.manifest.get("dtype", "fp32")
-        if dtype not in DTYPES.get(self.target, ()):
-            found = f"{directory} is for the target {self.target!r} with dtype {dtype!r}"
-            raise ValueError(f"{found}, expected one of: {KNOWN_DTYPES}")
+        for known in self.artifact.dtypes:
+            if known not in DTYPES.get(self.target, ()):
+                found = f"{directory} is for the target {self.target!r} with dtype {known!r}"
+                raise ValueError(f"{found}, expected one of: {KNOWN_DTYPES}")
+        if dtype is not None and dtype not in self.artifact.dtypes:
+            raise UsageError(f"{directory} has no dtype {dtype!r}, expected one of {self.artifact.dtypes}")
+        self.dtype = dtype = dtype or self.artifact.dtypes[0]
         activations = self.artifact.manifest.get("activations", dtype)
         check_config(self.config, self.artifact.directory / "config.json")
         self.specs = graph_specs(self.config, self.artifact.manifest["architecture"], self.target, dtype, activations)
@@ -117,6 +122,9 @@ class Runtime:
         # The decoder first: its largest matrix, the last one, is there twice while onnxruntime brings it into its own layout.
         roles = sorted(self.specs.keys() - {"beams"})
         self.graphs = {role: self._graph(role) for role in self.specs}
+        for file in self.artifact.manifest["files"]:
+            if file.endswith(".onnx"):
+                check_external_data(self.artifact.directory, file, self.artifact.manifest["files"])
         self.sessions = {role: self._session(role) for role in roles}
         self.artifact.check_unchanged()
         if "decoder" in self.specs:
@@ -496,7 +504,6 @@ class Runtime:
         file = self.specs[role].file
         if file not in self.artifact.manifest["files"]:
             raise ValueError(f"{self.artifact.directory}/manifest.json lists no {file}: export again")
-        check_external_data(self.artifact.directory, file, self.artifact.manifest["files"])
         return self.artifact.read(file) if role == "beams" else str(self.artifact.directory / file)
 
     def _session(self, role, sizes=None):

@@ -122,8 +122,16 @@ def relative(found, expected):
     return np.abs(found - expected) / np.maximum(1, np.abs(expected))
 
 
-def verify(directory: str | os.PathLike, model, cases: int = 60, seed: int = 0, device: str | None = None) -> Report:
-    """`model` is the checkpoint in torch, float32 and in evaluation mode; `directory` its export, run on `device`.
+def verify(
+    directory: str | os.PathLike,
+    model,
+    cases: int = 60,
+    seed: int = 0,
+    device: str | None = None,
+    dtype: str | None = None,
+) -> Report:
+    """`model` is the checkpoint in torch, float32 and in evaluation mode; `directory` its export, run on `device` with the
+    weights of `dtype`, the first by default.
 
     Each case is a batch of 1 to 5 rows of 1 to 33 random tokens: full rows, rows of different lengths padded on the
     right, or the same with one row that is all padding (a decoder that generates: padded on the left, one that reads whole
@@ -132,24 +140,23 @@ def verify(directory: str | os.PathLike, model, cases: int = 60, seed: int = 0, 
 
     float32 may differ by `TOLERANCE`, half precision as `Report` says, quantized weights by any error.
     """
-    runtime = Runtime(directory, device=device)
+    runtime = Runtime(directory, device=device, dtype=dtype)
     check_same_model(runtime, model)
     compare = compare_sequences
     if "decoder" in runtime.specs:
         compare = compare_seq2seq if model.config.is_encoder_decoder else compare_decoder
-    dtype = runtime.artifact.manifest.get("dtype", "fp32")
-    rng, report = np.random.default_rng(seed), Report(TOLERANCE if dtype == "fp32" else None)
+    rng, report = np.random.default_rng(seed), Report(TOLERANCE if runtime.dtype == "fp32" else None)
     longest = 33
     if model.config.position_embedding_type == "learned":
         longest = min(longest, model.config.max_position_embeddings - sum(LATER_STEPS))
     with torch.no_grad(), limited(model, runtime.artifact.manifest.get("shortlist")):
-        models = references(model, dtype)
+        models = references(model, runtime.dtype)
         for number in range(cases):
             padding = ("none", "right", "empty row")[number % 3]
             ids, mask = sample(rng, model.config.vocab_size, longest, padding)
             compare(runtime, models, ids, mask, rng, report, f"case {number} {ids.shape}, padding: {padding}")
             report.cases += 1
-    if dtype in HALF:
+    if runtime.dtype in HALF:
         report.judge()
     return report
 

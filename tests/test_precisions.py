@@ -1,0 +1,146 @@
+"""Several precisions in one directory, and the opsets of portable graphs."""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+from checkpoints import copy_of, seal
+from onnx import TensorProto
+from targets import build, prompts
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from vanilla_transformer_export.build import export
+from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.runtime import Runtime
+
+FILES = ["onnx/decoder_model_merged.onnx", "onnx/encoder_model.onnx"]
+INT8_FILES = [file.replace(".onnx", "_int8.onnx") for file in FILES]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("precisions") / "checkpoint"
+    build("seq2seq").save_pretrained(directory)
+    words = Tokenizer(models.WordLevel({f"w{token}": token for token in range(48)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def both(checkpoint):
+    """What `export --dtype int8,fp32` writes, with its weights in files of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vanilla_transformer_export.build.PROTOBUF_LIMIT", 10_000)  # in place of 2 GB, which take minutes
+        main(["export", str(checkpoint), str(checkpoint.with_name("both")), "--dtype", "int8,fp32"])
+    return checkpoint.with_name("both")
+
+
+def test_each_precision_has_the_files_of_the_hub_and_a_parity_of_its_own(both):
+    manifest = json.loads((both / "manifest.json").read_text())
+    found = {path.relative_to(both).as_posix() for path in both.glob("onnx/*")}
+    assert found == {f"{file}{end}" for file in (*FILES, *INT8_FILES) for end in ("", "_data")} <= {*manifest["files"]}
+    other = manifest["other_dtypes"]["fp32"]
+    assert (manifest["dtype"], [*manifest["other_dtypes"]]) == ("int8", ["fp32"])
+    assert sorted(manifest["graphs"].values()) == INT8_FILES and sorted(other["graphs"].values()) == FILES
+    assert manifest["parity"]["tolerance"] is None and manifest["parity"]["max_error"] > 1e-3
+    assert other["parity"]["tolerance"] == 1e-4 > other["parity"]["max_error"] > 0 == other["parity"]["failures"]
+    assert (
+        manifest["optimized"]["decoder"]["quantize_integers"] > 5 and "quantize_integers" not in other["optimized"]["decoder"]
+    )
+
+
+def test_the_first_runs_unless_another_is_asked_for(exported_for, both):
+    ids, mask = prompts("seq2seq")
+    for dtype in ("fp32", "int8"):
+        alone, found = Runtime(exported_for("seq2seq", "portable", dtype)[1]), Runtime(both, dtype=dtype)
+        assert found.dtype == dtype and {spec.file for spec in found.specs.values()} == {
+            *(FILES if dtype == "fp32" else INT8_FILES)
+        }
+        np.testing.assert_array_equal(found.encode(ids, mask), alone.encode(ids, mask))
+        np.testing.assert_array_equal(found.generate(ids, mask, num_beams=2), alone.generate(ids, mask, num_beams=2))
+    assert Runtime(both).dtype == "int8"
+    with pytest.raises(UsageError, match=r"both has no dtype 'int4', expected one of \['int8', 'fp32'\]"):
+        Runtime(both, dtype="int4")
+
+
+def test_commands_take_either_and_verify_compares_both(both, checkpoint, tmp_path, capsys):
+    main(["verify", str(both), str(checkpoint), "--cases", "3"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[0] for line in lines] == ["int8", "fp32"]
+    assert "tolerance none" in lines[0] and "tolerance 1e-04" in lines[1] and lines[1].endswith("0 failures")
+    (tmp_path / "in").write_text("w5 w6 w7\nw9\n")
+    found = {}
+    for dtype in ("fp32", "int8"):
+        main(["generate", str(both), "--input", str(tmp_path / "in"), "--scores", "--dtype", dtype])
+        found[dtype] = capsys.readouterr().out
+        main(["evaluate", str(both), "--source", str(tmp_path / "in"), "--target", str(tmp_path / "in"), "--dtype", dtype])
+        assert json.loads(capsys.readouterr().out)["sentences"] == 2
+    assert found["fp32"] != found["int8"]
+    for arguments in (["generate", both, "w5"], ["evaluate", both, "--source", tmp_path / "in", "--target", tmp_path / "in"]):
+        with pytest.raises(SystemExit) as stopped:
+            main([*map(str, arguments), "--dtype", "fp16"])
+        assert stopped.value.code == 2 and "has no dtype 'fp16', expected one of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("file", [FILES[0], INT8_FILES[0], f"{FILES[0]}_data", f"{INT8_FILES[0]}_data"])
+def test_a_changed_file_of_either_is_refused_whichever_is_opened(both, tmp_path, file):
+    damaged = copy_of(both, tmp_path)
+    (damaged / file).write_bytes((damaged / file).read_bytes()[:-1] + b"x")
+    for dtype in ("fp32", "int8"):
+        with pytest.raises(ValueError, match=f"{file} has SHA-256"):
+            Runtime(damaged, dtype=dtype)
+
+
+@pytest.mark.parametrize("file", [FILES[0], INT8_FILES[0]])
+def test_data_outside_the_export_is_refused_whichever_is_opened(both, tmp_path, file):
+    damaged = copy_of(both, tmp_path)
+
+    def lead_out(graph):
+        tensor = TensorProto(name="out", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
+        tensor.external_data.add(key="location", value="../../secret")
+        graph.initializer.append(tensor)
+
+    model = onnx.load(damaged / file, load_external_data=False)
+    lead_out(model.graph)
+    (damaged / file).write_bytes(model.SerializeToString())
+    seal(damaged)
+    for dtype in ("fp32", "int8"):
+        with pytest.raises(
+            ValueError, match=f"{file} keeps external data in '../../secret', which manifest.json does not list"
+        ):
+            Runtime(damaged, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(target="cpu", dtype=["fp32", "int8"]), "are for the target 'portable', expected one for 'cpu'"),
+        (dict(dtype=["fp32", "int4"]), "no target 'portable' with dtype 'int4', expected one of: portable with fp32, int8;"),
+        (dict(dtype=["int8", "int8"]), r"dtypes are \['int8', 'int8'\], expected each once"),
+        (dict(dtype=[]), "no target 'portable' with dtype ''"),
+        (dict(opset=17), "no opset 17, expected 18 to 23"),
+        (dict(opset=24), "no opset 24, expected 18 to 23"),
+        (dict(target="cpu", opset=21), "an opset, 21, is for the target 'portable': that of 'cpu' is 21"),
+    ],
+    ids=str,
+)
+def test_what_cannot_stand_together_is_refused_before_anything_is_read(tmp_path, options, message):
+    with pytest.raises(UsageError, match=message):
+        export(tmp_path / "nothing", tmp_path / "out", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("opset", [pytest.param(opset, marks=[pytest.mark.slow] * (opset != 23)) for opset in range(18, 24)])
+@pytest.mark.parametrize("name", ["seq2seq", "causal", "encoder"])
+def test_each_opset_gives_what_torch_gives(tmp_path, name, opset):
+    build(name).save_pretrained(tmp_path / "checkpoint")
+    manifest = export(tmp_path / "checkpoint", tmp_path / "out", cases=6, dtype=["fp32", "int8"], opset=opset)
+    files = [*manifest["graphs"].values(), *manifest["other_dtypes"]["int8"]["graphs"].values()]
+    imports = [onnx.load(tmp_path / "out" / file).opset_import for file in files]
+    assert [[(found.domain, found.version) for found in each] for each in imports] == [[("", opset)]] * len(files)
+    assert manifest["opset"] == opset and manifest["parity"]["failures"] == 0 < manifest["parity"]["cases"]
+    int8 = manifest["other_dtypes"]["int8"]
+    assert int8["parity"]["mean_error"] < 0.1 and min(steps["quantize_integers"] for steps in int8["optimized"].values()) > 3
