@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,18 @@ def test_command_lines_run_in_order(workplace, monkeypatch, capsys):
     assert verbs == [*first, "info", "attention", "convert", "convert", "doctor"]
     assert outputs[1].replace('"torch"', "") == outputs[4].replace('"onnxruntime"', "")  # the same BLEU
     assert "0 failures" in outputs[3] and "0 failures" in outputs[8]
+
+
+def test_links_lead_from_the_package_s_page_to_files_that_there_are():
+    """There, a link that is relative to the repository leads nowhere."""
+    home = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Source"]
+    links = dict(re.findall(r"^\[([^\]]+)\]: (\S+)$", README, re.MULTILINE))
+    files = [re.fullmatch(rf"{home}/(?:blob|raw)/main/(.+)", link)[1] for link in links.values()]
+    assert len(files) > 5 and all((ROOT / file).is_file() for file in files)
+    text = re.sub(r"^```.*?^```", "", README, flags=re.MULTILINE | re.DOTALL)
+    assert {*re.findall(r"\]\[([^\]]+)\]", text)} == {*links}
+    assert re.findall(r"\]\((?!https?://|#)[^)]*\)", text) == []
+    assert f"git+{home}" in text
 
 
 @pytest.mark.parametrize("reference", re.findall(r"`([^`]+)`", README.split("| paper | symbol |")[1].split("\n\n")[0]))
