@@ -23,7 +23,7 @@ from vanilla_transformer.files import new_directory
 
 from . import cpu, cuda, optimize, portable
 from .artifact import CARD, TOKENIZER_FILES, write_manifest
-from .clients import base_name, client_config, give_token_types, write_card, write_genai_config, write_json
+from .clients import base_name, client_config, give_first_token, give_token_types, write_card, write_genai_config, write_json
 from .doctor import require
 from .errors import UsageError
 from .graphs import DTYPES, KNOWN_DTYPES, GraphSpec, example_inputs, graph_specs
@@ -283,6 +283,8 @@ def write_for_clients(directory, model, config, files, target, dtypes):
     tokenizer_config = directory / "tokenizer_config.json"
     if config.get("type_vocab_size") and tokenizer_config.is_file():
         give_token_types(tokenizer_config)
+    if files.keys() == {"decoder"} and (directory / "tokenizer.json").is_file() and tokenizer_config.is_file():
+        give_first_token(directory)
     if target != "portable" or files.keys() != {"decoder"}:
         return {}
     return {"genai": write_genai_config(directory, config, model.generation_config.to_dict(), files["decoder"])}

@@ -1,6 +1,7 @@
 """What other programs read beside the graphs: config.json, genai_config.json, and the card of a repository on the Hub."""
 
 import json
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -22,23 +23,21 @@ MARIAN_NAMES = {
 # One of the classes for which Transformers.js gives token types; transformers 5 reads tokenizer.json for it as it stands.
 TYPED_TOKENIZER = "ConvBertTokenizer"
 UNTYPED_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast", "PreTrainedTokenizer")
-# Of each architecture, the task and a call of its pipeline in JavaScript.
-LABELS, SPANS = ("text-classification", "pipe('A text.')"), ("question-answering", "pipe('What is it?', 'It is a text.')")
-TAGS = ("token-classification", "pipe('A text.')")
+# What there is a pipeline for, and a call of it in JavaScript, where that is not `pipe('A text.')`.
 TASKS = {
-    "VanillaEncoderModel": ("feature-extraction", "pipe('A text.', { pooling: 'mean', normalize: true })"),
-    "VanillaEncoderForMaskedLM": ("fill-mask", "pipe(`A ${pipe.tokenizer.mask_token} text.`)"),
-    "VanillaEncoderForSequenceClassification": LABELS,
-    "VanillaEncoderForTokenClassification": TAGS,
-    "VanillaEncoderForQuestionAnswering": SPANS,
-    "VanillaDecoderModel": ("feature-extraction", "pipe('A text.', { pooling: 'last_token' })"),
-    "VanillaDecoderForSequenceClassification": LABELS,
-    "VanillaDecoderForTokenClassification": TAGS,
-    "VanillaDecoderForQuestionAnswering": SPANS,
-    "VanillaDecoderForCausalLM": ("text-generation", "pipe('A text', { max_new_tokens: 20 })"),
-    "VanillaSeq2SeqForSequenceClassification": LABELS,
-    "VanillaSeq2SeqForQuestionAnswering": SPANS,
-    "VanillaSeq2SeqForConditionalGeneration": ("text2text-generation", "pipe('A text.')"),
+    "Model": "feature-extraction",
+    "ForMaskedLM": "fill-mask",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForCausalLM": "text-generation",
+    "ForConditionalGeneration": "text2text-generation",
+}
+CALLS = {
+    "feature-extraction": "pipe('A text.', { pooling: 'mean' })",
+    "fill-mask": "pipe(`A ${pipe.tokenizer.mask_token} text.`)",
+    "question-answering": "pipe('What is it?', 'It is a text.')",
+    "text-generation": "pipe('A text', { max_new_tokens: 20 })",
 }
 OF_THE_BASE = ("language", "license", "license_name", "license_link", "datasets")  # that hold for its exports
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty")  # that genai has under the same names
@@ -47,7 +46,7 @@ GENAI_CONFIG, NO_TOKENIZER = "genai_config.json", "no-tokenizer"
 
 def client_config(config: dict, roles: Collection[str], dtypes: Sequence[str], external: Sequence[str] = ()) -> dict:
     """config.json of an export: that of the checkpoint, but with a model type that Transformers.js has for graphs of these
-    `roles`, and which files it loads without options. The manifest has the true model type.
+    `roles`, and which files it loads without options. The manifest has the true model type. There always is a `label2id`.
 
     Args:
         dtypes: of the graphs' files, the first is the default, and a browser's wasm loads int8 where it is one of them; none
@@ -56,7 +55,8 @@ def client_config(config: dict, roles: Collection[str], dtypes: Sequence[str], e
     """
     model_type = MODEL_TYPES[tuple(role for role in ("encoder", "decoder") if role in roles)]
     names = {name: config[ours] for name, ours in MARIAN_NAMES.items()} if model_type == "marian" else {}
-    found = {**config, **names, "model_type": model_type}
+    numbers = config.get("label2id") or {label: int(number) for number, label in config["id2label"].items()}
+    found = {**config, **names, "label2id": numbers, "model_type": model_type}
     if not dtypes:
         return found
     loaded = {"dtype": dtypes[0]}
@@ -73,6 +73,22 @@ def give_token_types(path: Path) -> None:
     config = json.loads(path.read_text(encoding="utf-8"))
     if config.get("tokenizer_class", UNTYPED_TOKENIZERS[0]) in UNTYPED_TOKENIZERS:
         write_json(path, {**config, "tokenizer_class": TYPED_TOKENIZER})
+
+
+def give_first_token(directory: Path) -> None:
+    """Says in tokenizer_config.json, as versions before 5 did, that tokenizer.json puts a token in front of each text and none
+    behind: Transformers.js else leaves it out of prompts."""
+    template = template_of(json.loads((directory / "tokenizer.json").read_text(encoding="utf-8")))
+    if "SpecialToken" in template[0] and "SpecialToken" not in template[-1]:
+        path = directory / "tokenizer_config.json"
+        write_json(path, {**json.loads(path.read_text(encoding="utf-8")), "add_bos_token": True})
+
+
+def template_of(tokenizer: dict) -> list[dict]:
+    """What the tokenizer.json with this content makes of one text: the text, and the special tokens around it."""
+    processor = tokenizer.get("post_processor") or {}
+    parts = processor.get("processors", [processor])
+    return next((part["single"] for part in parts if part.get("type") == "TemplateProcessing"), [{"Sequence": {}}])
 
 
 def write_json(path: Path, content: dict) -> None:
@@ -142,6 +158,8 @@ def unread_by_genai(tokenizer: dict | None) -> str | None:
     if parts != expected or tokenizer["pre_tokenizer"].get("add_prefix_space"):
         found = " and ".join(f"{name} {parts[name]}" for name in ("model", "pre_tokenizer"))
         return f"genai reads byte-level BPE without a normalizer, and this has {found}"
+    if "SpecialToken" in template_of(tokenizer)[0]:
+        return "genai adds no token to a text, and this puts one in front"
     return None
 
 
@@ -160,11 +178,9 @@ def base_name(checkpoint: str) -> str | None:
 
 def write_card(directory: Path, base: str | None, readme: Path, architecture: str, target: str, dtypes: Sequence[str]) -> None:
     """The card of an export of the checkpoint `base`, of which `readme` is the card, if it has one: its terms hold here too."""
-    of_base, (task, call) = read_metadata(readme), TASKS.get(architecture, (None, None))
+    of_base, task = read_metadata(readme), task_of(architecture)
     if task == "text2text-generation" and of_base.get("pipeline_tag") in ("translation", "summarization"):
         task = of_base["pipeline_tag"]
-    has_tokenizer = (directory / "tokenizer.json").is_file()
-    in_javascript = target == "portable" and has_tokenizer and call is not None
     metadata = {
         **{name: of_base[name] for name in OF_THE_BASE if name in of_base},
         "base_model": base,
@@ -185,8 +201,8 @@ def write_card(directory: Path, base: str | None, readme: Path, architecture: st
         f"written by `vanilla-transformer export` for the target {target} in {' and '.join(dtypes)}. manifest.json says",
         "with which versions, and how far they are from the checkpoint.",
     ]
-    if in_javascript:
-        lines += ["", "```js", SNIPPET.format(task=task, call=call), "```"]
+    if target == "portable" and task and (directory / "tokenizer.json").is_file():
+        lines += ["", "```js", SNIPPET.format(task=task, call=CALLS.get(task, "pipe('A text.')")), "```"]
     (directory / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -194,6 +210,13 @@ SNIPPET = """import {{ pipeline }} from '@huggingface/transformers';
 
 const pipe = await pipeline('{task}', 'NAME'); // the Hub id of this repository
 console.log(await {call});"""
+
+
+def task_of(architecture: str) -> str | None:
+    """`None` where no pipeline reads what the head returns."""
+    if architecture == "VanillaSeq2SeqModel":  # it wants the decoder's tokens too
+        return None
+    return TASKS.get(re.sub(r"^Vanilla(Encoder|Decoder|Seq2Seq)", "", architecture))
 
 
 def read_metadata(readme: Path) -> dict:

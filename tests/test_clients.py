@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 from huggingface_hub import ModelCard
 from standins import SHAPE, classifier, translator
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 from vanilla_transformer import (
@@ -84,6 +84,12 @@ def test_config_json_names_a_model_type_that_runs_these_graphs(config_class, rol
     loaded = {"transformers.js_config": {"dtype": "fp32"}}
     assert client_config(config, roles, ["fp32"]) == {**config, **names, **loaded, "model_type": model_type}
     assert client_config(config, roles, []) == {**config, **names, "model_type": model_type}
+
+
+def test_labels_have_their_numbers_too():
+    config = VanillaEncoderConfig(**SIZES, id2label={0: "bad", 1: "good"}).to_dict()
+    assert config["label2id"] is None
+    assert client_config(config, ["encoder"], [])["label2id"] == {"bad": 0, "good": 1}
 
 
 @pytest.mark.parametrize(
@@ -176,6 +182,26 @@ def test_only_models_with_token_types_get_a_class_that_gives_them(untraced, tmp_
     assert after["tokenizer_class"] in TYPED if expected == "typed" else after == before
 
 
+@pytest.mark.parametrize(
+    "template, expected", [("<s> $A", True), ("$A", None), ("$A </s>", None), ("<s> $A </s>", None), (None, None)]
+)
+@pytest.mark.parametrize("in_sequence", [False, True])
+def test_a_token_in_front_of_prompts_is_announced(untraced, tmp_path, template, expected, in_sequence):
+    """Its src/pipelines/text-generation.js adds special tokens only by `add_bos_token`."""
+    decoder(tmp_path / "checkpoint")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "checkpoint/tokenizer.json"))
+    if template is None:
+        tokenizer.post_processor = processors.ByteLevel()
+    else:
+        added = processors.TemplateProcessing(single=template, special_tokens=[("<s>", 1), ("</s>", 2)])
+        tokenizer.post_processor = processors.Sequence([processors.ByteLevel(), added]) if in_sequence else added
+    tokenizer.save(str(tmp_path / "checkpoint/tokenizer.json"))
+    export(tmp_path / "checkpoint", tmp_path / "out")
+    assert read(tmp_path / "out/tokenizer_config.json").get("add_bos_token") == expected
+    before, after = (AutoTokenizer.from_pretrained(tmp_path / place) for place in ("checkpoint", "out"))
+    assert after(TEXT).input_ids == before(TEXT).input_ids
+
+
 # ---------------------------------------------------------------------------------------------------- onnxruntime-genai
 
 
@@ -259,6 +285,11 @@ def test_why_genai_does_not_read_a_tokenizer():
     level = {"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=False), "decoder": decoders.ByteLevel()}
     assert unread_by_genai(content(**level)) is None
     assert "no tokenizer.json" in unread_by_genai(None)
+    front = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    behind = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    whole = processors.Sequence([processors.ByteLevel(), front])
+    assert unread_by_genai(content(**level, post_processor=behind)) is None
+    assert all("in front" in unread_by_genai(content(**level, post_processor=each)) for each in (front, whole))
     for change in (
         {"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True)},
         {"pre_tokenizer": pre_tokenizers.Whitespace()},

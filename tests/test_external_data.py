@@ -204,6 +204,6 @@ def test_an_export_in_the_hub_s_cache_is_read_through_its_links(exported_for, tm
     ids = np.array([[5, 6, 7]])
     expected = Runtime(directory).generate(ids, max_new_tokens=5)
     np.testing.assert_array_equal(Runtime(snapshot).generate(ids, max_new_tokens=5), expected)
-    (blobs / "0").write_bytes(b"changed")
+    (snapshot / "config.json").resolve().write_bytes(b"changed")
     with pytest.raises(ValueError, match="has 7 bytes, expected"):
         Runtime(snapshot)
