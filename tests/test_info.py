@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from checkpoints import CHECKPOINTS, build
+from checkpoints import CHECKPOINTS, EOS, SIZES, build, perturbed
 from torch.utils.flop_counter import FlopCounterMode
 
 from vanilla_transformer import VanillaSeq2SeqConfig, VanillaSeq2SeqForConditionalGeneration
@@ -44,6 +44,18 @@ def test_flops_are_those_torch_counts(model, lengths, tmp_path):
     expected = flops.get("source token", 0) * source + flops.get("sequence", 0)
     expected += flops.get("target token", 0) * (target if is_pair else source if is_decoder else 0)
     assert counter.get_total_flops() == expected + looks * flops["attention to one token, per layer"]
+
+
+@pytest.mark.parametrize("architecture", ["VanillaSeq2SeqForSequenceClassification", "VanillaSeq2SeqForQuestionAnswering"])
+def test_flops_of_heads_whose_decoder_reads_the_source(architecture, tmp_path):
+    model, length = perturbed(architecture, SIZES | dict(encoder_layers=2, decoder_layers=3, num_labels=2)), 7
+    model.save_pretrained(tmp_path)
+    model.set_attn_implementation("eager")
+    flops = info(tmp_path)["flops"]
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.full((1, length), EOS))
+    expected = (flops["source token"] + flops["target token"]) * length + flops.get("sequence", 0)
+    assert counter.get_total_flops() == expected + (2 + 2 * 3) * length**2 * flops["attention to one token, per layer"]
 
 
 def test_the_paper_s_base_model_by_hand(tmp_path):

@@ -7,6 +7,7 @@ from checkpoints import copy_of, edit_json, perturbed, seal
 from families import assert_exact, random_config, random_model
 from models import build
 from test_conversion import converted
+from torch import nn
 
 from vanilla_transformer import (
     VanillaDecoderConfig,
@@ -16,7 +17,7 @@ from vanilla_transformer import (
     VanillaSeq2SeqConfig,
     VanillaSeq2SeqModel,
 )
-from vanilla_transformer.conversion import convert
+from vanilla_transformer.conversion import convert, from_torch
 from vanilla_transformer_export.build import export
 from vanilla_transformer_export.runtime import Runtime
 
@@ -153,6 +154,18 @@ def test_a_row_may_be_padded_beyond_the_table_but_not_have_more_tokens_than_it()
     assert model(torch.tensor([[5] * 6 + [0] * 4])).last_hidden_state.isfinite().all()
     with pytest.raises(ValueError, match="position 6 is beyond.* max_position_embeddings is 6"):
         model(torch.tensor([[5] * 7]))
+
+
+def test_a_torch_module_s_table_has_the_padding_s_row_in_front():
+    module = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 12, batch_first=True), 1, enable_nested_tensor=False)
+    tables = dict(embed_tokens=torch.randn(20, 8), embed_positions=torch.randn(7, 8))
+    fields = dict(position_ids_from="ids", scale_embedding=False)
+    model = from_torch(module.state_dict(), num_attention_heads=2, embeddings=tables, **fields)
+    assert model.config.max_position_embeddings == 6
+    ids = torch.tensor([[0, 0, 5, 6], [7, 8, 9, 0]])
+    states = tables["embed_tokens"][ids] + tables["embed_positions"][torch.tensor([[0, 0, 1, 2], [1, 2, 3, 0]])]
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).last_hidden_state, module.eval()(states), atol=1e-5, rtol=1e-5)
 
 
 # ----------------------------------------------------------------------------------------------------------- configurations

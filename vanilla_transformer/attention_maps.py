@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from .checkpoint import load_checkpoint, load_tokenizer, readers_errors
 from .errors import UsageError
 from .files import new_file
 from .info import depth_fields
+from .modeling_vanilla_transformer import shifted_right
 
 KINDS = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}  # of seq2seq
 PICTURES = ("eps", "jpeg", "jpg", "pdf", "png", "ps", "svg", "svgz", "tif", "tiff", "webp")
@@ -98,10 +98,9 @@ def check_tokens(model, tokenizer, text):
 
 
 def decoder_input_ids(model, tokenizer, ids, target):
-    """The start token and the target's, but for its last one, which is only predicted."""
+    """The target's tokens shifted right, without the last one, which is only predicted."""
     if target is not None:
-        labels = tokenizer(text_target=target, return_tensors="pt")["input_ids"]
-        return F.pad(labels[:, :-1], (1, 0), value=model.config.decoder_start_token_id)
+        return shifted_right(tokenizer(text_target=target, return_tensors="pt")["input_ids"], model.config)
     if not model.can_generate():
         raise UsageError(f"{type(model).__name__} cannot generate, expected a target")
     return model.generate(ids, do_sample=False, num_return_sequences=1)[:, :-1]

@@ -90,6 +90,8 @@ def flops(model: PreTrainedModel, config: VanillaTransformerConfig | None = None
     sentence_heads = ("pooler", "next_sentence", "score")
     if not model.can_generate() and "TokenClassification" not in type(model).__name__:
         sentence_heads += ("classifier",)
+    if type(model).__name__ == "VanillaSeq2SeqForSequenceClassification":
+        sentence_heads += ("dense",)
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             per = "target token" if is_decoder or (is_pair and "encoder." not in name) else "source token"
