@@ -417,6 +417,8 @@ VANILLA_SEQ2SEQ_MAP = {
     "AutoConfig": "configuration_vanilla_transformer.VanillaSeq2SeqConfig",
     "AutoModel": "modeling_vanilla_transformer.VanillaSeq2SeqModel",
     "AutoModelForSeq2SeqLM": "modeling_vanilla_transformer.VanillaSeq2SeqForConditionalGeneration",
+    "AutoModelForSequenceClassification": "modeling_vanilla_transformer.VanillaSeq2SeqForSequenceClassification",
+    "AutoModelForQuestionAnswering": "modeling_vanilla_transformer.VanillaSeq2SeqForQuestionAnswering",
 }
 
 
