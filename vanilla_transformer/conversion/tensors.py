@@ -6,17 +6,20 @@ A conversion is a list of `Pair`s. Read forwards they make our tensors of anothe
 import json
 import math
 import os
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
+from transformers.utils import logging
 
 from ..checkpoint import TORCH_DTYPES, WEIGHTS, Shapes, stored_shapes, weight_files
 
 DTYPES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 PICKLE = "pytorch_model.bin"
+logger = logging.get_logger(__name__)
 
 
 # ---------------------------------------------------------------------------------------------------------------- pairs
@@ -97,7 +100,7 @@ class TensorFiles:
     """The tensors of a checkpoint directory or of one file, by name, read when asked for.
 
     `shapes` maps each name to its shape and dtype. safetensors are preferred, whole or in shards; pickles are read with
-    `weights_only=True`.
+    `weights_only=True`, and mapped into memory, but for those of torch before 1.6, of which a warning tells.
 
     Raises:
         FileNotFoundError: if there are no weights, or a shard is missing.
@@ -118,11 +121,14 @@ class TensorFiles:
         self._where |= {name: (file, name) for name in found}
 
     def _open_pickle(self, file):
+        is_mapped = zipfile.is_zipfile(file)
         try:
-            tensors = torch.load(file, map_location="cpu", weights_only=True)
+            tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped)
         except Exception as error:  # torch raises its own, zipfile's and pickle's errors
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ValueError(f"{file} does not load with weights_only=True: {reason}") from None
+        if not is_mapped:
+            logger.warning(f"{file} is of torch before 1.6 and cannot be mapped: it is in memory as a whole")
         if not isinstance(tensors, dict) or not all(map(is_named_tensor, tensors, tensors.values())):
             raise ValueError(f"{file} holds {type(tensors).__name__}, expected a state dict: names and dense tensors")
         for name, tensor in tensors.items():
