@@ -222,7 +222,10 @@ def tagged(tags, text):
     tokens = tags.tokenizer(text, return_offsets_mapping=True)
     probabilities = outputs(tags.model, tags.tokenizer, text).logits[0].softmax(-1)
     found = []
-    for index, (token, (start, end)) in enumerate(zip(tokens["input_ids"][:-1], tokens["offset_mapping"])):
+    special = tags.tokenizer(text, return_special_tokens_mask=True)["special_tokens_mask"]
+    for index, (token, (start, end)) in enumerate(zip(tokens["input_ids"], tokens["offset_mapping"])):
+        if special[index]:
+            continue
         score, tag = probabilities[index].max(-1)
         if TAGS[tag.item()] != "O":
             word = tags.tokenizer.convert_ids_to_tokens(token)

@@ -146,7 +146,7 @@ TYPED = {"BertTokenizer", "ConvBertTokenizer"}
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "TokenizersBackend"])
 def test_a_class_that_gives_token_types_there_changes_nothing_in_transformers(kind, name, tmp_path):
-    train_tokenizer(TEXT, KINDS[kind], kind, for_encoder=True).save_pretrained(tmp_path / "trained")
+    train_tokenizer(TEXT, KINDS[kind], kind, "encoder", token_types=True).save_pretrained(tmp_path / "trained")
     config = read(tmp_path / "trained/tokenizer_config.json")
     shutil.copytree(tmp_path / "trained", tmp_path / "out")
     (tmp_path / "out/tokenizer_config.json").write_text(json.dumps({**config, "tokenizer_class": name}))
@@ -173,7 +173,7 @@ def test_a_class_of_a_family_stays(tmp_path, name):
 
 @pytest.mark.parametrize("types, expected", [(0, "unchanged"), (2, "typed")])
 def test_only_models_with_token_types_get_a_class_that_gives_them(untraced, tmp_path, types, expected):
-    tokenizer = train_tokenizer(TEXT, 20, "word", for_encoder=True)
+    tokenizer = train_tokenizer(TEXT, 20, "word", "encoder", token_types=types > 0)
     config = VanillaEncoderConfig(vocab_size=20, num_hidden_layers=1, type_vocab_size=types, **SHAPE)
     VanillaEncoderModel(config).save_pretrained(tmp_path / "checkpoint")
     tokenizer.save_pretrained(tmp_path / "checkpoint")

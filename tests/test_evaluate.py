@@ -146,7 +146,7 @@ def test_every_reader_takes_a_text_file_of_windows_and_other_spaces_for_the_same
     assert both(exported, "masked-lm", text=tmp_path / "text") == pytest.approx(clean)
     checkpoint, directory = exported("masked-lm")
     expected = tokenizer()(TEXTS)["input_ids"]
-    for encode in (module.TorchEngine(checkpoint).encode, module.OnnxEngine(directory).encode):
+    for encode in (module.TorchEngine(checkpoint).encode, module.OnnxEngine(directory, None).encode):
         assert [encoding.ids for encoding in encode(read_lines(tmp_path / "text"), True)] == expected
 
 

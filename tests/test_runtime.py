@@ -577,7 +577,8 @@ def test_providers_are_asked_for_in_order_and_each_must_run(exported, monkeypatc
     running = [doctor.CUDA, "CPUExecutionProvider"]
 
     class Session:
-        def __init__(self, path, options, providers):
+        def __init__(self, path, options, providers, enable_fallback):
+            assert not enable_fallback  # one that fails is not replaced without a word
             asked[path.rpartition("/")[2]] = providers
 
         def get_providers(self):

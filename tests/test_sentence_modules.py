@@ -29,7 +29,7 @@ LONGEST = 12  # tokens: the last text has more
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A model's files by its class, with the tokenizer."""
-    tokenizer = train_tokenizer([*TEXTS, "the book :"] * 2, 60, for_encoder=True)
+    tokenizer = train_tokenizer([*TEXTS, "the book :"] * 2, 60, variant="encoder", token_types=True)
 
     def make(architecture="BertModel", family="bert", **fields):
         directory = tmp_path_factory.mktemp(architecture)

@@ -44,7 +44,7 @@ MODELS = {
 }
 READERS = ["choices", "decoder", "decoder-labels", "decoder-tokens", "decoder-answers", "means", "pair-labels", "pair-answers"]
 READERS += ["pair"]
-CHOOSE = {"choices", "decoder-labels", "decoder-tokens", "decoder-answers", "pair-labels", "pair-answers"}
+CHOOSE = {"choices", "means", "decoder-labels", "decoder-tokens", "decoder-answers", "pair-labels", "pair-answers"}
 
 
 def build(name):

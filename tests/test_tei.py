@@ -25,7 +25,7 @@ def served(request, tmp_path_factory):
     """A model, its tokenizer and its export."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("tei")
-    tokenizer = train_tokenizer(TEXTS * 4, 60, for_encoder=True)
+    tokenizer = train_tokenizer(TEXTS * 4, 60, variant="encoder", token_types=True)
     labels = LABELS if "Classification" in request.param else {}
     config = VanillaEncoderConfig(vocab_size=60, num_hidden_layers=1, type_vocab_size=2, **SHAPE, **labels)
     model = getattr(vanilla_transformer, request.param)(config).eval()

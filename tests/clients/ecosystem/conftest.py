@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import peft  # noqa: F401 - before our package, which fills its dictionaries
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -56,7 +56,8 @@ def head(name: str, path: Path) -> None:
     architecture, kind, fields = HEADS[name]
     transformers.set_seed(0)
     model_class = getattr(vanilla, architecture)
-    tokenizer = train_tokenizer(LINES, VOCABULARY[kind], kind, for_encoder="Encoder" in architecture)
+    variant = next(name for name in ("encoder", "decoder", "seq2seq") if name in architecture.lower())
+    tokenizer = train_tokenizer(LINES, VOCABULARY[kind], kind, variant, token_types=fields.get("type_vocab_size", 0) > 1)
     depth = dict(encoder_layers=1, decoder_layers=2) if "Seq2Seq" in architecture else dict(num_hidden_layers=2)
     model = model_class(model_class.config_class(vocab_size=len(tokenizer), **WIDTHS, **depth, **fields))
     for parameter in model.parameters():

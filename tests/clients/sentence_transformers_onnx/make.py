@@ -18,7 +18,7 @@ KINDS = {"bpe": (60, 0), "word": (20, 2)}  # entries of the vocabulary, token ty
 out, expected = Path(sys.argv[1]), {}
 for kind, (size, types) in KINDS.items():
     transformers.set_seed(0)
-    tokenizer = train_tokenizer(TEXTS * 4, size, kind, for_encoder=True)
+    tokenizer = train_tokenizer(TEXTS * 4, size, kind, "encoder", token_types=types > 0)
     config = VanillaEncoderConfig(vocab_size=size, d_model=24, d_ff=32, h=2, N=2, d_k=10, d_v=14, type_vocab_size=types)
     model = VanillaEncoderModel(config).eval()
     model.save_pretrained(out / f"{kind}-checkpoint")
