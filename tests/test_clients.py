@@ -17,6 +17,7 @@ from vanilla_transformer import (
     VanillaEncoderModel,
     VanillaSeq2SeqConfig,
 )
+from vanilla_transformer.checkpoint import save_tokenizer
 from vanilla_transformer.training.tokenizer import train_tokenizer
 from vanilla_transformer_export import build
 from vanilla_transformer_export.artifact import read_artifact
@@ -176,7 +177,7 @@ def test_only_models_with_token_types_get_a_class_that_gives_them(untraced, tmp_
     tokenizer = train_tokenizer(TEXT, 20, "word", "encoder", token_types=types > 0)
     config = VanillaEncoderConfig(vocab_size=20, num_hidden_layers=1, type_vocab_size=types, **SHAPE)
     VanillaEncoderModel(config).save_pretrained(tmp_path / "checkpoint")
-    tokenizer.save_pretrained(tmp_path / "checkpoint")
+    save_tokenizer(tokenizer, tmp_path / "checkpoint")
     export(tmp_path / "checkpoint", tmp_path / "out")
     before, after = (read(tmp_path / place / "tokenizer_config.json") for place in ("checkpoint", "out"))
     assert after["tokenizer_class"] in TYPED if expected == "typed" else after == before
