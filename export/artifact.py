@@ -100,9 +100,9 @@ def read_artifact(directory: str | os.PathLike) -> Artifact:
     for name, facts in manifest["files"].items():
         # A link is followed, the Hub's cache is made of them: what it leads to must have the right hash.
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise ValueError(f"{path} lists {name!r}, which is outside the directory: export again")
+            raise ValueError(f"{path} lists {name!r:.200}, which is outside the directory: export again")
         if not isinstance(facts, dict) or (type(facts.get("bytes")), type(facts.get("sha256"))) != (int, str):
-            raise ValueError(f"{path} has {reprlib.repr(facts)} for {name}, expected its bytes and sha256: export again")
+            raise ValueError(f"{path} has {reprlib.repr(facts)} for {name:.200}, expected its bytes and sha256: export again")
         stamps[name], content = check_file(directory / name, facts, keep=name in configs)
         if name in configs:
             configs[name] = json_object(directory / name, content)

@@ -34,7 +34,7 @@ def check_external_data(directory: Path, file: str, listed: dict) -> None:
         raise ValueError(f"{directory / file} is no ONNX graph, or a damaged one: {error}") from None
     for location in found:
         if (PurePosixPath(file).parent / location).as_posix() not in listed:
-            raise ValueError(f"{directory / file} keeps external data in {location!r}, which manifest.json does not list")
+            raise ValueError(f"{directory / file} keeps external data in {location!r:.200}, which manifest.json does not list")
 
 
 def locations(path: Path) -> set[str]:

@@ -425,7 +425,9 @@ class Runtime:
         for name, value in self.artifact.generation_config.items():
             applies = name in EXPECTED.keys() | NO_EFFECT or (name in SAMPLING_ONLY and not given.get("do_sample"))
             if not applies and value is not None and value != DEFAULTS.get(name, 0) and not name.startswith("_"):
-                raise ValueError(f"generation_config.json sets {name} to {value!r}, which this runtime does not apply")
+                raise ValueError(
+                    f"generation_config.json sets {name:.200} to {value!r:.200}, which this runtime does not apply"
+                )
         if "top_k" in given:
             given["top_k"] = given["top_k"] or 0  # the only default that `None` turns off
         given |= self._lengths(given, prompt_length)

@@ -199,6 +199,14 @@ def test_a_manifest_that_is_not_text_is_refused(export):
     refused(export, ValueError, "manifest.json")
 
 
+@pytest.mark.parametrize("files", [{"x" * 4000: 1}, {f"../{'x' * 4000}": {"bytes": 1, "sha256": ""}}], ids=["facts", "outside"])
+def test_a_name_of_any_length_is_an_error_of_a_line(export, files):
+    edit_json(export / "manifest.json", files=files)
+    with pytest.raises(ValueError, match="export again$") as error:
+        read_artifact(export)
+    assert len(str(error.value).replace(str(export), "")) < 400
+
+
 def test_a_directory_without_a_manifest_is_refused(tmp_path):
     refused(tmp_path, FileNotFoundError, str(tmp_path), "no manifest.json", "vanilla-transformer export")
 
