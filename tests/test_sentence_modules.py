@@ -203,6 +203,20 @@ def test_checkpoints_with_other_modules_have_no_average(saved, tmp_path):
         assert not (tmp_path / "mean").exists()
 
 
+@pytest.mark.parametrize("tensors", [{"other": (8, 8)}, {"linear.weight": (3, 3), "linear.bias": (8,)}], ids=str)
+def test_modules_with_other_tensors_have_no_average(saved, tmp_path, tensors):
+    convert(saved, tmp_path / "first")
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    weights = tmp_path / "second" / "2_Dense" / "model.safetensors"
+    save_file({name: torch.zeros(shape) for name, shape in tensors.items()}, weights)
+    with pytest.raises(ValueError, match="second/2_Dense/model.safetensors has linear.* expected .*first/2_Dense"):
+        average([tmp_path / "first", tmp_path / "second"], tmp_path / "mean")
+    weights.write_bytes(b"no tensors")
+    with pytest.raises(ValueError, match="second/2_Dense/model.safetensors"):
+        average([tmp_path / "first", tmp_path / "second"], tmp_path / "mean")
+    assert not (tmp_path / "mean").exists()
+
+
 # ------------------------------------------------------------------------------------------------- what cannot come along
 
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from ..checkpoint import TOKENIZER_FILES, checkpoint_directory, for_every_version, read_json, shown
+from ..checkpoint import TOKENIZER_FILES, checkpoint_directory, for_every_version, read_json, shown, stored_shapes
 from ..checkpoint import load_checkpoint as load
 from ..companions import companions
 from ..files import MODULES, new_directory
@@ -89,10 +89,15 @@ def average_modules(checkpoints, directory: Path) -> None:
     first.copy(directory)
     for name in first.files:
         if name.endswith(".safetensors"):
-            save_file(mean([load_file(each.files[name]) for each in found]), directory / name)
+            save_file(mean([each.files[name] for each in found]), directory / name)
 
 
-def mean(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+def mean(files: list[Path]) -> dict[str, torch.Tensor]:
+    """Raises ValueError naming the first file that is no safetensors, or has other tensors than the first."""
+    shapes = [{name: shape for name, (shape, _) in stored_shapes(file).items()} for file in files]
+    for file, found in zip(files, shapes):
+        check_equal(found, shapes[0], (file, files[0]), set())
+    parts = [load_file(file) for file in files]
     return {
         name: (sum(part[name].double() for part in parts) / len(parts)).to(tensor.dtype) for name, tensor in parts[0].items()
     }
