@@ -94,7 +94,7 @@ def tables(result: dict) -> str:
 
 
 def overview(result: dict) -> str:
-    """The README's table: what each engine does in a second, for each shape and batch."""
+    """The table of docs/results.md: what each engine does in a second, for each shape and batch."""
     columns = {
         f"{name}, {batch}": {record["engine"]: record for record in records(result, *key) if record["batch"] == batch}
         for key, (name, _) in SPEEDS.items()

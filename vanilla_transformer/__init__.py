@@ -3,6 +3,8 @@
 Importing the package registers its models with the Auto classes and its pipelines with `transformers.pipeline`.
 """
 
+from importlib.metadata import PackageNotFoundError, version
+
 import transformers
 
 from . import configuration_vanilla_transformer as _configuration
@@ -18,7 +20,10 @@ from .pipelines import (
     register_pipelines,
 )
 
-__version__ = "0.1.0"
+try:
+    __version__ = version("vanilla-transformer")  # pyproject.toml has it
+except PackageNotFoundError:  # a clone that is on the path and not installed
+    __version__ = "0+unknown"
 
 
 def _register_auto_classes():

@@ -1,0 +1,180 @@
+"""Every block of code of README.md and docs/ runs, or has a reason why not; what the pages name exists."""
+
+import ast
+import re
+import tomllib
+
+import pages
+import pytest
+from pages import PAGES, ROOT, blocks
+from shell import PROGRAMS, commands, ours
+
+import vanilla_transformer
+import vanilla_transformer_export
+from vanilla_transformer.conversion.registry import REGISTERED
+from vanilla_transformer.training.recipe import FOLDER
+from vanilla_transformer_export import cli
+
+DOCS = [page for page in PAGES if page.name != "README.md"]
+NOT_RUN = {"README.md": 1, "quickstart.md": 1, "clients.md": 1, "training.md": 4}  # blocks that only say what they need
+FAST = ("README.md", "models.md")  # in `make test`; the other pages run with `make test-all`
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def name_of(page):
+    return page.name
+
+
+def with_code(page):
+    return any(block.reason is None and block.language != "text" for block in blocks(page))
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.name, marks=() if page.name in FAST else pytest.mark.slow)
+        for page in filter(with_code, PAGES)
+    ],
+)
+def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert pages.run(page, tmp_path, lambda: capsys.readouterr().out)
+
+
+def test_each_block_runs_or_has_a_reason_why_not():
+    found = {page.name: [block for block in blocks(page) if block.reason] for page in PAGES}
+    assert {name: len(marked) for name, marked in found.items() if marked} == NOT_RUN
+    for block in (block for page in PAGES for block in blocks(page)):
+        assert block.language in pages.LANGUAGES, block
+        is_drawing = block.language == "text"
+        assert not is_drawing or not re.search(rf"^\s*(?:\$ )?(?:{'|'.join(PROGRAMS)}) ", block.code, re.MULTILINE), block
+    reasons = [block.reason for marked in found.values() for block in marked]
+    assert all(re.search(r"^needs .+\.$", reason) for reason in reasons)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name in NOT_RUN], ids=name_of)
+def test_what_does_not_run_is_read_by_the_parsers_that_would_read_it(page, tmp_path):
+    for block in (block for block in blocks(page) if block.reason):
+        if block.language == "python":
+            assert ast.parse(block.code).body
+            continue
+        (tmp_path / PROJECT["name"]).mkdir(exist_ok=True)  # what `git clone` would make
+        calls = commands(block.code, tmp_path)
+        assert calls
+        for call in calls:
+            check_call(call)
+
+
+def check_call(call: list[str]) -> None:
+    program, *arguments = call
+    if program == "git":
+        assert arguments == ["clone", PROJECT["urls"]["Source"]]
+    elif program == "pip":
+        assert arguments[:-1] == ["install", "-c", "constraints.txt"] and (ROOT / "constraints.txt").is_file()
+        extras = re.fullmatch(r"\.\[(.+)\]", arguments[-1])[1].split(",")
+        assert {*extras} <= PROJECT["optional-dependencies"].keys()
+    elif program == "make":
+        assert re.search(rf"^{arguments[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    else:
+        assert cli.build_parser().parse_args(ours(call)).run
+
+
+# ------------------------------------------------------------------------------------------------------------ what pages name
+
+
+def test_the_index_lists_every_page():
+    index = (ROOT / "docs" / "index.md").read_text()
+    listed = re.findall(r"^([a-z-]+)$", "\n".join(re.findall(r"```\{toctree\}\n(.*?)```", index, re.DOTALL)), re.MULTILINE)
+    assert sorted(listed) == sorted(page.stem for page in DOCS if page.stem != "index")
+
+
+def anchors(page):
+    """Of its headings, as GitHub and MyST make them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=name_of)
+def test_links_lead_to_what_there_is(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    references = dict(re.findall(r"^\[([^\]]+)\]: (\S+)$", text, re.MULTILINE))
+    assert {*re.findall(r"\]\[([^\]]+)\]", text)} == references.keys()
+    links = [*re.findall(r"\]\(([^)]+)\)", text), *references.values()]
+    home = PROJECT["urls"]["Source"]
+    for link in links:
+        if of_ours := re.fullmatch(rf"{home}/(?:blob|raw|tree)/main/(.+)", link):
+            assert (ROOT / of_ours[1]).exists(), link
+        elif not link.startswith("https://"):
+            file, _, anchor = link.partition("#")
+            target = page.parent / file if file else page
+            assert target.is_file(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+def test_the_api_reference_has_every_public_name():
+    text = (ROOT / "docs" / "api.md").read_text()
+    described = {name.rpartition(".")[2] for name in re.findall(r"^\.\. auto\w+:: ([\w.]+)$", text, re.MULTILINE)}
+    public = {*vanilla_transformer.__all__, *vanilla_transformer_export.__all__}
+    assert {name for name in public if not name.startswith("__")} <= described
+
+
+def test_the_table_of_verbs_is_that_of_the_parser():
+    text = (ROOT / "docs" / "command-line.md").read_text()
+    found = dict(re.findall(r"^\| `(\w+).*`\[([\w,]+)\]` \|$", text, re.MULTILINE))
+    [verbs] = [action.choices for action in cli.build_parser()._actions if action.choices]
+    assert found == {name: verb.get_default("extras") for name, verb in verbs.items()}
+
+
+def test_the_table_of_recipes_has_all_that_are_shipped():
+    table = (ROOT / "docs" / "training.md").read_text().split("| recipe |")[1].split("\n\n")[0]
+    named = {name for line in table.splitlines() for name in re.findall(r"`([\w-]+)`", line.split("|")[1])}
+    assert named == {path.stem for path in FOLDER.glob("*.toml")}
+
+
+def test_the_table_of_options_is_that_of_the_code():
+    from vanilla_transformer_export.runtime.options import options_table
+
+    text = (ROOT / "docs" / "runtime.md").read_text()
+    [table] = re.findall(r"<!-- options table -->\n(.*?)<!-- end -->", text, re.DOTALL)
+    assert table.strip() == options_table().strip()
+
+
+PAPER = (ROOT / "docs" / "paper.md").read_text().split("| paper | symbol |")[1].split("\n\n")[0]
+PAPER_FILES = ("layers_vanilla_transformer.py", "modeling_vanilla_transformer.py")
+MODELING = "".join((ROOT / "vanilla_transformer" / name).read_text() for name in PAPER_FILES)
+
+
+@pytest.mark.parametrize("reference", re.findall(r"`([^`]+)`", PAPER))
+def test_the_paper_table_names_what_is_in_the_code(reference):
+    scope = MODELING
+    for number, name in enumerate(reference.split(".")):
+        indent = "    " * number
+        found = re.search(rf"^{indent}(?:class {name}\b|def {name}\b|{name} = )", scope, re.MULTILINE)
+        assert found, reference
+        scope = re.split(r"\n(?=class |def )", scope[found.start() :])[0]
+
+
+def test_the_tree_of_the_architecture_lists_every_module():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    folders = (ROOT / "vanilla_transformer", ROOT / "export")
+    modules = [path for folder in folders for path in folder.rglob("*.py") if "__pycache__" not in path.parts]
+    lacking = [path for path in modules if path.name not in text and path.name != "__init__.py"]
+    assert [path.relative_to(ROOT).as_posix() for path in lacking] == []
+
+
+def test_the_files_that_contributors_are_sent_to_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    files = re.findall(r"`((?:vanilla_transformer|export|tests|docs|benchmarks|examples|\.ci)/[\w./-]*)`", text)
+    assert len(files) > 20
+    assert [file for file in files if "NAME" not in file and not (ROOT / file).exists()] == []
+
+
+def test_the_families_are_those_of_the_registry():
+    for page in (ROOT / "README.md", ROOT / "docs" / "models.md"):
+        for row, is_listed in (("converts from", lambda family: True), ("converts to", lambda family: family.converts_back)):
+            cells = re.search(rf"^\| {row} \|(.+)\|$", page.read_text(), re.MULTILINE)[1].split("|")
+            expected = [
+                [family.name for family in REGISTERED if family.variant == variant and is_listed(family)]
+                for variant in ("encoder", "decoder", "seq2seq")
+            ]
+            assert [cell.strip().split(", ") for cell in cells] == expected

@@ -1,0 +1,70 @@
+"""The scripts of examples/ run as their own text says; each is short."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from checkpoints import OPINIONS, toy_corpus
+from pages import ROOT, run_script
+from standins import classifier, translator
+
+from vanilla_transformer_export import export
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_short_and_has_a_test(path):
+    text = path.read_text()
+    assert len(text.splitlines()) < 60
+    assert f"python examples/{path.name}" in text
+    assert f'"examples/{path.name}"' in Path(__file__).read_text()
+
+
+def test_a_translator_is_trained(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    pairs = toy_corpus(60, seed=0)
+    for name, lines in zip(("train.en", "train.de"), zip(*pairs, strict=True), strict=True):
+        (tmp_path / name).write_text("".join(line + "\n" for line in lines))
+    sizes = ("--vocab-size", "60", "--hidden-size", "16", "--epochs", "1")
+    run_script("examples/train_translator.py", "train.en", "train.de", "--output", "my-model", *sizes)
+    assert (tmp_path / "my-model" / "model.safetensors").is_file()
+    translated = re.findall(r"^(.+) -> ", capsys.readouterr().out, re.MULTILINE)
+    assert translated == [source for source, _ in pairs[:3]]
+
+
+def test_bert_is_converted_and_compared(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run_script("examples/convert_bert.py", "--output", "encoder")
+    printed = capsys.readouterr().out
+    assert "VanillaEncoderModel" in printed
+    assert float(re.search(r"last hidden states: (\S+)", printed)[1]) < 1e-5
+    run_script("examples/convert_bert.py", "encoder-source", "--output", "again")
+    assert (tmp_path / "encoder/model.safetensors").read_bytes() == (tmp_path / "again/model.safetensors").read_bytes()
+
+
+def test_text_is_generated_without_torch(tmp_path, monkeypatch, capsys):
+    """Where the export is made already: torch is imported here, so that it is not told from that of the example."""
+    monkeypatch.chdir(tmp_path)
+    export(translator(tmp_path / "checkpoint"), tmp_path / "made", cases=1)
+    run_script("examples/generate_without_torch.py", "checkpoint", "made", "the dog", "a bird", "--num-beams", "2")
+    assert re.findall(r"^(.+) -> ", capsys.readouterr().out, re.MULTILINE) == ["the dog", "a bird"]
+
+
+@pytest.mark.slow
+def test_the_export_is_made_in_another_process_and_torch_is_not_imported(tmp_path):
+    script = str(ROOT / "examples" / "generate_without_torch.py")
+    command = [sys.executable, script, translator(tmp_path / "checkpoint"), str(tmp_path / "made"), "the dog"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "the dog -> " in printed and "torch is imported: False" in printed
+
+
+def test_texts_are_classified(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    export(classifier(tmp_path / "checkpoint"), tmp_path / "made", cases=1)
+    texts = [line.split(" ", 1)[1] for line in OPINIONS[:3]]
+    run_script("examples/classify.py", "made", *texts)
+    lines = capsys.readouterr().out.splitlines()
+    assert [re.fullmatch(r"(?:good|bad) [01]\.\d\d (.+)", line)[1] for line in lines] == texts
