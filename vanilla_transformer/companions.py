@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import huggingface_hub
@@ -36,8 +36,8 @@ class Module:
 class Companions:
     """The `modules` behind a model, and the `files` of sentence-transformers by the names they have in a checkpoint."""
 
-    modules: tuple[Module, ...]
-    files: dict[str, Path]
+    modules: tuple[Module, ...] = ()
+    files: dict[str, Path] = field(default_factory=dict)
 
     def copy(self, directory: Path) -> None:
         for name, file in self.files.items():

@@ -1,6 +1,6 @@
 """Tensor files read and written one tensor at a time, and the pairs that say which tensor becomes which.
 
-A conversion is a list of `Pair`s. Read forwards they make our tensors of another project's, read backwards the reverse.
+A conversion is a list of `TensorMap`s. Read forwards they make our tensors of another project's, read backwards the reverse.
 """
 
 import json
@@ -45,7 +45,7 @@ THIRDS_TRANSPOSED = Op(
 )
 
 
-def without_rows(count: int) -> Op:
+def drop_rows(count: int) -> Op:
     """Their position tables start with `count` rows that no token reads."""
     return Op(f"from row {count}", lambda t: (t[count:],), lambda t: torch.cat([torch.zeros_like(t[:1]).expand(count, -1), t]))
 
@@ -69,7 +69,7 @@ def then(first: Op, second: Op) -> Op:
 
 
 @dataclass(frozen=True)
-class Pair:
+class TensorMap:
     """Tensors that are the same thing. `also` are other names of theirs for it: a file has one or several of them, and
     where it has several they must be equal. `otherwise` is what to read where a file has none of these."""
 
@@ -84,13 +84,13 @@ class Pair:
         return (self.theirs, *self.also, *self.otherwise)
 
 
-def pair(ours: str, theirs: str, op: Op = SAME, also: tuple[str, ...] = (), otherwise: tuple[str, ...] = ()) -> Pair:
-    return Pair((ours,), theirs, op, also, otherwise)
+def tensor_map(ours: str, theirs: str, op: Op = SAME, also: tuple[str, ...] = (), otherwise: tuple[str, ...] = ()) -> TensorMap:
+    return TensorMap((ours,), theirs, op, also, otherwise)
 
 
-def linear(ours: str, theirs: str, bias: bool = True) -> list[Pair]:
+def linear(ours: str, theirs: str, bias: bool = True) -> list[TensorMap]:
     """The weight and the bias of a linear map or a LayerNorm."""
-    return [pair(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")[: 1 + bias]]
+    return [tensor_map(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")[: 1 + bias]]
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
