@@ -1,4 +1,4 @@
-"""Tensor files read and written one tensor at a time, and the pairs that say which tensor becomes which.
+"""Tensor files read and written one tensor at a time, and the maps of which tensor becomes which.
 
 A conversion is a list of `TensorMap`s. Read forwards they make our tensors of another project's, read backwards the reverse.
 """
@@ -7,9 +7,10 @@ import json
 import math
 import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -17,12 +18,12 @@ from transformers.utils import logging
 
 from ..checkpoint import TORCH_DTYPES, WEIGHTS, Shapes, stored_shapes, weight_files
 
-DTYPES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 PICKLE = "pytorch_model.bin"
 logger = logging.get_logger(__name__)
 
 
-# ---------------------------------------------------------------------------------------------------------------- pairs
+# ----------------------------------------------------------------------------------------------------------------- maps
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ def then(first: Op, second: Op) -> Op:
 @dataclass(frozen=True)
 class TensorMap:
     """Tensors that are the same thing. `also` are other names of theirs for it: a file has one or several of them, and
-    where it has several they must be equal. `otherwise` is what to read where a file has none of these."""
+    where it has several they must be equal. `otherwise` is what to read where a file has none of these. Without `ours` it is
+    a tensor that they need and we do not have."""
 
     ours: tuple[str, ...]
     theirs: str
@@ -132,8 +134,8 @@ class TensorFiles:
         if not isinstance(tensors, dict) or not all(map(is_named_tensor, tensors, tensors.values())):
             raise ValueError(f"{file} holds {type(tensors).__name__}, expected a state dict: names and dense tensors")
         for name, tensor in tensors.items():
-            if tensor.dtype not in DTYPES:
-                raise ValueError(f"{file}: {name} is of type {tensor.dtype}, expected one of {list(DTYPES.values())}")
+            if tensor.dtype not in DTYPE_NAMES:
+                raise ValueError(f"{file}: {name} is of type {tensor.dtype}, expected one of {list(DTYPE_NAMES.values())}")
         self._pickled |= tensors
         self.shapes |= {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
@@ -161,13 +163,14 @@ def is_named_tensor(name: object, value: object) -> bool:
 # ------------------------------------------------------------------------------------------------------------- writing
 
 
-def write_safetensors(path: Path, shapes: Shapes, tensors) -> None:
-    """Writes `tensors`, pairs of name and tensor in the order of `shapes`, one after the other: the header, which comes
-    first, needs their shapes and types only."""
-    header, start = {"__metadata__": {"format": "pt"}}, 0
+def write_safetensors(path: Path, shapes: Shapes, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Writes `tensors`, names and tensors in the order of `shapes`, one after the other: the header, which comes first,
+    needs their shapes and types only."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    start = 0
     for name, (shape, dtype) in shapes.items():
         end = start + math.prod(shape) * dtype.itemsize
-        header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+        header[name] = {"dtype": DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
         start = end
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
