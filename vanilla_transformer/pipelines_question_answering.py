@@ -102,7 +102,7 @@ class QuestionAnsweringPipeline(ChunkPipeline):
         if max_question_len is not None and question_len > max_question_len:
             question = question[: question_tokens["offset_mapping"][max_question_len - 1][1]]
             question_len = max_question_len
-        # The tokenizer refuses windows that do not advance, without saying why. A short context needs none.
+        # The tokenizer rejects windows that do not advance, without a reason. A short context needs none.
         room = max_seq_len - question_len - self.tokenizer.num_special_tokens_to_add(pair=True)
         if room <= doc_stride:
             context_len = len(self.tokenizer(context, add_special_tokens=False, verbose=False)["input_ids"])

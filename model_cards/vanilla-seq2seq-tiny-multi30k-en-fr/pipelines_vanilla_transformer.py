@@ -33,7 +33,7 @@ class Text2TextGenerationPipeline(Pipeline):
             (`max_new_tokens=256, num_beams=4`), in this order. `max_length` takes the place of a `max_new_tokens` that comes
             later in this order, and the reverse. A `generation_config` in a call leaves only the model's own to look in.
 
-    The text is put behind the `prefix` of the model config's `task_specific_params[task]`, or of the model config, if any.
+    The text follows the `prefix` of the model config's `task_specific_params[task]`, or of the model config, if any.
 
     Raises:
         TypeError: for a text that is no string.
@@ -107,7 +107,7 @@ class Text2TextGenerationPipeline(Pipeline):
                 f"the tokenizer gave token id {largest}, but the model's vocabulary has {vocab_size} entries: "
                 "they do not belong together"
             )
-        inputs.pop("token_type_ids", None)  # `generate` refuses what the model does not take
+        inputs.pop("token_type_ids", None)  # `generate` rejects what the model does not take
         return inputs
 
     def tokenize(self, text, truncation=False):
