@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,7 +102,7 @@ def attention_maps(
     return AttentionMaps(kind, weights, *(tokenizer.convert_ids_to_tokens(row[0]) for row in (queries, keys)))
 
 
-def check_tokens(model, tokenizer, text):
+def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str) -> None:
     with readers_errors(tokenizer.name_or_path or "the tokenizer"):  # a damaged tokenizer may panic, and only here
         ids = tokenizer(text)["input_ids"]
         own = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -114,7 +115,9 @@ def check_tokens(model, tokenizer, text):
         raise ValueError(f"a text has {len(ids)} tokens, expected at most {most} for maps of {maps} layers and heads")
 
 
-def decoder_input_ids(model, tokenizer, ids, target):
+def decoder_input_ids(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor, target: str | None
+) -> torch.Tensor:
     """The target's tokens shifted right, without the last one, which is only predicted."""
     if target is not None:
         return shifted_right(tokenizer(text_target=target, return_tensors="pt")["input_ids"], model.config)
@@ -150,7 +153,7 @@ def plot(maps: AttentionMaps, layer: int | None = None, head: int | None = None)
     return figure
 
 
-def chosen(name, index, count):
+def chosen(name: str, index: int | None, count: int) -> Sequence[int]:
     if index is not None and not 0 <= index < count:
         raise UsageError(f"{name} is {index}, expected one of 0 to {count - 1}")
     return range(count) if index is None else [index]

@@ -14,6 +14,8 @@ import os
 import warnings
 from typing import Any
 
+import torch
+
 from ..checkpoint import limit_generation
 from ..errors import UsageError
 from ..files import new_directory
@@ -82,12 +84,12 @@ def convert_torch(
     return {"out": str(out), "architecture": type(model).__name__, "parameters": model.num_parameters()}
 
 
-def read_tensors(file):
+def read_tensors(file: str | os.PathLike) -> dict[str, torch.Tensor]:
     tensors = TensorFiles(file)
     return {name: tensors.read(name) for name in tensors.shapes}
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     """Old names, for one release."""
     if name == "plan":  # a module that can be called, see there
         return importlib.import_module(f"{__name__}.plan")

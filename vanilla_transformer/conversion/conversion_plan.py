@@ -4,12 +4,13 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import custom_object_save
 
-from ..checkpoint import learned_positions, save_tokenizer
+from ..checkpoint import Shapes, learned_positions, save_tokenizer
 from ..companions import Companions
 from ..files import new_directory
 from .tensors import TensorFiles, write_safetensors
@@ -45,8 +46,8 @@ class ConversionPlan:
     tokenizer: PreTrainedTokenizerBase | None = None
     companions: Companions = field(default_factory=Companions)
 
-    def __post_init__(self):
-        self.shapes = {}
+    def __post_init__(self) -> None:
+        self.shapes: Shapes = {}
         for step in self.steps:
             inputs = [self._on_meta(name) for name in step.reads]
             outputs = self._outputs(step, inputs)
@@ -55,11 +56,11 @@ class ConversionPlan:
                 self.shapes[name] = (tuple(tensor.shape), dtype)
         self._check_shapes()
 
-    def _on_meta(self, name):
+    def _on_meta(self, name: str) -> torch.Tensor:
         shape, dtype = self.files.shapes[name]
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    def _outputs(self, step, inputs):
+    def _outputs(self, step: TensorStep, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         try:
             with torch.device("meta"):
                 outputs = step.function(*inputs)
@@ -70,7 +71,7 @@ class ConversionPlan:
         found = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in zip(step.reads, inputs))
         raise ValueError(f"{self.files.path} has {found}, which gives no {' and '.join(step.writes)} ({step.note})")
 
-    def _check_shapes(self):
+    def _check_shapes(self) -> None:
         tied = self.model.get_expanded_tied_weights_keys(all_submodels=True)
         expected = {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items() if name not in tied}
         optional = set(self.model._keys_to_ignore_on_load_missing or ())  # as sinusoids, which a model computes
@@ -84,7 +85,7 @@ class ConversionPlan:
                         f"{', '.join(step.reads)} gives {name} the shape {found}, expected {expected[name]} by the config"
                     )
 
-    def __str__(self):
+    def __str__(self) -> str:
         lines = [f"{type(self.model).__name__}, {len(self.shapes)} tensors"]
         for step in self.steps:
             sources = " = ".join((*step.reads, *step.same)) or "(new)"
@@ -92,7 +93,7 @@ class ConversionPlan:
             lines.append(f"{sources} -> {shapes}" + f"  ({step.note})" * bool(step.note))
         return "\n".join([*lines, *(f"{name} is left out" for name in self.left_out)])
 
-    def write(self, out: str | os.PathLike, force: bool = False) -> dict:
+    def write(self, out: str | os.PathLike, force: bool = False) -> dict[str, Any]:
         """Writes the checkpoint directory `out`, and returns its `facts`.
 
         Raises:
@@ -116,7 +117,7 @@ class ConversionPlan:
             save_tokenizer(self.tokenizer, directory, rows and min(rows, self.tokenizer.model_max_length))
         self.companions.copy(directory)
 
-    def facts(self, out: str | os.PathLike) -> dict:
+    def facts(self, out: str | os.PathLike) -> dict[str, Any]:
         """What was written to `out`."""
         return {
             "out": str(out),

@@ -28,7 +28,7 @@ def __getattr__(name: str) -> Any:
     return new
 
 
-def warn(old, new):
+def warn(old: str, new: str) -> None:
     warnings.warn(f"conversion.{old} is now conversion.{new}", DeprecationWarning, stacklevel=3)
 
 

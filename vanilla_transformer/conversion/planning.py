@@ -1,7 +1,7 @@
 """How a checkpoint converts, decided by its config and by the names and shapes of its tensors."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from os import PathLike
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from .conversion_plan import ConversionPlan, TensorStep
 from .converter import Converter, converter_of
 from .fields import Fields, require
 from .registry import FAMILIES
-from .tensors import TensorFiles
+from .tensors import TensorFiles, TensorMap
 
 logger = logging.get_logger(__name__)
 
@@ -102,13 +102,13 @@ def steps_to_vanilla(
     return steps, left_over(rest, used, known, f"{files.path} has tensors that {architecture} does not know")
 
 
-def stored_names(entry, files):
+def stored_names(entry: TensorMap, files: TensorFiles) -> list[str]:
     """The names that a file has for a tensor of theirs: several are equal."""
     stored = [name for name in (entry.theirs, *entry.also) if name in files.shapes]
     return stored or [name for name in entry.otherwise if name in files.shapes][:1]
 
 
-def modern_name(name):
+def modern_name(name: str) -> str:
     """Checkpoints that were converted from TensorFlow have other names for LayerNorm's parameters."""
     return re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
 
@@ -174,7 +174,7 @@ def open_checkpoint(source: str | PathLike) -> tuple[Path, PreTrainedConfig]:
     return path, made_config(CONFIGS.get(model_type) or CONFIG_MAPPING[model_type], content, path)
 
 
-def architecture_of(config: PreTrainedConfig, known: Iterable[str]) -> str:
+def architecture_of(config: PreTrainedConfig, known: Collection[str]) -> str:
     name = (config.architectures or ["none"])[0]
     if name not in known:
         raise ValueError(f"architectures={config.architectures!r} cannot be converted, expected one of {', '.join(known)}")
@@ -205,12 +205,12 @@ def empty_model(
         return model_class(config)
 
 
-def check_missing(names, architecture, files):
+def check_missing(names: list[str], architecture: str, files: TensorFiles) -> None:
     if names:
         raise ValueError(f"{files.path} lacks tensors that {architecture} needs: {', '.join(names)}")
 
 
-def left_over(names, used, known, fault):
+def left_over(names: Iterable[str], used: set[str], known: Iterable[str], fault: str) -> list[str]:
     """Those of `names` that are not `used`, in order. Raises ValueError, which begins with `fault`, for others than `known`."""
     rest = sorted(set(names) - used)
     if unknown := sorted(set(rest).difference(known)):
@@ -232,7 +232,7 @@ def attach_other_files(plan: ConversionPlan, source: str | PathLike, path: Path)
     return plan
 
 
-def read_generation_config(path):
+def read_generation_config(path: Path) -> GenerationConfig:
     """Old checkpoints have it inside config.json."""
     has_file = (path / GENERATION_CONFIG).is_file()
     file = path / (GENERATION_CONFIG if has_file else CONFIG)

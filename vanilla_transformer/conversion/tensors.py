@@ -109,7 +109,7 @@ class TensorFiles:
         ValueError: for a file that is not whole, or a pickle that holds more than tensors.
     """
 
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: str | os.PathLike) -> None:
         self.path = Path(path)
         self.shapes: Shapes = {}
         self._where: dict[str, tuple[Path, str]] = {}
@@ -117,12 +117,12 @@ class TensorFiles:
         for file in [self.path] if self.path.is_file() else weight_files(self.path, (WEIGHTS, PICKLE)):
             self._open_safetensors(file) if file.suffix == ".safetensors" else self._open_pickle(file)
 
-    def _open_safetensors(self, file):
+    def _open_safetensors(self, file: Path) -> None:
         found = stored_shapes(file)
         self.shapes |= found
         self._where |= {name: (file, name) for name in found}
 
-    def _open_pickle(self, file):
+    def _open_pickle(self, file: Path) -> None:
         is_mapped = zipfile.is_zipfile(file)
         try:
             tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped)

@@ -15,7 +15,9 @@ from .. import configuration_vanilla_transformer as configurations
 from .. import modeling_vanilla_transformer as models
 from ..checkpoint import CONFIGS, check_depth, one_line
 from ..errors import UsageError
+from .fields import Fields
 
+Tensors = dict[str, torch.Tensor]
 EMBEDDINGS = ("embed_tokens", "embed_positions", "decoder_embed_tokens", "decoder_embed_positions")
 ENCODER_NAMES = {
     "linear1": "feed_forward.up_proj",
@@ -28,9 +30,7 @@ ATTENTION = re.compile(r"(layers\.\d+)\.(self_attn|multihead_attn)\.(in_proj_|ou
 OTHER_PARTS = re.compile(r"(layers\.\d+)\.(\w+)\.(weight|bias)")
 
 
-def from_torch(
-    state_dict: dict[str, torch.Tensor], num_attention_heads: int, embeddings: dict[str, torch.Tensor], **fields: Any
-) -> PreTrainedModel:
+def from_torch(state_dict: Tensors, num_attention_heads: int, embeddings: Tensors, **fields: Any) -> PreTrainedModel:
     """A `VanillaEncoderModel`, a `VanillaDecoderModel` (with cross-attention) or a `VanillaSeq2SeqModel` with the weights of
     a torch module, in evaluation mode.
 
@@ -60,7 +60,7 @@ def from_torch(
     return build(found | {"num_attention_heads": num_attention_heads} | fields, weights)
 
 
-def check_matrices(state_dict, embeddings):
+def check_matrices(state_dict: Tensors, embeddings: Tensors) -> None:
     if unknown := embeddings.keys() - set(EMBEDDINGS):
         raise ValueError(f"unknown embeddings {sorted(unknown)}, expected some of {', '.join(EMBEDDINGS)}")
     if "embed_tokens" not in embeddings:
@@ -71,7 +71,7 @@ def check_matrices(state_dict, embeddings):
             raise ValueError(f"{name} is {list(tensor.shape)}, {tensor.dtype}, expected a matrix of floating point")
 
 
-def split_stacks(state_dict):
+def split_stacks(state_dict: Tensors) -> dict[str, Tensors]:
     """The tensors of each stack, by what its names begin with: "encoder." and "decoder.", or "" for a stack alone."""
     is_encoder_decoder = any(name.startswith("encoder.") for name in state_dict)
     sides = ("encoder.", "decoder.") if is_encoder_decoder else ("",)
@@ -87,7 +87,7 @@ def split_stacks(state_dict):
     return stacks
 
 
-def shape_fields(state_dict, stacks):
+def shape_fields(state_dict: Tensors, stacks: dict[str, Tensors]) -> Fields:
     depths = {side: len({n.split(".")[1] for n in t if n.startswith("layers.")}) for side, t in stacks.items()}
     names = {"": "num_hidden_layers", "encoder.": "encoder_layers", "decoder.": "decoder_layers"}
     return {names[side]: depth for side, depth in depths.items()} | {
@@ -97,7 +97,7 @@ def shape_fields(state_dict, stacks):
     }
 
 
-def embedding_fields(embeddings, given):
+def embedding_fields(embeddings: Tensors, given: Fields) -> Fields:
     vocab_size, hidden_size = embeddings["embed_tokens"].shape
     fields = {"vocab_size": vocab_size, "hidden_size": hidden_size}
     if "embed_positions" in embeddings:
@@ -107,7 +107,7 @@ def embedding_fields(embeddings, given):
     return fields
 
 
-def embedding_weights(embeddings, side):
+def embedding_weights(embeddings: Tensors, side: str) -> Tensors:
     """Of one stack. The decoder's are the encoder's where it has none of its own."""
     weights = {}
     for name in ("embed_tokens", "embed_positions"):
@@ -118,7 +118,7 @@ def embedding_weights(embeddings, side):
     return weights
 
 
-def stack_weights(tensors):
+def stack_weights(tensors: Tensors) -> Tensors:
     """Of one stack, under our names."""
     names = DECODER_NAMES if any(".multihead_attn." in name for name in tensors) else ENCODER_NAMES
     weights = {}
@@ -136,7 +136,7 @@ def stack_weights(tensors):
     return weights
 
 
-def attention_weights(match, tensor):
+def attention_weights(match: re.Match[str], tensor: torch.Tensor) -> Tensors:
     layer, their_name, projection, part = match.groups()
     attention = f"{layer}.{'cross_attn' if their_name == 'multihead_attn' else their_name}"
     if projection == "out_proj.":
@@ -156,7 +156,7 @@ def check_fields(fields: Iterable[str], *config_classes: type[PreTrainedConfig])
             raise UsageError(f"no config field {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
 
 
-def build(fields, weights):
+def build(fields: Fields, weights: Tensors) -> PreTrainedModel:
     """The model that has `weights`; its variant is that of their names."""
     if any(name.startswith("encoder.") for name in weights):
         variant = "Seq2Seq"
@@ -181,7 +181,7 @@ def build(fields, weights):
     return model.eval()
 
 
-def check_weights(model, weights):
+def check_weights(model: PreTrainedModel, weights: Tensors) -> None:
     """They must be those of the model, in their shapes."""
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for what, names in (("missing", expected.keys() - weights.keys()), ("unknown", weights.keys() - expected.keys())):
