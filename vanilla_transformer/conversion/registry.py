@@ -6,6 +6,8 @@ the package imports torch.
 
 from typing import NamedTuple
 
+VARIANTS = ("encoder", "decoder", "seq2seq")
+
 
 class Family(NamedTuple):
     """A family of checkpoints.
@@ -36,3 +38,11 @@ REGISTERED = (
     Family("marian", "Marian (OPUS-MT)", "seq2seq", converts_back=True),
 )
 FAMILIES = {family.model_type: family for family in REGISTERED}
+
+
+def table_rows() -> list[str]:
+    """The rows of names by variant in the tables of README.md and docs/."""
+    variants = [[family for family in REGISTERED if family.variant == variant] for variant in VARIANTS]
+    sources = [", ".join(family.name for family in families) for families in variants]
+    results = [", ".join(family.name for family in families if family.converts_back) for families in variants]
+    return [f"| converts from | {' | '.join(sources)} |", f"| converts to | {' | '.join(results)} |"]
