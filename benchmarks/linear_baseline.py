@@ -20,7 +20,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline, make_union
 from sklearn.svm import LinearSVC
 
-from vanilla_transformer.training.recipe import REPORT
+from vanilla_transformer.training.record import RECORD
 from vanilla_transformer.training.tasks import TASKS
 
 CARDS = Path(__file__).parents[1] / "model_cards"
@@ -56,7 +56,7 @@ def main():
     parser.add_argument("--data", type=Path, required=True, help="where the directories of the recipes' text are")
     parser.add_argument("cards", nargs="*", type=Path, help="directories of model_cards/; all classifiers if not given")
     options = parser.parse_args()
-    for card in options.cards or sorted(path.parent for path in CARDS.rglob(REPORT)):
+    for card in options.cards or sorted(path.parent for path in CARDS.rglob(RECORD)):
         recipe = recipe_of(card, options.data)
         if recipe.task != TASK:
             continue

@@ -11,9 +11,9 @@ from datasets import Dataset, DatasetDict, IterableDataset
 from transformers import AutoTokenizer
 
 from vanilla_transformer.training import batches as batches_module
+from vanilla_transformer.training.augment import AugmentedDataset
 from vanilla_transformer.training.batches import TokenBatches, TokenStream, collate_batches
 from vanilla_transformer.training.data import read_lines, read_parallel
-from vanilla_transformer.training.draws import Drawn
 from vanilla_transformer.training.tasks import translation
 from vanilla_transformer.training.tokenizer import train_tokenizer
 
@@ -271,9 +271,9 @@ def test_a_row_longer_than_a_batch_is_refused():
         TokenBatches(rows, [(9, 5)], 8)
 
 
-def test_batches_of_drawn_rows_are_drawn_anew_in_each_epoch():
+def test_batches_of_augmented_rows_are_augmented_anew_in_each_epoch():
     rows = Dataset.from_dict({"labels": range(10, 20)})
-    rows = Drawn(rows, lambda row, random: ((row["labels"], random.random()),), seed=0)
+    rows = AugmentedDataset(rows, lambda row, random: ((row["labels"], random.random()),), seed=0)
     batches = TokenBatches(rows, [(1,)] * 10, limit=4)
     first = [batches[index] for index in range(3)]
     assert [[row for row, _ in batch] for batch in first] == [[10, 11, 12, 13], [14, 15, 16, 17], [18, 19]]
@@ -290,7 +290,7 @@ def test_of_rows_that_are_seen_twice_all_come_before_their_second_draws():
     def draw(row, random):
         return row["labels"][0], -row["labels"][0]
 
-    assert TokenBatches(Drawn(rows, draw, seed=0), [(1,)] * 4, limit=2)[1] == [12, 13, -12, -13]
+    assert TokenBatches(AugmentedDataset(rows, draw, seed=0), [(1,)] * 4, limit=2)[1] == [12, 13, -12, -13]
     [*stream] = islice(TokenStream(rows.to_iterable_dataset(), limit=2, seed=0, draw=draw), 2)
     assert sorted(row for batch in stream for row in batch) == [-13, -12, -11, -10, 10, 11, 12, 13]
     assert all(first == [-row for row in second] for first, second in ((batch[:2], batch[2:]) for batch in stream))
