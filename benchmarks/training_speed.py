@@ -34,7 +34,7 @@ from vanilla_transformer.training.dry_run import quiet_trainer
 from vanilla_transformer.training.prepare import draw_of, prepare
 from vanilla_transformer.training.recipe import read_recipe
 from vanilla_transformer.training.trainer import batches, training_arguments
-from vanilla_transformer_export.cli import key_value
+from vanilla_transformer_export.arguments import key_value
 
 PACKAGES = ("vanilla-transformer", "torch", "transformers", "accelerate", "datasets")
 STRATEGIES = ("random", "group_by_length")  # of the Trainer
