@@ -110,6 +110,6 @@ def run_script(script: str, *arguments: str) -> None:
 
 def cut(arguments: list[str]) -> list[str]:
     """The arguments of `train`, with changes that cut sizes and steps."""
-    read = cli.build_parser().parse_args(arguments)
+    read = cli.parse(arguments)
     changes = standins.small(read_recipe(read.recipe, dict(read.set)))
     return [*arguments, *(word for key, value in changes.items() for word in ("--set", f"{key}={json.dumps(value)}"))]

@@ -82,10 +82,10 @@ def test_a_line_may_have_a_megabyte(generate):
 @pytest.mark.parametrize(
     "arguments, name",
     [
-        (["generate", "anywhere", "caf\udce9"], "text"),
+        (["generate", "anywhere", "caf\udce9"], "TEXT"),
         (["generate", "anywhere", "text", "--set", "seed=\udce9"], "--set"),
-        (["attention", "anywhere", "caf\udce9", "--out", "a.png"], "source"),
-        (["attention", "anywhere", "text", "caf\udce9", "--out", "a.png"], "target"),
+        (["attention", "anywhere", "caf\udce9", "--output", "a.png"], "SOURCE"),
+        (["attention", "anywhere", "text", "caf\udce9", "--output", "a.png"], "TARGET"),
     ],
 )
 def test_an_argument_that_is_not_utf_8_is_named(arguments, name, capsys):
