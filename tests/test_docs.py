@@ -11,7 +11,7 @@ from shell import PROGRAMS, commands, ours
 
 import vanilla_transformer
 import vanilla_transformer_export
-from vanilla_transformer.conversion.registry import REGISTERED
+from vanilla_transformer.training.names import RENAMED
 from vanilla_transformer.training.recipe import FOLDER
 from vanilla_transformer_export import cli
 
@@ -130,6 +130,14 @@ def test_the_table_of_recipes_has_all_that_are_shipped():
     assert named == {path.stem for path in FOLDER.glob("*.toml")}
 
 
+def test_the_table_of_renamed_keys_is_that_of_the_code():
+    text = (ROOT / "docs" / "training.md").read_text()
+    found = re.findall(r"^\| `(\w+\.\w+)` \| `(\w+\.\w+)` \|$", text, re.MULTILINE)
+    assert sorted(found) == sorted(
+        (f"{table}.{old}", f"{table}.{new}") for table, keys in RENAMED.items() for old, new in keys.items()
+    )
+
+
 def test_the_table_of_options_is_that_of_the_code():
     from vanilla_transformer_export.runtime.options import options_table
 
@@ -166,14 +174,3 @@ def test_the_files_that_contributors_are_sent_to_exist():
     files = re.findall(r"`((?:vanilla_transformer|export|tests|docs|benchmarks|examples|\.ci)/[\w./-]*)`", text)
     assert len(files) > 20
     assert [file for file in files if "NAME" not in file and not (ROOT / file).exists()] == []
-
-
-def test_the_families_are_those_of_the_registry():
-    for page in (ROOT / "README.md", ROOT / "docs" / "models.md"):
-        for row, is_listed in (("converts from", lambda family: True), ("converts to", lambda family: family.converts_back)):
-            cells = re.search(rf"^\| {row} \|(.+)\|$", page.read_text(), re.MULTILINE)[1].split("|")
-            expected = [
-                [family.name for family in REGISTERED if family.variant == variant and is_listed(family)]
-                for variant in ("encoder", "decoder", "seq2seq")
-            ]
-            assert [cell.strip().split(", ") for cell in cells] == expected
