@@ -25,7 +25,9 @@ class QuestionAnsweringPipeline(ChunkPipeline):
     and a context as two arguments. One example, alone or in a list, gives one result, a list of several a list of results, and
     a generator or dataset an iterator of results.
 
-    Args of a call, or of `transformers.pipeline` for every call:
+    The arguments are those of a call, or of `transformers.pipeline` for every call.
+
+    Args:
         top_k (`int`, defaults to 1): above 1, a result is a list of up to `top_k` answers, best first (one answer
             alone is still a dict).
         max_answer_len (`int`, defaults to 15): most tokens of an answer.

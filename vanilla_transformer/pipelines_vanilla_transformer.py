@@ -20,7 +20,9 @@ class Text2TextGenerationPipeline(Pipeline):
     A generator or a dataset gives an iterator with a list of dicts for each text. With `num_return_sequences` above 1 each
     text gives a list of that many dicts.
 
-    Args of a call, or of `transformers.pipeline` for every call:
+    The arguments are those of a call, or of `transformers.pipeline` for every call.
+
+    Args:
         truncation (`bool` or `str`, defaults to `False`): cut a text that is longer than the tokenizer's
             `model_max_length`. It is an error of the model otherwise.
         return_tensors (`bool`, defaults to `False`): `"generated_token_ids"` (a tensor) in place of the text.
@@ -28,8 +30,8 @@ class Text2TextGenerationPipeline(Pipeline):
         clean_up_tokenization_spaces (`bool`, defaults to `False`): as in the tokenizer's `decode`.
         stop_sequence (`str`, *optional*): generation ends with the first token of it.
         batch_size (`int`, defaults to 1): texts that are generated together.
-        assistant_model, assistant_tokenizer: for assisted generation, for `transformers.pipeline` only.
-        every parameter of `generate`. What is not given here is looked up in the model config's
+        assistant_model, assistant_tokenizer (*optional*): for assisted generation, for `transformers.pipeline` only.
+        generate_kwargs: every parameter of `generate`. What is not given here is looked up in the model config's
             `task_specific_params[task]`, in the model's generation config and in the defaults of the pipeline
             (`max_new_tokens=256, num_beams=4`), in this order. `max_length` takes the place of a `max_new_tokens` that comes
             later in this order, and the reverse. A `generation_config` in a call leaves only the model's own to look in.
