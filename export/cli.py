@@ -210,11 +210,11 @@ def export(args: argparse.Namespace) -> None:
 
     from vanilla_transformer.files import output_path
 
-    from .build import export
-    from .shortlist import tokens_of
+    from .exporting import export
+    from .shortlist import shortlist_from_text
 
     output_path(output, [] if args.shortlist is None else [args.shortlist])
-    tokens = None if args.shortlist is None else tokens_of(args.shortlist, args.checkpoint)
+    tokens = None if args.shortlist is None else shortlist_from_text(args.shortlist, args.checkpoint)
     settings = {"target": args.target, "dtype": args.dtype, "shortlist": tokens, "opset": args.opset}
     manifest = export(args.checkpoint, output, args.force, **settings)
     files = {name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")}
@@ -239,9 +239,9 @@ def verify_arguments(parser: Parser) -> None:
     renamed={"--target": "--references"},
 )
 def verify(args: argparse.Namespace) -> None:
-    from .artifact import read_artifact
-    from .build import load_checkpoint
-    from .verify import verify
+    from .exporting import load_checkpoint
+    from .parity import verify
+    from .runtime.artifact import read_artifact
 
     model = load_checkpoint(args.checkpoint)
     dtypes = read_artifact(args.export).dtypes
@@ -249,7 +249,7 @@ def verify(args: argparse.Namespace) -> None:
     for dtype, report in reports.items():
         say(f"{dtype}: {report}" if len(dtypes) > 1 else report)
         if settings := metric_settings(args):
-            from .evaluate import compare
+            from .evaluation import compare
 
             say(json.dumps(compare(args.export, args.checkpoint, dtype, batch_size=args.batch_size, **settings)))
     if failures := [failure for report in reports.values() for failure in report.failures]:
@@ -296,8 +296,8 @@ def generate_arguments(parser: Parser) -> None:
 def generate(args: argparse.Namespace) -> None:
     check_sources(args)
 
-    from .batches import Batches, generate_file, read_lines
-    from .text import TextRuntime
+    from .runtime.lines import Batches, generate_file, read_lines
+    from .runtime.text import TextRuntime
 
     runtime = TextRuntime(args.export, args.threads, device=args.device, engine_cache=args.engine_cache, dtype=args.dtype)
     options = generation_options(args) | dict(args.set)
@@ -333,7 +333,7 @@ def check_sources(args: argparse.Namespace) -> None:
 
 
 def lines_of_standard_input() -> Iterator[str]:
-    from .batches import lines_of
+    from .runtime.lines import lines_of
 
     if sys.stdin is None or sys.stdin.closed:
         raise ValueError("standard input is closed, expected a text on each line, or texts as arguments")
@@ -355,7 +355,7 @@ def evaluate_arguments(parser: Parser) -> None:
     renamed={"--target": "--references"},
 )
 def evaluate(args: argparse.Namespace) -> None:
-    from .evaluate import evaluate
+    from .evaluation import evaluate
 
     options = {"batch_size": args.batch_size, "dtype": args.dtype, **metric_settings(args), **generation_options(args)}
     say(json.dumps(evaluate(args.model, **options)))
@@ -402,7 +402,8 @@ def doctor_arguments(parser: Parser) -> None:
 
 @verb("show what is installed here, and what will run where", doctor_arguments, extras="cpu")
 def doctor(args: argparse.Namespace) -> None:
-    from .doctor import facts, report
+    from .runtime.devices import facts
+    from .runtime.doctor import report
 
     found = facts()
     say(json.dumps(found) if args.json else report(found))

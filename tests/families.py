@@ -114,8 +114,9 @@ def given_to(model, position_ids=None):
 
 def reads_twice(model):
     """Heads whose decoder reads the source too."""
-    pair = model.config.is_encoder_decoder
-    return pair and type(model).__name__.endswith(("ForSequenceClassification", "ForQuestionAnswering"))
+    return model.config.is_encoder_decoder and type(model).__name__.endswith(
+        ("ForSequenceClassification", "ForQuestionAnswering")
+    )
 
 
 def outputs_of(model, given):

@@ -12,7 +12,7 @@ from torch import nn
 import vanilla_transformer
 from vanilla_transformer.conversion import convert
 
-# What each family's own config says beside sizes, activations, biases and tying.
+# What each family's own config has besides sizes, activations, biases and tying.
 FIXED = {
     "bert": dict(position_embedding_type="learned", scale_embedding=False, embedding_norm=True),
     "gpt2": dict(position_embedding_type="learned", scale_embedding=False, norm_first=True, lm_head_bias=False),

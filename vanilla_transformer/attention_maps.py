@@ -58,7 +58,8 @@ def save_attention_maps(
     if Path(out).suffix.lower().removeprefix(".") not in FORMATS:
         raise UsageError(f"{out} is no name of a figure, expected one that ends in .{', .'.join(FORMATS)}")
     with new_file(out, force, [checkpoint]) as file:
-        model, tokenizer = load_checkpoint(checkpoint), load_tokenizer(checkpoint)
+        model = load_checkpoint(checkpoint)
+        tokenizer = load_tokenizer(checkpoint)
         figure = plot(attention_maps(model, tokenizer, *texts, kind=kind), layer, head)
         figure.savefig(file, dpi=DPI)
 
@@ -97,7 +98,8 @@ def attention_maps(
         if is_encoder_decoder:
             inputs["decoder_input_ids"] = read["decoder"] = decoder_input_ids(model, tokenizer, ids, target)
         outputs = model.base_model(**inputs, output_attentions=True)
-    queries, keys = (read["decoder"], ids) if kind == "cross" else (read[kind], read[kind])
+    queries = read["decoder" if kind == "cross" else kind]
+    keys = ids if kind == "cross" else queries
     weights = torch.cat(outputs[OUTPUTS[kind] if is_encoder_decoder else "attentions"]).double().numpy()
     return AttentionMaps(kind, weights, *(tokenizer.convert_ids_to_tokens(row[0]) for row in (queries, keys)))
 

@@ -98,13 +98,13 @@ def module_of(path: Path, entry: object) -> Module:
 
 def files_of(directory: Path, module: Module) -> list[str]:
     """Of several weights the first that is there."""
-    found = {}
+    files = {}
     for names in ((MODULE_CONFIG,), MODULE_WEIGHTS):
         places = [f"{module.folder}/{name}" for name in names]
-        found[names] = [place for place in places if (directory / place).is_file()][:1]
-        if names in REQUIRED_FILES[module.kind] and not found[names]:
+        files[names] = [place for place in places if (directory / place).is_file()][:1]
+        if names in REQUIRED_FILES[module.kind] and not files[names]:
             raise FileNotFoundError(f"{directory} lacks {' or '.join(places)}, which {MODULES} asks for")
-    return [name for names in found.values() for name in names]
+    return [name for names in files.values() for name in names]
 
 
 def left_out(source: str | os.PathLike, content: dict) -> list[str]:

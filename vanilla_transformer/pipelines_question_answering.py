@@ -166,9 +166,11 @@ class QuestionAnsweringPipeline(ChunkPipeline):
         handle_impossible_answer: bool = False,
         align_to_words: bool = True,
     ) -> dict[str, Any] | list[dict[str, Any]]:
-        answers, null_scores = {}, []
+        answers = {}
+        null_scores = []
         for window in windows:
-            encoding, context = window["encoding"], window["context"]
+            encoding = window["encoding"]
+            context = window["context"]
             sequence = 1 if self.tokenizer.padding_side == "right" else 0
             tokens = [index for index, found in enumerate(encoding.sequence_ids) if found == sequence]
             start, end, null_score = self._probabilities(window, tokens)
@@ -191,7 +193,8 @@ class QuestionAnsweringPipeline(ChunkPipeline):
 
     def _probabilities(self, window, tokens):
         """Of each of the context's `tokens` to be the answer's first and last one, and of the CLS token to be both."""
-        ids, cls_id = window["encoding"].ids, self.tokenizer.cls_token_id
+        ids = window["encoding"].ids
+        cls_id = self.tokenizer.cls_token_id
         cls = [ids.index(cls_id)] if cls_id in ids and ids.index(cls_id) not in tokens else []
         probabilities = []
         for name in ("start_logits", "end_logits"):

@@ -121,7 +121,8 @@ class Text2TextGenerationPipeline(Pipeline):
         if "generation_config" in generate_kwargs:
             kwargs = chosen = generate_kwargs
         else:
-            kwargs, chosen = self._prepare_generate_kwargs(generate_kwargs), {**self._generate_kwargs, **generate_kwargs}
+            kwargs = self._prepare_generate_kwargs(generate_kwargs)
+            chosen = {**self._generate_kwargs, **generate_kwargs}
         # The default of the pipeline is no choice of anybody, so nothing is said about it.
         chosen = self._get_set_generation_params(chosen)
         if limit := chosen.get("max_new_tokens") or chosen.get("max_length"):

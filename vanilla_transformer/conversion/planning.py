@@ -80,7 +80,8 @@ def steps_to_vanilla(
     """The steps, and the names of tensors that only other architectures of the family have."""
     is_base = not hasattr(model, "model")
     wanted = model.state_dict().keys()
-    steps, missing = [], []
+    steps = []
+    missing = []
     for entry in converter.tensor_maps(model.config, theirs, architecture):
         ours = tuple(name.removeprefix("model.") if is_base else name for name in entry.ours)
         if not wanted >= set(ours) or not ours:
@@ -118,9 +119,9 @@ def modern_name(name: str) -> str:
 
 def plan_to_source(source: str | PathLike, to: str) -> ConversionPlan:
     """Our checkpoint -> one of the family `to`, which converts back."""
-    targets = [name for name, family in FAMILIES.items() if family.converts_back]
-    if to not in targets:
-        raise ValueError(f"checkpoints can be converted to {', '.join(targets)}, got {to!r}")
+    families = [name for name, family in FAMILIES.items() if family.converts_back]
+    if to not in families:
+        raise ValueError(f"checkpoints can be converted to {', '.join(families)}, got {to!r}")
     path, ours = open_checkpoint(source)
     if ours.model_type not in CONFIGS:
         raise ValueError(f"{source} is a {ours.model_type} checkpoint, expected one of {', '.join(CONFIGS)}")
@@ -146,7 +147,8 @@ def steps_to_source(
     """The steps, and the names of tensors that the architecture has no place for although the family has."""
     wanted = model.state_dict().keys()
     maps = converter.tensor_maps(ours, model.config, architecture)
-    steps, missing = [], []
+    steps = []
+    missing = []
     for entry in maps:
         theirs = entry.theirs if entry.theirs in wanted else converter.PREFIX + entry.theirs
         if theirs not in wanted:
