@@ -1,7 +1,7 @@
 """What a linear model makes of a classifier's text: `python benchmarks/linear_baseline.py --data DATA`, where DATA is as in
 scores.py.
 
-TF-IDF and a linear support vector machine, once of words and pairs of words, once of pieces of two to five characters too. For
+TF-IDF and a linear support vector machine, once of words and pairs of words, once of parts of two to five characters too. For
 each classifier of model_cards/ it is trained on the rows that the classifier was trained on, and evaluated on those held out;
 where a recipe cuts its text into folds, once for each. C is chosen by cross-validation over the training rows. Prints a line of
 JSON for each fold and one for all of a text, with 95% intervals (intervals.py).

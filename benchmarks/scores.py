@@ -43,7 +43,7 @@ def scores(card: Path, data: Path) -> dict[str, tuple[float, tuple[float, float]
 
 
 def recipe_of(card: Path, data: Path) -> Recipe:
-    """What `card` says it was trained by, of the text in `data`, starting from its weights."""
+    """The recipe in the record of `card`, of the text in `data`, starting from its weights."""
     recipe = Recipe(**recorded_tables(json.loads((card / RECORD).read_text())))
     recipe.data["directory"] = str(data / recipe.data["directory"])
     recipe.tokenizer, recipe.model = {}, {"path": str(card)}  # its tokenizer too

@@ -73,7 +73,7 @@ def test_a_model_learns_from_its_teachers_what_labels_do_not_say(teachers, tmp_p
     wrong = [("good" if line.startswith("bad") else "bad") + line[line.index(" ") :] for line in OPINIONS]
     recipe = classifier(tmp_path / "student", wrong, seed=2, teachers=teachers, word_replacement=0.2, num_train_epochs=90)
     assert train(recipe, tmp_path / "student")["validation_accuracy"] == 0.0
-    said = "Trained from scratch on what 2 other models say of the text, instead of its labels, by the recipe below"
+    said = "Trained from scratch on what 2 other models predict for the text, instead of its labels, by the recipe below"
     assert said in (tmp_path / "student" / CARD).read_text()
     record = json.loads((tmp_path / "student" / RECORD).read_text())
     record["recipe"]["training"]["teachers"] = ["gone"]
@@ -87,22 +87,24 @@ def test_words_are_replaced_by_others_as_often_as_asked(teachers, tmp_path, drop
         tmp_path / "student", tokenizer=SUBWORDS | {"bpe_dropout": dropout}, teachers=teachers, word_replacement=0.25
     )
     tokenizer, _, rows = prepare(recipe)
-    draw, plain = augmentation_of(recipe, tokenizer, rows["train"]), rows["train"]
-    drawn = [(row, draw(row, Random(f"{epoch} {place}"))) for epoch in range(200) for place, row in enumerate(plain)]
+    augment, plain = augmentation_of(recipe, tokenizer, rows["train"]), rows["train"]
+    augmented_rows = [
+        (row, augment(row, Random(f"{epoch} {place}"))) for epoch in range(200) for place, row in enumerate(plain)
+    ]
     pairs, whole = [], 0
-    for before, [after] in drawn:
+    for before, [after] in augmented_rows:
         assert after["label"] == before["label"]
         assert tokenizer.decode(after["input_ids"], skip_special_tokens=True) == after["text"]
         whole += after["input_ids"] == tokenizer(after["text"])["input_ids"]
         pairs += zip(before["text"].split(), after["text"].split(), strict=True)
-    assert whole == len(drawn) if not dropout else whole < len(drawn) / 10  # the others have other subwords
+    assert whole == len(augmented_rows) if not dropout else whole < len(augmented_rows) / 10  # the others have other subwords
     said = Counter(word for text in plain["text"] for word in text.split())  # a third of them "the"
     share = {word: count / said.total() for word, count in said.items()}
     kept = sum(part * (0.75 + 0.25 * part) for part in share.values())
     assert sum(before == after for before, after in pairs) / len(pairs) == pytest.approx(kept, abs=0.01)
     found = Counter(after for _, after in pairs)  # as often as before: what is lost comes in others' places
     assert {word: count / len(pairs) for word, count in found.items()} == pytest.approx(share, abs=0.01)
-    assert draw(plain[0], Random(3)) == draw(plain[0], Random(3))
+    assert augment(plain[0], Random(3)) == augment(plain[0], Random(3))
 
 
 def test_of_as_many_texts_as_asked_there_is_a_part_of_any_length_from_anywhere(teachers, tmp_path):
@@ -114,10 +116,10 @@ def test_of_as_many_texts_as_asked_there_is_a_part_of_any_length_from_anywhere(t
     assert {part: count / 30_000 for part, count in found.items()} == pytest.approx(expected, abs=0.01)
     recipe = classifier(tmp_path / "student", teachers=teachers, span_crop=1.0)
     tokenizer, _, rows = prepare(recipe)
-    draw = augmentation_of(recipe, tokenizer, rows["train"])
-    drawn = [(row["text"], *draw(row, Random(place))) for place, row in enumerate(rows["train"])]
-    assert all(row["text"] in text and row["input_ids"] == tokenizer(row["text"])["input_ids"] for text, row in drawn)
-    assert 0 < sum(row["text"] == text for text, row in drawn) < len(drawn) / 2
+    augment = augmentation_of(recipe, tokenizer, rows["train"])
+    augmented_rows = [(row["text"], *augment(row, Random(place))) for place, row in enumerate(rows["train"])]
+    assert all(row["text"] in text and row["input_ids"] == tokenizer(row["text"])["input_ids"] for text, row in augmented_rows)
+    assert 0 < sum(row["text"] == text for text, row in augmented_rows) < len(augmented_rows) / 2
 
 
 @pytest.mark.parametrize("shares, said", [((1.5, 0), "word_replacement is 1.5"), ((0.5, -0.1), "span_crop is -0.1")])

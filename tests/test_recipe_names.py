@@ -232,7 +232,7 @@ def test_a_run_of_another_value_under_an_old_name_is_another_run(augmented, tmp_
         ({"learning_rate": 1}, r"no key of a recipe 'learning_rate'; did you mean 'training.learning_rate'?"),
         ({"training.vocab_size": 9}, r"no key of [training] 'vocab_size'; did you mean 'tokenizer.vocab_size'?"),
         ({"generation.preset": "a"}, r"no key of [generation] 'preset'; did you mean 'model.preset'?"),
-        ({"evaluation.xyz": 1}, r"no key of [evaluation] 'xyz', expected ['bleu_tokenize']"),
+        ({"evaluation.xyz": 1}, r"no key of [evaluation] 'xyz', expected one of bleu_tokenize"),
     ],
 )
 def test_a_key_that_there_is_not_is_answered_with_the_nearest(changes, said):

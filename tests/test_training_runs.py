@@ -235,7 +235,7 @@ def test_points_are_marked_where_they_are_fewer_than_50(monkeypatch):
     assert [figure.axes[0].lines[0].get_marker() for figure in drawn] == [".", "None"]
 
 
-def test_without_a_seed_draws_are_those_of_transformers_default():
+def test_without_a_seed_rows_are_augmented_by_that_of_transformers_default():
     rows, found = Dataset.from_dict({"input_ids": [[1], [2], [3]]}), []
     for given in ({}, {"seed": TrainingArguments.seed}, {"seed": TrainingArguments.seed + 1}):
         seen = trainer.training_dataset(rows, Recipe("causal-lm", training=given), lambda row, random: (random.random(),))

@@ -211,12 +211,12 @@ def test_masks_of_training_text_are_others_in_each_epoch_those_of_validation_tex
     files = {"train": str(tmp_path / "text.txt"), "validation": str(tmp_path / "text.txt")}
     recipe = Recipe("masked-lm", files, {"kind": "bpe", "vocab_size": 45}, ENCODER, {"seed": 3})
     tokenizer, _, rows = prepare(recipe)
-    drawn = AugmentedDataset(rows["train"], augmentation_of(recipe, tokenizer, rows["train"]), seed=3)
-    every = list(range(len(drawn)))
-    first = drawn.__getitems__(every)
-    assert drawn.__getitems__(every[::-1])[::-1] == first
-    drawn.set_epoch(1)
-    assert drawn.__getitems__(every) != first
+    augmented = AugmentedDataset(rows["train"], augmentation_of(recipe, tokenizer, rows["train"]), seed=3)
+    every = list(range(len(augmented)))
+    first = augmented.__getitems__(every)
+    assert augmented.__getitems__(every[::-1])[::-1] == first
+    augmented.set_epoch(1)
+    assert augmented.__getitems__(every) != first
     assert (
         AugmentedDataset(rows["train"], augmentation_of(recipe, tokenizer, rows["train"]), seed=4).__getitems__(every) != first
     )
@@ -323,7 +323,7 @@ def test_a_pair_is_two_types_of_tokens_and_its_words_are_masked_apart(documents)
             assert list(dict.fromkeys(row["labels"])) == [-1, *range(8)]  # of four words each
     lengths = [len(ids) for ids in rows["input_ids"]]
     assert max(lengths) == 18 and min(lengths) < 18, sorted(lengths)
-    batch = pretraining.collator(tokenizer, model)([pretraining.draw(row, RANDOM, tokenizer) for row in rows])
+    batch = pretraining.collator(tokenizer, model)([pretraining.augment(row, RANDOM, tokenizer) for row in rows])
     assert batch["next_sentence_label"].tolist() == rows["next_sentence_label"]
     chosen = batch["labels"] != -100
     assert 0.1 < chosen.sum() / sum(word >= 0 for row in rows["labels"] for word in row) < 0.25

@@ -81,7 +81,8 @@ def cut(lengths: list[tuple[int, ...]], limit: int) -> list[list[int]]:
     longest = max(map(max, lengths))
     if longest > limit:
         raise ValueError(f"the longest row has {longest} tokens, expected at most {limit}, those of a batch")
-    batches, width = [[]], 0
+    batches = [[]]
+    width = 0
     for place in sorted(range(len(lengths)), key=lengths.__getitem__):
         width = max(width, *lengths[place])
         if (len(batches[-1]) + 1) * width > limit:

@@ -113,7 +113,8 @@ class Watch(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         if "loss" in logs:
-            seconds, counts = time.monotonic() - self.since, over_processes(self.counts, args.device)
+            seconds = time.monotonic() - self.since
+            counts = over_processes(self.counts, args.device)
             measured = {"tokens": sum(counts.values()), "tokens_per_second": round(sum(counts.values()) / seconds, 1)}
             if (name := device_name()) in PEAK:
                 done = 3 * sum(count * self.costs.get(side, 0) for side, count in counts.items())

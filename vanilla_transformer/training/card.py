@@ -55,7 +55,7 @@ def start(recipe: dict) -> str:
     path = recipe["model"].get("path")
     teachers = recipe["training"].get("teachers")
     begun = f"Trained from `{path}`" if path else "Trained from scratch"
-    return f"{begun} on what {len(teachers)} other models say of the text, instead of its labels," if teachers else begun
+    return f"{begun} on what {len(teachers)} other models predict for the text, instead of its labels," if teachers else begun
 
 
 def scores(metrics: dict) -> list[tuple[str, str, float]]:

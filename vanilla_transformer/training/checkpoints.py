@@ -41,7 +41,8 @@ class WholeCheckpoints(TrainerCallback):
     keeps `save_total_limit` of them. (`Trainer` itself would remove whatever else is called checkpoint-something.)"""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.limit, args.save_total_limit = args.save_total_limit, None
+        self.limit = args.save_total_limit
+        args.save_total_limit = None
         if state.best_model_checkpoint:  # where the state was when it was noted
             state.best_model_checkpoint = str(best_checkpoint(Path(args.output_dir), state))
 
@@ -225,7 +226,8 @@ def check_same(state: Path, before: dict, facts: dict) -> None:
 
 def is_longer(key: str, before: dict, now: dict) -> bool:
     """Whether `key` is of more updates by a schedule that is the same for any number of them."""
-    schedule, steps = now.get("training.lr_scheduler_type"), [facts.get("training.max_steps") for facts in (before, now)]
+    schedule = now.get("training.lr_scheduler_type")
+    steps = [facts.get("training.max_steps") for facts in (before, now)]
     is_endless = schedule in ENDLESS and not 0 < now.get("training.warmup_steps", 0) < 1  # a share of the updates
     return key == "training.max_steps" and is_endless and None not in steps and 0 < steps[0] < steps[1]
 

@@ -131,7 +131,8 @@ def check_checkpoints(training: dict) -> None:
 
 def check_best(training: dict, metrics: set[str]) -> None:
     """Which checkpoint is the best is only asked after the first evaluation."""
-    name, patience = training.get("metric_for_best_model"), training.get("early_stopping_patience")
+    name = training.get("metric_for_best_model")
+    patience = training.get("early_stopping_patience")
     if name is not None:
         check_name("training.metric_for_best_model", name.removeprefix("eval_"), metrics)
     if patience and training.get("eval_strategy", "no") == "no":

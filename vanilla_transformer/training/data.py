@@ -1,6 +1,6 @@
 """Text from files, plain or gzip-compressed, one example a line, and from `datasets`.
 
-A file is UTF-8 unless it is said to be another encoding. What is read of it has neither a byte order mark at its start nor the
+A file is UTF-8 unless another encoding is given. What is read of it has neither a byte order mark at its start nor the
 ends of its lines, LF or CRLF, and all else as it stands.
 """
 
@@ -22,7 +22,7 @@ PART = LONGEST + 3  # characters that are read at once: such a line, its end, an
 MAX_EXPANSION = 100  # what is read of a .gz file may be so many times its size; that of text is 3 to 10 times
 ALWAYS_READ = 1 << 24  # or so many bytes
 NO_TEXT = re.compile("[\udc80-\udcff]")  # what stands for a byte that is none
-TOLD = 3  # bad rows of which is told what is wrong with them
+REPORTED = 3  # bad rows of which a report has what is wrong
 
 
 def parts(path: str | Path, encoding: str, how: str) -> Iterator[str]:
@@ -113,34 +113,36 @@ def shown(line: str) -> str:
 
 class BadRows:
     """Rows that cannot be used. The first is an error; with `skip_bad_rows = true` in `data`, those of its training text are
-    left out, counted and told of. What is measured on is never changed."""
+    left out, counted and reported. Text for validation and test is never changed."""
 
     def __init__(self, data: dict | None = None, split: str = "train"):
         skips = (data or {}).get("skip_bad_rows", False)
         if not isinstance(skips, bool):
             raise UsageError(f"data.skip_bad_rows is {skips!r}, expected true or false")
-        self.are_skipped, self.count, self.first = skips and split == "train", 0, []
+        self.are_skipped = skips and split == "train"
+        self.count = 0
+        self.first = []
 
     def add(self, what: str) -> None:
         """Raises ValueError, saying `what`, unless they are skipped."""
         if not self.are_skipped:
             raise ValueError(what)
         self.count += 1
-        if self.count <= TOLD:
+        if self.count <= REPORTED:
             self.first.append(what)
 
-    def tell(self, kept: int) -> None:
+    def report(self, kept: int) -> None:
         """Raises ValueError if none are `kept`."""
         if not self.count:
             return
         seen = f"{self.count:,} of {kept + self.count:,} rows of the training text are bad"
-        seen += f" ({'; '.join(self.first)}{'; ...' if self.count > TOLD else ''})"
+        seen += f" ({'; '.join(self.first)}{'; ...' if self.count > REPORTED else ''})"
         if not kept:
             raise ValueError(f"{seen}, expected some that are not")
         from accelerate import PartialState  # what only reads lines has no need of it
 
         if PartialState().is_main_process:
-            print(f"{seen}: they are left out, as data.skip_bad_rows says")
+            print(f"{seen}: they are left out, because data.skip_bad_rows is true")
 
 
 def read_lines(path: str | Path, encoding: str = "UTF-8") -> list[str]:
@@ -214,7 +216,7 @@ def read_columns(data: dict, split: str, names: tuple[str, ...]) -> "Dataset | I
         return None
     check_files(data, split, names)
     columns = read_files(paths_of(data, split), bad=bad)
-    bad.tell(len(columns[0]))
+    bad.report(len(columns[0]))
     return Dataset.from_dict(dict(zip(names, columns, strict=True)))
 
 
@@ -232,7 +234,7 @@ def places_of(rows: Iterable[dict], fault: Callable[[dict], str | None], bad: Ba
             bad.add(f"row {place}: {what}")
         else:
             kept.append(place)
-    bad.tell(len(kept))
+    bad.report(len(kept))
     return kept
 
 

@@ -10,7 +10,7 @@ from ..checkpoint import load_checkpoint, load_tokenizer
 
 class Teachers:
     """Checkpoints whose mean prediction, the geometric one, takes the place of the labels while `model` is trained. Each reads
-    the text of the rows in its own tokens, so that what one cannot tell apart another can; without dropout.
+    the text of the rows in its own tokens, so that one may see what another cannot; without dropout.
 
     Args:
         paths: the checkpoints.

@@ -23,7 +23,8 @@ def loss_function(
         return None
 
     def loss(outputs: dict, labels: torch.Tensor, num_items_in_batch: int | torch.Tensor | None = None) -> torch.Tensor:
-        logits, labels = outputs["logits"].float().flatten(0, -2), labels.flatten()
+        logits = outputs["logits"].float().flatten(0, -2)
+        labels = labels.flatten()
         if not torch.is_grad_enabled():
             total = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
         elif teachers:
@@ -44,12 +45,15 @@ class UpdateLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor, smoothing: float, r_drop: float) -> torch.Tensor:
-        gradient, size, total = logits.detach(), logits.shape[-1], logits.new_zeros(())
+        gradient = logits.detach()
+        size = logits.shape[-1]
+        total = logits.new_zeros(())
         passes = 2 if r_drop else 1
         each = CACHED_ROWS // passes if logits.is_cpu else max(1, len(logits))
         views = gradient.view(passes, -1, size).split(each, 1), labels.view(passes, -1, 1).split(each, 1)
         for rows, label in zip(*views, strict=True):
-            count, label = label.ne(-100).float(), label.clamp(min=0)
+            count = label.ne(-100).float()
+            label = label.clamp(min=0)
             largest = rows.amax(-1, keepdim=True)
             expected = (1 - smoothing) * rows.gather(-1, label) + smoothing * rows.mean(-1, keepdim=True)
             log_ratio = rows[0] - rows[-1] if r_drop else None

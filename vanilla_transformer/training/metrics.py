@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def bleu(outputs: Sequence[str], references: Sequence[str], tokenize: str = "13a") -> tuple[float, str]:
-    """BLEU of all `outputs`, with one reference for each, and the signature that says how sacreBLEU computed it.
+    """BLEU of all `outputs`, with one reference for each, and sacreBLEU's signature of how it is computed.
 
     Args:
         tokenize: sacreBLEU's name of a tokenization; "none" for text that is in tokens already.

@@ -61,8 +61,11 @@ def flat(tables: dict[str, Any]) -> dict[str, Any]:
 def check_name(what: str, name: Any, known: Iterable[str], elsewhere: Iterable[str] = ()) -> None:
     """Raises UsageError for a `name` that is none of those `known`, with the nearest of them; if none is near, with the same
     name `elsewhere`, or with all that are known."""
-    if isinstance(name, str) and name in known:
-        return
-    near = [*difflib.get_close_matches(str(name), known, n=1), *elsewhere]
-    expected = f"; did you mean {near[0]!r}?" if near else f", expected {sorted(known)}"
-    raise UsageError(f"no {what} {reprlib.repr(name)}{expected}")
+    if not isinstance(name, str) or name not in known:
+        raise UsageError(f"no {what} {reprlib.repr(name)}{nearest(str(name), known, elsewhere)}")
+
+
+def nearest(name: str, known: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
+    """The end of such an error."""
+    near = [*difflib.get_close_matches(name, known, n=1), *elsewhere]
+    return f"; did you mean {near[0]!r}?" if near else f", expected one of {', '.join(sorted(known))}"

@@ -28,7 +28,7 @@ def check_complete(recipe: Recipe) -> None:
 
     Raises:
         UsageError: for a key that is missing, or one that is not that of the checkpoints.
-        FileNotFoundError, ValueError: for checkpoints that are not there, or cannot be what the recipe says.
+        FileNotFoundError, ValueError: for checkpoints that are not there, or that the recipe cannot start from.
     """
     data = recipe.data
     tokenizer = recipe.tokenizer
@@ -62,7 +62,8 @@ def check_evaluated(recipe: Recipe) -> None:
 
 def check_start(recipe: Recipe, path: str) -> None:
     """A checkpoint to go on from has a config that can have the fields of [model]."""
-    task, (config, _) = TASKS[recipe.task], naming("model.path", config_and_class, path)
+    task = TASKS[recipe.task]
+    config, _ = naming("model.path", config_and_class, path)
     if not isinstance(config, task.CONFIG):
         expected = f"one of {task.CONFIG.model_type}"
         raise ValueError(f"model.path is {path!r}, a checkpoint of {config.model_type}, expected {expected}")
@@ -110,7 +111,7 @@ def given_tokenizer(recipe: Recipe, checkpoint: Path | None) -> PreTrainedTokeni
 
 
 def make_model(recipe: Recipe, task: Task, tokenizer: PreTrainedTokenizerFast, text: dict[str, Rows]) -> PreTrainedModel:
-    """A new model as the recipe says, or one that starts from the checkpoint `path`, with the vocabulary of `tokenizer`."""
+    """A new model by the recipe, or one that starts from the checkpoint `path`, with the vocabulary of `tokenizer`."""
     settings = {**task.config_fields(text, recipe.data), **recipe.model}
     path = settings.pop("path", None)
     preset = settings.pop("preset", None)
@@ -178,14 +179,15 @@ def examples(
         raise ValueError("position_embedding_type is 'learned', expected one without a longest sequence for data.streaming")
     if not isinstance(rows, Dataset):
         return rows
-    limit, longest = config.max_position_embeddings, [max(sides) for sides in lengths(rows)]
+    limit = config.max_position_embeddings
+    longest = [max(sides) for sides in lengths(rows)]
     kept = [index for index, length in enumerate(longest) if length <= limit]
     if len(kept) < len(rows):
         seen = f"{len(rows) - len(kept)} of {len(rows)} {split} rows have more than {limit} tokens, up to {max(longest)}"
         if not kept:
             raise ValueError(f"{seen}, expected at most max_position_embeddings")
         if PartialState().is_main_process:
-            print(f"{seen}: they are left out, as max_position_embeddings says")
+            print(f"{seen}: they are left out, because of max_position_embeddings")
     return rows.select(kept)
 
 

@@ -51,7 +51,8 @@ def train(recipe: Recipe, output: Path, force: bool = False, restart: bool = Fal
         ValueError: for text and settings that do not fit each other.
     """
     state = Path(f"{os.path.abspath(output)}-run")
-    arguments, inputs = training_arguments(recipe, state), inputs_of(recipe)
+    arguments = training_arguments(recipe, state)
+    inputs = inputs_of(recipe)
     for path in (output, state):
         output_path(path, inputs)
     check_complete(recipe)
@@ -108,7 +109,8 @@ def evaluate(
     recipe: Recipe, trainer: Seq2SeqTrainer, tokenizer: PreTrainedTokenizerFast, rows: dict[str, Any]
 ) -> dict[str, Any]:
     """The metrics of the validation and the test text, generated as the result does by default."""
-    metrics, model = {}, trainer.model
+    metrics = {}
+    model = trainer.model
     for split in SPLITS[1:]:
         if split in rows:
             set_generation(model, recipe)
@@ -130,7 +132,7 @@ def write_result(
 
 
 def save_checkpoint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, directory: Path, dtype: str) -> None:
-    """With `"float16"` the tensors are stored as that and `model` becomes that; they load as float32, as its config says."""
+    """With `"float16"` the tensors are stored as that and `model` becomes that; they load as float32, as in its config."""
     if dtype == "float16":
         model.half()
     model.save_pretrained(directory)

@@ -179,7 +179,7 @@ def in_table(hint: Any) -> Any:
 
 
 def is_secret(name: str) -> bool:
-    """Whether a field of [training] is one, as transformers too tells them."""
+    """Whether a field of [training] is a secret, by the rule of transformers."""
     return name.endswith("token")
 
 

@@ -36,7 +36,7 @@ def read(data: dict, split: str) -> Rows | None:
     is_cut_off = split == "validation" and split not in data and "validation_fraction" in data
     if split not in data and not is_cut_off:
         return None
-    text = text_of(data, "train" if is_cut_off else split, tells=not is_cut_off)
+    text = text_of(data, "train" if is_cut_off else split, reports=not is_cut_off)
     if is_cut_off:
         text = text[training_length(text, data) :]
     elif split == "train" and "validation" not in data:
@@ -45,14 +45,14 @@ def read(data: dict, split: str) -> Rows | None:
     return Dataset.from_dict({"text": [line for line in text.split("\n") if line] if by_line else [text]})
 
 
-def text_of(data: dict, split: str, tells: bool) -> str:
+def text_of(data: dict, split: str, reports: bool) -> str:
     """That of all files, read by lines where these may be bad."""
     bad = BadRows(data, split)
     if data.get("documents") != "line" and not bad.are_skipped:
         return "".join(read_text(path) for path in paths_of(data, split))
     found = lines_of(paths_of(data, split), bad=bad, fault=None)
-    if tells:
-        bad.tell(sum(map(bool, found)))
+    if reports:
+        bad.report(sum(map(bool, found)))
     return "".join(line + "\n" for line in found)
 
 
@@ -96,7 +96,8 @@ class Windows:
     """Every stretch of `size` tokens, with the ones that follow each, as an example."""
 
     def __init__(self, ids: list[int], size: int):
-        self.ids, self.size = np.array(ids), size
+        self.ids = np.array(ids)
+        self.size = size
 
     def __len__(self) -> int:
         return len(self.ids) - self.size
@@ -108,7 +109,8 @@ class Windows:
 
 def packed(documents: list[list[int]], size: int) -> list[dict]:
     """Whole documents, one after the other, as long as `size` tokens hold them. What is longer goes on in another example."""
-    blocks, room = [], 0
+    blocks = []
+    room = 0
     for ids in documents:
         for start in range(0, len(ids) - 1, size):
             stretch = ids[start : start + size + 1]

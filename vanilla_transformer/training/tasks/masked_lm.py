@@ -56,7 +56,8 @@ def word_numbers(encoded: BatchEncoding) -> list[list[int]]:
     """The number of the word each token is of, -1 for special tokens; the words of a second sequence are counted on."""
     numbers = []
     for row in range(len(encoded["input_ids"])):
-        words, sides = encoded.word_ids(row), encoded.sequence_ids(row)
+        words = encoded.word_ids(row)
+        sides = encoded.sequence_ids(row)
         first_count = 1 + max((word for word, side in zip(words, sides) if side == 0 and word is not None), default=-1)
         numbers.append([-1 if word is None else word + first_count * side for word, side in zip(words, sides)])
     return numbers
@@ -67,7 +68,7 @@ def examples(rows: Rows, data: dict, split: str) -> Any:
         return rows
     bad = BadRows(data, split)
     blocks = packed(rows, data["block_size"], bad)
-    bad.tell(len(rows) - bad.count)
+    bad.report(len(rows) - bad.count)
     return Dataset.from_list(blocks)
 
 
@@ -78,7 +79,8 @@ def packed(rows: Dataset, size: int, bad: BadRows) -> list[dict]:
     Raises:
         ValueError: for a row that is longer, unless such `bad` rows are skipped.
     """
-    blocks, room = [], 0
+    blocks = []
+    room = 0
     for ids, words in zip(rows["input_ids"], rows["labels"], strict=True):
         if len(ids) > size:
             bad.add(f"a text has {len(ids)} tokens, expected at most block_size={size}")
@@ -86,7 +88,8 @@ def packed(rows: Dataset, size: int, bad: BadRows) -> list[dict]:
         if len(ids) > room:
             blocks.append({"input_ids": [], "labels": [], "documents": []})
             room = size
-        block, room = blocks[-1], room - len(ids)
+        block = blocks[-1]
+        room -= len(ids)
         word_count = 1 + max(block["labels"], default=-1)
         number = 1 + max(block["documents"], default=-1)
         block["input_ids"] += ids

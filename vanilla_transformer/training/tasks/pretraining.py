@@ -34,9 +34,10 @@ def read(data: dict, split: str) -> Rows | None:
     """Raises ValueError for less than two documents, or none with two sentences."""
     if split not in data:
         return None
-    encoding, bad = data.get("encoding", "UTF-8"), BadRows(data, split)
+    encoding = data.get("encoding", "UTF-8")
+    bad = BadRows(data, split)
     every = [document for path in paths_of(data, split) for document in documents(path, encoding, bad)]
-    bad.tell(sum(map(len, every)))
+    bad.report(sum(map(len, every)))
     if len(every) < 2 or max(map(len, every)) < 2:
         longest = max(map(len, every), default=0)
         seen = f"the {split} text has {len(every)} documents of up to {longest} sentences"

@@ -37,7 +37,8 @@ augment = None
 
 def read(data: dict, split: str) -> Rows | None:
     if "dataset" in data:
-        rows, bad = read_columns(data, split, NAMES), BadRows(data, split)
+        rows = read_columns(data, split, NAMES)
+        bad = BadRows(data, split)
         kept = places_of(rows or (), fault, bad)
         return rows.select(kept) if bad.count else rows
     if split in data:
@@ -68,8 +69,10 @@ def questions(path: Path) -> list[dict]:
 
 
 def fault(row: dict) -> str | None:
-    """What is wrong with a row: it may lack an answer, or have one that is not where it is said to be."""
-    name, answers, context = f"question {row['id']}", row["answers"] or {"text": []}, row["context"]
+    """What is wrong with a row: it may lack an answer, or have one that is not at its place."""
+    name = f"question {row['id']}"
+    answers = row["answers"] or {"text": []}
+    context = row["context"]
     if not isinstance(row["question"], str) or not isinstance(context, str):
         return f"{name} is {row['question']!r} on {context!r}, expected two texts"
     if not answers["text"]:
@@ -93,7 +96,8 @@ def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
 
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
     """A row for each window. `offsets` are where in the context a token is, `None` for tokens that are not of it."""
-    max_length, stride = data.get("max_length", 384), data.get("stride", 128)
+    max_length = data.get("max_length", 384)
+    stride = data.get("stride", 128)
     room = max_length - stride - tokenizer.num_special_tokens_to_add(pair=True)
     for id, ids in zip(columns["id"], tokenizer(columns["question"], add_special_tokens=False)["input_ids"], strict=True):
         if len(ids) >= room:
@@ -105,7 +109,8 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
     found = {name: encoded[name] for name in ("input_ids", "token_type_ids")}
     found |= {name: [] for name in ("start_positions", "end_positions", *SCORED)}
     for window, row in enumerate(encoded["overflow_to_sample_mapping"]):
-        sides, answers = encoded.sequence_ids(window), columns["answers"][row]
+        sides = encoded.sequence_ids(window)
+        answers = columns["answers"][row]
         offsets = [list(place) if side == 1 else None for place, side in zip(encoded["offset_mapping"][window], sides)]
         first, last = positions(offsets, answers["answer_start"][0], len(answers["text"][0]))
         values = (first, last, columns["id"][row], columns["context"][row], answers["text"], offsets)
@@ -128,7 +133,8 @@ def examples(rows: Rows, data: dict, split: str) -> Any:
 
 
 def collator(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> Callable[[list[dict]], dict]:
-    pad, unseen = DataCollatorWithPadding(tokenizer), {*SCORED, *([] if model.config.type_vocab_size else ["token_type_ids"])}
+    pad = DataCollatorWithPadding(tokenizer)
+    unseen = {*SCORED, *([] if model.config.type_vocab_size else ["token_type_ids"])}
     return lambda rows: pad([{name: value for name, value in row.items() if name not in unseen} for row in rows])
 
 
@@ -142,7 +148,8 @@ def metrics(tokenizer: PreTrainedTokenizerFast, config: VanillaEncoderConfig, ev
         (starts, ends), (first, _) = prediction
         if not np.array_equal(first, rows["start_positions"]):
             raise ValueError("predictions are not in the order of the examples, expected an evaluation without sorting")
-        best, answers = defaultdict(lambda: (-np.inf, "")), {}
+        best = defaultdict(lambda: (-np.inf, ""))
+        answers = {}
         for row, start, end in zip(rows, starts, ends, strict=True):
             answers[row["id"]] = row["answers"]
             best[row["id"]] = max(best[row["id"]], best_span(row, start, end, evaluation.get("max_answer_length", 30)))

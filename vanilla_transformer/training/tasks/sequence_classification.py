@@ -36,7 +36,7 @@ augment = None
 
 def read(data: dict, split: str) -> Rows | None:
     if "folds" in data and split != "test":
-        lines = list(dict.fromkeys(labelled(data, "train", tells=split == "train")))
+        lines = list(dict.fromkeys(labelled(data, "train", reports=split == "train")))
         random.Random(0).shuffle(lines)
         count, fold = data["folds"], data["fold"]
         if not 0 <= fold < count:
@@ -51,12 +51,12 @@ def read(data: dict, split: str) -> Rows | None:
     return Dataset.from_dict({"label": [names[int(label)] for label in labels] if names else labels, "text": texts})
 
 
-def labelled(data: dict, split: str, tells: bool = True) -> list[str]:
+def labelled(data: dict, split: str, reports: bool = True) -> list[str]:
     bad = BadRows(data, split)
     fault = partial(unlabelled, names=data.get("label_names"))
     lines = lines_of(paths_of(data, split), data.get("encoding", "UTF-8"), bad, fault)
-    if tells:
-        bad.tell(len(lines))
+    if reports:
+        bad.report(len(lines))
     return lines
 
 

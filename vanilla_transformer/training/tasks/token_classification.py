@@ -38,14 +38,16 @@ def read(data: dict, split: str) -> Rows | None:
         return of_data_set(data, split)
     if split not in data:
         return None
-    encoding, bad = data.get("encoding", "UTF-8"), BadRows(data, split)
+    encoding = data.get("encoding", "UTF-8")
+    bad = BadRows(data, split)
     found = [sentence for path in paths_of(data, split) for sentence in sentences(path, encoding, bad)]
-    bad.tell(len(found))
+    bad.report(len(found))
     return Dataset.from_list(found, features=FEATURES)
 
 
 def of_data_set(data: dict, split: str) -> Dataset | None:
-    splits, columns = data_set(data), data.get("columns", COLUMNS)
+    splits = data_set(data)
+    columns = data.get("columns", COLUMNS)
     if split not in splits:
         return None
     for column in columns:
@@ -70,7 +72,8 @@ def sentences(path: Path, encoding: str, bad: BadRows) -> list[dict[str, list[st
     Raises:
         ValueError: for a line without a tag, and for a file without words.
     """
-    found, sentence = [], []
+    found = []
+    sentence = []
     for number, line in enumerate(chain(lines(path, encoding, untagged), [""]), 1):
         if isinstance(line, Fault):
             if sentence is not None:
@@ -120,7 +123,8 @@ def examples(rows: Rows, data: dict, split: str) -> Any:
 
 
 def collator(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> Callable[[list[dict]], dict]:
-    pad, ids = DataCollatorForTokenClassification(tokenizer), model.config.label2id | {None: -100}
+    pad = DataCollatorForTokenClassification(tokenizer)
+    ids = model.config.label2id | {None: -100}
     return lambda rows: pad([{**row, "labels": [ids[tag] for tag in row["labels"]]} for row in rows])
 
 
@@ -164,5 +168,6 @@ def entities(tags: list[str]) -> set[tuple[str, int, int]]:
             found.add((name, first, place))
             name = None
         if name is None and prefix != "O":
-            name, first = kind, place
+            name = kind
+            first = place
     return found
