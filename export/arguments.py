@@ -1,6 +1,7 @@
 """How the command line reads its words: what kinds of values there are, and a parser whose errors are one line."""
 
 import argparse
+import dataclasses
 import difflib
 import json
 import os
@@ -8,7 +9,8 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from types import NoneType
+from typing import Any, NoReturn, get_args
 
 from .errors import UsageError
 
@@ -53,6 +55,22 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def add_field(group: argparse._ArgumentGroup, field: dataclasses.Field) -> None:
+    """The flag of a field whose metadata has its `kind` and `help`; it is `None` if not given."""
+    flag = f"--{field.name.replace('_', '-')}"
+    default = "" if field.default is None else f"; default: {json.dumps(field.default)}"
+    help = f"{field.metadata['help']}{default}".replace("%", "%%")
+    if field.type is bool:
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, help=help)
+    else:
+        group.add_argument(flag, type=of_kind(field.metadata["kind"]), metavar=metavar(field.type), help=help)
+
+
+def metavar(field_type: Any) -> str:
+    kinds = set(get_args(field_type) or [field_type]) - {NoneType}
+    return "N" if kinds == {int} else "X" if kinds == {float} else "JSON"
+
+
 def add_set(parser: Parser, help: str) -> None:
     """`--set KEY=VALUE`, any number of times: `args.set` is a list of pairs."""
     parser.add_argument("--set", type=key_value, action="append", default=[], metavar="KEY=VALUE", help=help)
@@ -94,6 +112,18 @@ def one_or_more_of(what: str, known: Iterable[str]) -> Callable[[str], str | lis
     """The type of an argument that is one of the names `known`, or a list of several with commas between."""
     one = one_of(what, known)
     return lambda text: [one(name) for name in text.split(",")] if "," in text else one(text)
+
+
+def of_kind(kind: Any) -> Callable[[str], Any]:
+    """The type of an argument in JSON for which `kind.holds`; `kind.expected` are the words for what does."""
+
+    def checked(text: str) -> Any:
+        given = value(unicode(text))
+        if not kind.holds(given):
+            raise argparse.ArgumentTypeError(f"expected {kind.expected}, got {text[:SHOWN]!r}")
+        return given
+
+    return checked
 
 
 def key_value(text: str) -> tuple[str, Any]:

@@ -3,17 +3,19 @@ imports what it needs when it runs."""
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from .arguments import (
     Parser,
+    add_field,
     add_output,
     add_set,
     natural,
@@ -29,12 +31,8 @@ from .errors import UsageError
 
 PROGRAM = "vanilla-transformer"
 CHECKPOINT = "checkpoint directory or Hub id"
-FAMILIES = "BERT, RoBERTa, DistilBERT, ELECTRA, GPT-2, OPT, BART, mBART or Marian"  # that become ours
-FAMILIES_BACK = ("bert", "gpt2", "opt", "bart", "mbart", "marian")  # that ours become
-TARGETS = {"portable": "standard operators", "cpu": "onnxruntime's own", "cuda": "onnxruntime's own"}
 DEVICES = ("cpu", "cuda", "tensorrt")
 ATTENTION_KINDS = ("encoder", "decoder", "cross")
-GENERATION_OPTIONS = ("num_beams", "max_new_tokens", "length_penalty")
 
 
 class Verb(NamedTuple):
@@ -110,15 +108,27 @@ def average(args: argparse.Namespace) -> None:
 
 
 def convert_arguments(parser: Parser) -> None:
-    source_help = f"{CHECKPOINT} ({FAMILIES}), or the file of a torch.nn.Transformer's state dict"
+    families = converters()
+    known = ", ".join(family.name for family in families)
+    source_help = f"{CHECKPOINT} ({known}), or the file of a torch.nn.Transformer's state dict"
     parser.add_argument("source", type=source, metavar="SOURCE", help=source_help)
     add_output(parser, "checkpoint to write; none is needed with --dry-run")
-    to_help = f"convert one of our checkpoints to this family: {', '.join(FAMILIES_BACK)}"
-    parser.add_argument("--to", type=one_of("family", FAMILIES_BACK), metavar="FAMILY", help=to_help)
+    back = [family.model_type for family in families if family.converts_back]
+    to_help = f"convert one of our checkpoints to this family: {', '.join(back)}"
+    parser.add_argument("--to", type=one_of("family", back), metavar="FAMILY", help=to_help)
     parser.add_argument("--dry-run", action="store_true", help="print which tensor becomes which; write nothing")
     parser.add_argument("--embeddings", type=path, metavar="FILE", help="has embed_tokens; a state dict of torch needs it")
     add_set(parser, "a config field; a state dict of torch needs num_attention_heads")
     parser.add_argument("--force", action="store_true", help="replace OUTPUT if it is ours")
+
+
+def converters() -> tuple:
+    """The registered families. Their file is run by its path: to import the package that it is in would import torch."""
+    from importlib.util import find_spec
+    from runpy import run_path
+
+    package = find_spec("vanilla_transformer").submodule_search_locations[0]
+    return run_path(f"{package}/conversion/registry.py")["REGISTERED"]
 
 
 @verb("convert another project's checkpoint to ours, or back", convert_arguments, extras="torch")
@@ -132,7 +142,7 @@ def convert(args: argparse.Namespace) -> None:
             kinds = "checkpoints" if is_file else "a file with a state dict"
             raise UsageError(f"{name} is for {kinds}, and {args.source} is none")
     if args.dry_run:
-        say(conversion.plan(args.source, args.to))
+        say(conversion.plan_conversion(args.source, args.to))
         return
     output = output_of(args)
     if is_file:
@@ -185,20 +195,21 @@ def attention(args: argparse.Namespace) -> None:
 
 
 def export_arguments(parser: Parser) -> None:
-    from .graphs import DTYPES, KNOWN_DTYPES
+    from .targets.registry import default_target, known_targets, targets
 
     parser.add_argument("checkpoint", type=source, metavar="CHECKPOINT", help=CHECKPOINT)
     add_output(parser, "export directory to write")
-    target_help = ", ".join(f"{name} ({TARGETS[name]})" for name in DTYPES)
-    parser.add_argument(
-        "--target", type=one_of("target", DTYPES), default="portable", help=f"{target_help}; default: %(default)s"
-    )
-    dtypes = dict.fromkeys(dtype for dtypes in DTYPES.values() for dtype in dtypes)
-    dtype_help = (
-        f"of the weights: {KNOWN_DTYPES}; fp32, or on cuda fp16 or bf16, if not given; portable: several too, as fp32,int8"
-    )
+    target_help = ", ".join(f"{target.name} ({target.help})" for target in targets())
+    target_type = one_of("target", [target.name for target in targets()])
+    parser.add_argument("--target", type=target_type, default=default_target(), help=f"{target_help}; default: %(default)s")
+    dtypes = dict.fromkeys(dtype for target in targets() for dtype in target.dtypes)
+    several = " and ".join(target.name for target in targets() if target.is_standard)
+    dtype_help = f"of the weights: {known_targets()}; if not given fp32, on GPUs fp16, or bf16 where float16 overflows"
+    dtype_help += f"; {several}: also several in one directory, as fp32,int8"
     parser.add_argument("--dtype", type=one_or_more_of("dtype", dtypes), help=dtype_help)
-    parser.add_argument("--opset", type=positive, metavar="N", help="of portable graphs, 18 (if not given) to 23")
+    opsets = [f"{target.name} {min(target.opsets)} to {max(target.opsets)}" for target in targets() if len(target.opsets) > 1]
+    opset_help = f"of the graphs: {', '.join(opsets)}; the lowest if not given"
+    parser.add_argument("--opset", type=positive, metavar="N", help=opset_help)
     shortlist_help = "text: only its tokens, and the special ones, can be generated"
     parser.add_argument("--shortlist", type=path, metavar="FILE", help=shortlist_help)
     parser.add_argument("--force", action="store_true", help="replace OUTPUT if it is ours")
@@ -289,18 +300,20 @@ def generate_arguments(parser: Parser) -> None:
     files.add_argument("--force", action="store_true", help="replace the --output FILE")
 
     add_generation_options(parser)
-    add_set(parser, "another generation option: do_sample=true, top_p=0.9, seed=1, no_repeat_ngram_size=3 ...")
+    add_set(parser, "a generation option by its name, the value in JSON: top_p=0.9, eos_token_id=null ...")
 
 
 @verb("translate or continue text with an export", generate_arguments, extras="cpu")
 def generate(args: argparse.Namespace) -> None:
+    from .runtime.options import check
+
     check_sources(args)
+    options = check(generation_options(args) | dict(args.set))
 
     from .runtime.lines import Batches, generate_file, read_lines
     from .runtime.text import TextRuntime
 
     runtime = TextRuntime(args.export, args.threads, device=args.device, engine_cache=args.engine_cache, dtype=args.dtype)
-    options = generation_options(args) | dict(args.set)
     if args.stream:
         for text in args.text or lines_of_standard_input():
             for piece in runtime.stream(text, **options) if text.strip() or args.text else ():
@@ -345,7 +358,7 @@ def evaluate_arguments(parser: Parser) -> None:
     parser.add_argument("model", type=source, metavar="MODEL", help=model_help)
     parser.add_argument("--dtype", help="which of an export's, if it has several; the first if not given")
     add_metric_arguments(parser)
-    add_generation_options(parser)
+    add_generation_options(parser, excluded=["num_return_sequences"])  # a text has one translation
 
 
 @verb(
@@ -382,15 +395,22 @@ def metric_settings(args: argparse.Namespace) -> dict:
     return {name: getattr(args, flag) for name, flag in names.items() if getattr(args, flag) is not None}
 
 
-def add_generation_options(parser: Parser) -> None:
-    options = parser.add_argument_group("generation", "The checkpoint's own setting where one is not given.")
-    options.add_argument("--num-beams", type=positive, help="1 is greedy")
-    options.add_argument("--max-new-tokens", type=positive)
-    options.add_argument("--length-penalty", type=float)
+def add_generation_options(parser: Parser, excluded: Collection[str] = ()) -> None:
+    """A flag for each field of `Options`."""
+    from .runtime.options import Options
+
+    group = parser.add_argument_group("generation", "generation_config.json of the checkpoint replaces these defaults.")
+    for field in dataclasses.fields(Options):
+        if field.name not in excluded:
+            add_field(group, field)
 
 
-def generation_options(args: argparse.Namespace) -> dict:
-    return {name: getattr(args, name) for name in GENERATION_OPTIONS if getattr(args, name) is not None}
+def generation_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Those that were given."""
+    from .runtime.options import Options
+
+    given = {field.name: getattr(args, field.name, None) for field in dataclasses.fields(Options)}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 # --------------------------------------------------------------------------------------------------------------- doctor

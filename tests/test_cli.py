@@ -1,6 +1,7 @@
 """The command: its verbs end to end on tiny data, and its errors, which are one line and no traceback."""
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import io
 import json
@@ -24,11 +25,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from vanilla_transformer import conversion
 from vanilla_transformer.training import averaging
 from vanilla_transformer.training.tokenizer import train_tokenizer
-from vanilla_transformer_export import cli
+from vanilla_transformer_export import Options, cli
 from vanilla_transformer_export.arguments import key_value, output_of
 from vanilla_transformer_export.cli import VERBS, main
+from vanilla_transformer_export.targets.registry import targets
 
 ROOT = Path(__file__).parents[1]
 COMMAND = Path(sys.executable).with_name("vanilla-transformer")
@@ -164,6 +167,7 @@ def test_helps_fit_a_terminal_and_load_nothing_heavy():
     code = f"""
 import sys
 from vanilla_transformer_export.cli import VERBS, main
+from vanilla_transformer_export.targets.registry import targets
 for words in ([], *([verb] for verb in {[*VERBS]}), ["export"]):
     try:
         main([*words, "--help"])
@@ -176,9 +180,8 @@ print(sorted({{"torch", "transformers", "onnx", "onnxruntime", "safetensors", "a
     assert (done.returncode, done.stderr) == (0, "")
     *lines, loaded = done.stdout.splitlines()
     assert loaded == "[]"
-    helps = [line for line in lines if line.startswith(" ")]
-    assert max(map(len, helps)) <= 80
-    assert not [line for line in lines if "None" in line or "==SUPPRESS==" in line]
+    assert max(len(line) for line in lines if line.startswith(" ")) <= 80
+    assert not [line for line in lines if "default: None" in line or "==" in line]
 
 
 def test_the_command_describes_the_package_and_lists_the_verbs(capsys):
@@ -189,6 +192,18 @@ def test_the_command_describes_the_package_and_lists_the_verbs(capsys):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["description"] in " ".join(said.split())
     assert re.findall(r"^    (\w+) +\w", said, re.MULTILINE) == list(VERBS)
+
+
+def test_helps_list_the_families_and_targets_that_are_registered(capsys):
+    for words, names in (
+        (["convert"], [family.name for family in conversion.FAMILIES.values()]),
+        (["convert"], [name for name, family in conversion.FAMILIES.items() if family.converts_back]),
+        (["export"], [f"{target.name} with {', '.join(target.dtypes)}" for target in targets()]),
+    ):
+        with pytest.raises(SystemExit):
+            main([*words, "--help"])
+        said = " ".join(capsys.readouterr().out.split())
+        assert [name for name in names if name not in said] == []
 
 
 @pytest.mark.parametrize("start", [[COMMAND], [sys.executable, "-m", "vanilla_transformer_export"]], ids=["command", "module"])
@@ -240,11 +255,22 @@ def test_every_verb_is_tested_for_its_help():
         (["train", "--output", "a"], "RECIPE"),
         (["average", "a"], "--output"),
         (["attention", "a", "b"], "--output"),
+        (["generate", "a", "--num-beams", "0"], "expected a whole number from 1 to 2**63 - 1, got '0'"),
         (["verify", "a", "b", "--cases", "0"], "expected a whole number of at least 1 and below 2**63, got 0"),
-        (["generate", "a", "--num-beams", "0"], "expected a whole number of at least 1 and below 2**63, got 0"),
         (["generate", "a", "--max-new-tokens", "-3"], "-3"),
         (["generate", "a", "--num-beams", "two"], "'two'"),
-        (["generate", "a", "--temperature", "2"], "--temperature"),
+        (["generate", "a", "--temperature", "0"], "--temperature: expected a float32 number above 0, got '0'"),
+        (["generate", "a", "--top-p", "1.5"], "--top-p: expected a number from 0 to 1, got '1.5'"),
+        (["generate", "a", "--length-penalty", "NaN"], "--length-penalty: expected a float32 number, got 'NaN'"),
+        (["generate", "a", "--seed", "-1"], "--seed: expected a whole number of at least 0, got '-1'"),
+        (["generate", "a", "--top-k", "1.5"], "--top-k: expected a whole number from 0 to 2**63 - 1, got '1.5'"),
+        (["generate", "a", "--early-stopping", "soon"], "--early-stopping: expected True, False or 'never', got 'soon'"),
+        (["generate", "a", "--suppress-tokens", "1,2"], "--suppress-tokens: expected a list of token ids, got '1,2'"),
+        (["generate", "a", "--bad-words-ids", "[1]"], "--bad-words-ids: expected a list of lists of token ids"),
+        (["generate", "a", "--do-sample=2"], "--do-sample"),
+        (["generate", "a", "--set", "num_beams=0"], "num_beams must be a whole number from 1 to 2**63 - 1, got 0"),
+        (["evaluate", "a", "--num-beams", "true"], "expected a whole number from 1 to 2**63 - 1, got 'true'"),
+        (["evaluate", "a", "--num-return-sequences", "2"], "no flag '--num-return-sequences'"),
     ],
 )
 def test_wrong_usage_ends_with_2_and_says_why(arguments, message, capsys):
@@ -266,6 +292,7 @@ def test_wrong_usage_ends_with_2_and_says_why(arguments, message, capsys):
         (["convert", "a", "b", "--to", "gpt-2"], "; did you mean 'gpt2'?"),
         (["generate", "a", "--device", "cdua"], "no device 'cdua', expected one of cpu, cuda, tensorrt; did you mean 'cuda'?"),
         (["attention", "a", "b", "--output", "c", "--kind", "cros"], "; did you mean 'cross'?"),
+        (["generate", "a", "--set", "num_beam=2"], "unknown generation options ['num_beam'], did you mean num_beams?"),
         (["train", "trec", "--output", "a", "--set", "model.dropuot=0"], "; did you mean 'dropout'?"),
         (["convert", __file__, "a", "--set", "norm_frist=true"], "; did you mean 'norm_first'?"),
     ],
@@ -294,6 +321,44 @@ def test_a_name_that_is_nearly_right_is_wrong_usage_that_names_the_right_one(arg
 def test_texts_may_stand_before_and_after_flags(words, text):
     args = cli.parse(["generate", "export", *words])
     assert (args.export, args.num_beams, args.text) == (Path("export"), 2, text)
+
+
+# ------------------------------------------------------------------------------------------------- generation, from the fields
+
+
+@pytest.mark.parametrize("verb, excluded", [("generate", set()), ("evaluate", {"num_return_sequences"})])
+def test_every_field_of_the_options_is_a_flag_with_its_help(verb, excluded, capsys):
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    _, _, said = capsys.readouterr().out.partition("\ngeneration:\n")
+    said = " ".join(said.replace("-\n", "-").split())
+    for field in dataclasses.fields(Options):
+        flag = f"--{field.name.replace('_', '-')}"
+        explained = re.search(rf"{flag}\b.*?{re.escape(field.metadata['help'])}", said)
+        assert bool(explained) == (field.name not in excluded), field.name
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("", {}),
+        ("--num-beams 2 --max-new-tokens 5", {"num_beams": 2, "max_new_tokens": 5}),
+        ("--length-penalty -0.5 --temperature 2", {"length_penalty": -0.5, "temperature": 2}),
+        ("--do-sample --seed 0", {"do_sample": True, "seed": 0}),
+        ("--no-do-sample", {"do_sample": False}),
+        ("--early-stopping never", {"early_stopping": "never"}),
+        ("--early-stopping true", {"early_stopping": True}),
+        ("--early-stopping False", {"early_stopping": False}),
+        ("--suppress-tokens [3,4] --bad-words-ids [[3],[4,5]]", {"suppress_tokens": [3, 4], "bad_words_ids": [[3], [4, 5]]}),
+        ("--eos-token-id 3", {"eos_token_id": 3}),
+        ("--eos-token-id=[3,4]", {"eos_token_id": [3, 4]}),
+    ],
+)
+@pytest.mark.parametrize("verb", ["generate", "evaluate"])
+def test_flags_give_the_options_that_they_name(verb, words, expected):
+    found = cli.generation_options(cli.parse([verb, "model", *words.split()]))
+    assert found == expected
+    assert [*map(type, found.values())] == [*map(type, expected.values())]
 
 
 # ---------------------------------------------------------------------------------------------------------------- outputs
