@@ -16,9 +16,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.utils import logging
 
 import vanilla_transformer
-from vanilla_transformer_export.build import export
-from vanilla_transformer_export.text import TextRuntime
-from vanilla_transformer_export.verify import verify
+from vanilla_transformer_export import TextRuntime, export, verify
 
 CHECKPOINT = Path(__file__).parents[1] / "model_cards" / "vanilla-seq2seq-tiny-multi30k-en-de"
 REPEATS = 5

@@ -145,10 +145,10 @@ class Onnx:
 
     @staticmethod
     def modules(kind):
-        return "onnxruntime", "vanilla_transformer_export.runtime"
+        return "onnxruntime", "vanilla_transformer_export.runtime.runtime"
 
     def __init__(self, engine, kind, root, threads, device):
-        from vanilla_transformer_export.runtime import Runtime
+        from vanilla_transformer_export import Runtime
 
         self.kind, self.model = kind, Runtime(root / engine, threads=threads, device=device)
 

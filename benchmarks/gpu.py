@@ -11,13 +11,13 @@ def device_facts() -> dict | None:
     """The first GPU, `None` without one."""
     import torch
 
-    from vanilla_transformer_export import doctor
+    from vanilla_transformer_export.runtime import devices
 
     if not torch.cuda.is_available():
         return None
     found = torch.cuda.get_device_properties(0)
     return {
-        "gpu": doctor.gpu() or found.name,
+        "gpu": devices.gpu() or found.name,
         "gpu_memory_bytes": found.total_memory,
         "gpu_l2_bytes": found.L2_cache_size,
         "multiprocessors": found.multi_processor_count,

@@ -206,7 +206,7 @@ def spread(values) -> dict:
 
 
 def cores() -> int:
-    from vanilla_transformer_export.doctor import processors
+    from vanilla_transformer_export.runtime.devices import processors
 
     return processors()
 

@@ -10,8 +10,7 @@ ROWS = 128  # translated at a time
 
 def verified(engine: str, root: Path, device: str) -> dict:
     """The report of `verify` on the export `root / engine`, and what failed."""
-    from vanilla_transformer_export.build import load_checkpoint
-    from vanilla_transformer_export.verify import verify
+    from vanilla_transformer_export import load_checkpoint, verify
 
     report = verify(root / engine, load_checkpoint(root / "vanilla"), CASES, device=device)
     return {**report.summary(), "problems": report.failures[:3]}
@@ -19,8 +18,8 @@ def verified(engine: str, root: Path, device: str) -> dict:
 
 def bleu(engine: str, source: Path, target: Path) -> dict:
     """What `evaluate` says of the shipped checkpoint, by torch in float32 ("torch") or as the export `engine`."""
-    from vanilla_transformer_export.build import export
-    from vanilla_transformer_export.evaluate import evaluate
+    from vanilla_transformer_export import export
+    from vanilla_transformer_export.evaluation import evaluate
 
     if engine == "torch":
         return evaluate(CHECKPOINT, source, target, batch_size=ROWS)

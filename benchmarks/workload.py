@@ -71,7 +71,7 @@ def prepare(engine: str, kind: str, root: Path) -> dict:
     if group == "ctranslate2":
         convert_ctranslate2(kind, root / "transformers", root / engine, dtype)
     else:
-        from vanilla_transformer_export.build import export
+        from vanilla_transformer_export import export
 
         export(root / "vanilla", root / engine, cases=1, target=group, dtype=dtype)
     return {"seconds": time.perf_counter() - start, "bytes": size(root / engine)}
@@ -115,7 +115,7 @@ def bytes_per_step(directory: Path) -> int:
     """Bytes of weights that the decoder graph of an export reads for each token: all, but of an embedding only some rows."""
     import onnx
 
-    from vanilla_transformer_export.artifact import read_artifact
+    from vanilla_transformer_export.runtime.artifact import read_artifact
 
     files = read_artifact(directory).manifest["graphs"]
     graph = onnx.load(directory / files["decoder"]).graph

@@ -1,1 +1,56 @@
-"""Checkpoint to ONNX, and ONNX to tokens."""
+"""Checkpoints to ONNX: `export`, `verify` and `evaluate`, with torch. ONNX to tokens: `Runtime` and `TextRuntime`, without."""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .evaluation import evaluate
+    from .exporting import export, load_checkpoint
+    from .parity import verify
+    from .runtime.options import Options
+    from .runtime.runtime import Runtime
+    from .runtime.text import TextRuntime
+
+    __version__: str
+
+# Each public name -> its module, and the extra that brings what this needs.
+_HOMES = {
+    "export": ("exporting", "torch,cpu"),
+    "load_checkpoint": ("exporting", "torch,cpu"),
+    "verify": ("parity", "torch,cpu"),
+    "evaluate": ("evaluation", "train,cpu"),
+    "Runtime": ("runtime.runtime", "cpu"),
+    "TextRuntime": ("runtime.text", "cpu"),
+    "Options": ("runtime.options", "cpu"),
+}
+__all__ = [
+    "Options",
+    "Runtime",
+    "TextRuntime",
+    "__version__",
+    "evaluate",
+    "export",
+    "load_checkpoint",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("vanilla-transformer")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}, expected one of {', '.join(__all__)}")
+    module, extra = _HOMES[name]
+    try:
+        return getattr(importlib.import_module(f".{module}", __name__), name)
+    except ImportError as error:
+        if error.name is None or error.name.startswith(__name__):  # which says what to do itself, or is no missing package
+            raise
+        remedy = f"pip install 'vanilla-transformer[{extra}]'"
+        raise ImportError(f"{name} needs {error.name}, which is not installed: {remedy}", name=error.name) from None
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

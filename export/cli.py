@@ -75,11 +75,11 @@ def attention(args):
 def export(args):
     from vanilla_transformer.files import output_path
 
-    from .build import export
-    from .shortlist import tokens_of
+    from .exporting import export
+    from .shortlist import shortlist_from_text
 
     output_path(args.out, [] if args.shortlist is None else [args.shortlist])
-    tokens = None if args.shortlist is None else tokens_of(args.shortlist, args.checkpoint)
+    tokens = None if args.shortlist is None else shortlist_from_text(args.shortlist, args.checkpoint)
     settings = {"target": args.target, "dtype": args.dtype, "shortlist": tokens, "opset": args.opset}
     manifest = export(args.checkpoint, args.out, args.force, **settings)
     files = {name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")}
@@ -88,16 +88,16 @@ def export(args):
 
 
 def verify(args):
-    from .artifact import read_artifact
-    from .build import load_checkpoint
-    from .verify import verify
+    from .exporting import load_checkpoint
+    from .parity import verify
+    from .runtime.artifact import read_artifact
 
     model, dtypes = load_checkpoint(args.checkpoint), read_artifact(args.out).dtypes
     reports = {dtype: verify(args.out, model, args.cases, args.seed, dtype=dtype) for dtype in dtypes}
     for dtype, report in reports.items():
         say(f"{dtype}: {report}" if len(dtypes) > 1 else report)
         if settings := metric_settings(args):
-            from .evaluate import compare
+            from .evaluation import compare
 
             say(json.dumps(compare(args.out, args.checkpoint, dtype, batch_size=args.batch_size, **settings)))
     if failures := [failure for report in reports.values() for failure in report.failures]:
@@ -105,8 +105,8 @@ def verify(args):
 
 
 def generate(args):
-    from .batches import Batches, generate_file, read_lines
-    from .text import TextRuntime
+    from .runtime.lines import Batches, generate_file, read_lines
+    from .runtime.text import TextRuntime
 
     check_sources(args)
     runtime = TextRuntime(args.out, args.threads, device=args.device, engine_cache=args.engine_cache, dtype=args.dtype)
@@ -143,7 +143,7 @@ def check_sources(args):
 
 
 def lines_of_standard_input():
-    from .batches import lines_of
+    from .runtime.lines import lines_of
 
     if sys.stdin is None or sys.stdin.closed:
         raise ValueError("standard input is closed, expected a text on each line, or texts as arguments")
@@ -151,7 +151,7 @@ def lines_of_standard_input():
 
 
 def evaluate(args):
-    from .evaluate import evaluate
+    from .evaluation import evaluate
 
     options = {"batch_size": args.batch_size, "dtype": args.dtype, **metric_settings(args), **generation_options(args)}
     say(json.dumps(evaluate(args.directory, **options)))
@@ -163,7 +163,8 @@ def metric_settings(args):
 
 
 def doctor(args):
-    from .doctor import facts, report
+    from .runtime.devices import facts
+    from .runtime.doctor import report
 
     found = facts()
     say(json.dumps(found) if args.json else report(found))

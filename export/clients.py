@@ -10,7 +10,8 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.repocard import metadata_load
 from huggingface_hub.utils import validate_repo_id, yaml_dump
 
-from .artifact import CARD
+from .runtime.artifact import CARD
+from .targets.spec import Target
 
 # Which of Transformers.js's model types runs graphs of these roles as they are. "marian" is in no mapping of classifiers, so
 # that the files it names for a pipeline are these graphs; "bart" is.
@@ -176,7 +177,9 @@ def base_name(checkpoint: str) -> str | None:
     return name
 
 
-def write_card(directory: Path, base: str | None, readme: Path, architecture: str, target: str, dtypes: Sequence[str]) -> None:
+def write_card(
+    directory: Path, base: str | None, readme: Path, architecture: str, target: Target, dtypes: Sequence[str]
+) -> None:
     """The card of an export of the checkpoint `base`, of which `readme` is the card, if it has one: its terms hold here too."""
     of_base, task = read_metadata(readme), task_of(architecture)
     if task == "text2text-generation" and of_base.get("pipeline_tag") in ("translation", "summarization"):
@@ -185,7 +188,7 @@ def write_card(directory: Path, base: str | None, readme: Path, architecture: st
         **{name: of_base[name] for name in OF_THE_BASE if name in of_base},
         "base_model": base,
         "base_model_relation": "quantized" if "int8" in dtypes or "int4" in dtypes else None,
-        "library_name": "transformers.js" if target == "portable" else "onnxruntime",
+        "library_name": "transformers.js" if target.is_standard else "onnxruntime",
         "pipeline_tag": of_base.get("pipeline_tag", task),
         "tags": ["onnx", "vanilla-transformer"],
     }
@@ -198,10 +201,10 @@ def write_card(directory: Path, base: str | None, readme: Path, architecture: st
         f"# {name} in ONNX",
         "",
         f"Graphs of {name} ({architecture}),",
-        f"written by `vanilla-transformer export` for the target {target} in {' and '.join(dtypes)}. manifest.json says",
+        f"written by `vanilla-transformer export` for the target {target.name} in {' and '.join(dtypes)}. manifest.json says",
         "with which versions, and how far they are from the checkpoint.",
     ]
-    if target == "portable" and task and (directory / "tokenizer.json").is_file():
+    if target.is_standard and task and (directory / "tokenizer.json").is_file():
         lines += ["", "```js", SNIPPET.format(task=task, call=CALLS.get(task, "pipe('A text.')")), "```"]
     (directory / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -1,7 +1,7 @@
 """A vocabulary shortlist: a model that generates some tokens of its vocabulary only, and computes no logits of the others."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -13,7 +13,7 @@ from vanilla_transformer.checkpoint import checkpoint_directory, read_json, read
 from vanilla_transformer.training.data import lines_of
 
 # Settings of a model that name tokens it must be able to generate.
-SPECIAL = (
+SPECIAL_TOKENS = (
     "bos_token_id",
     "eos_token_id",
     "pad_token_id",
@@ -42,7 +42,7 @@ class ShortlistHead(nn.Module):
 
 
 @contextmanager
-def limited(model: PreTrainedModel, tokens: list[int] | None):
+def with_shortlist(model: PreTrainedModel, tokens: list[int] | None) -> Iterator[PreTrainedModel]:
     """`model` with a `ShortlistHead` of `tokens`; as it is for `None`."""
     head = model.get_output_embeddings()
     if tokens is not None:
@@ -54,7 +54,7 @@ def limited(model: PreTrainedModel, tokens: list[int] | None):
             model.lm_head = head
 
 
-def checked(model: PreTrainedModel, tokens: Iterable[int]) -> list[int]:
+def with_special_tokens(model: PreTrainedModel, tokens: Iterable[int]) -> list[int]:
     """`tokens` in order, with the special ones of `model`.
 
     Raises:
@@ -66,13 +66,13 @@ def checked(model: PreTrainedModel, tokens: Iterable[int]) -> list[int]:
     if not chosen or min(chosen) < 0 or max(chosen) >= size:
         found = f"{min(chosen)} to {max(chosen)}" if chosen else "none"
         raise ValueError(f"the tokens of a shortlist must be in [0, {size - 1}], the vocabulary, got {found}")
-    for name in SPECIAL:
+    for name in SPECIAL_TOKENS:
         value = getattr(model.generation_config, name, None)
         chosen.update([] if value is None else value if isinstance(value, list) else [value])
     return sorted(chosen)
 
 
-def tokens_of(text: str | os.PathLike, checkpoint: str | os.PathLike) -> list[int]:
+def shortlist_from_text(text: str | os.PathLike, checkpoint: str | os.PathLike) -> list[int]:
     """The tokens of the lines of the file `text` by the tokenizer of `checkpoint`, and all of its special ones.
 
     Raises:

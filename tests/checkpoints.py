@@ -12,7 +12,7 @@ import torch
 import transformers
 
 import vanilla_transformer
-from vanilla_transformer_export.build import export
+from vanilla_transformer_export import export
 
 PAD, START, EOS = 0, 1, 2
 VOCABULARY, WIDTH, HEADS, KEY_WIDTH, VALUE_WIDTH = 48, 32, 4, 6, 10

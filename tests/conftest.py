@@ -18,7 +18,7 @@ from checkpoints import Exported, build, save_and_export
 from filelock import FileLock
 from targets import build as build_for_target
 
-from vanilla_transformer_export.build import export
+from vanilla_transformer_export import export
 
 # The same examples each time in `make test`; many others, and new ones, in `make test-all`.
 hypothesis.settings.register_profile("default", max_examples=50, deadline=None, derandomize=True)

@@ -7,9 +7,9 @@ import onnx
 import pytest
 from checkpoints import copy_of, edit_json, seal
 
-from vanilla_transformer_export.artifact import SCHEMA_VERSION, read_artifact, write_manifest
+from vanilla_transformer_export import Runtime
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.runtime import Runtime
+from vanilla_transformer_export.runtime.artifact import SCHEMA_VERSION, read_artifact, write_manifest
 
 GRAPH = bytes(range(256)) * 8
 

@@ -12,11 +12,11 @@ import pytest
 from checkpoints import copy_of, list_file
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from vanilla_transformer_export import batches
-from vanilla_transformer_export.batches import Batches, generate_file
+from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.cli import main
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.text import TextRuntime
+from vanilla_transformer_export.runtime import lines
+from vanilla_transformer_export.runtime.lines import Batches, generate_file
 
 SAMPLING = dict(do_sample=True, top_k=20, seed=11, max_new_tokens=8)
 BEAMS = dict(num_beams=3, max_new_tokens=8)
@@ -46,7 +46,7 @@ def runtime(export):
 
 @pytest.fixture
 def small_windows(monkeypatch):
-    monkeypatch.setattr(batches, "WINDOW", 2)
+    monkeypatch.setattr(lines, "WINDOW", 2)
 
 
 def some_lines(count, seed=0):
@@ -148,14 +148,14 @@ def test_wherever_a_run_is_cut_off_the_result_is_the_same(runtime, tmp_path, sma
     source, out = write(tmp_path / "in", some_lines(40)), tmp_path / "out"
     generate_file(job, source, out)
     whole = out.read_bytes()
-    states, write_lines = [], batches.Partial.write
+    states, write_lines = [], lines.Partial.write
 
     def noted(self, lines, done):
         write_lines(self, lines, done)
         states.append([path.read_bytes() for path in partial_of(out)])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batches.Partial, "write", noted)
+        patch.setattr(lines.Partial, "write", noted)
         generate_file(job, source, out, force=True)
     assert len(states) == 7 and out.read_bytes() == whole
     rng = random.Random(0)

@@ -250,7 +250,7 @@ def test_the_checkout_is_imported_where_nothing_is_installed(tmp_path):
     lines = [
         f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r})",
         f"from pathlib import Path; from checkout import make_importable; make_importable(Path({str(tmp_path)!r}))",
-        "import vanilla_transformer_export.artifact as artifact; from importlib.metadata import version",
+        "import vanilla_transformer_export.runtime.artifact as artifact; from importlib.metadata import version",
         "print(Path(artifact.__file__).resolve()); print(version('vanilla-transformer'))",
     ]
     found = subprocess.run([sys.executable, "-I", "-S", "-c", "\n".join(lines)], capture_output=True, text=True, check=True)

@@ -17,7 +17,7 @@ from vanilla_transformer.pipelines import carry_translation
 from vanilla_transformer.training.averaging import average
 from vanilla_transformer.training.recipe import Recipe
 from vanilla_transformer.training.run import train
-from vanilla_transformer_export.build import export
+from vanilla_transformer_export import export
 
 NAME, TEXT = "someone/translator", "the old dog sees a bird."
 CODE = "pipelines_vanilla_transformer.py"

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import onnx
 import onnx_ir as ir
 import pytest
 from huggingface_hub import ModelCard
@@ -19,11 +20,11 @@ from vanilla_transformer import (
 )
 from vanilla_transformer.checkpoint import save_tokenizer
 from vanilla_transformer.training.tokenizer import train_tokenizer
-from vanilla_transformer_export import build
-from vanilla_transformer_export.artifact import read_artifact
-from vanilla_transformer_export.build import export
+from vanilla_transformer_export import export, exporting
 from vanilla_transformer_export.clients import base_name, client_config, give_token_types, unread_by_genai
-from vanilla_transformer_export.verify import Report
+from vanilla_transformer_export.parity import Report
+from vanilla_transformer_export.runtime.artifact import read_artifact
+from vanilla_transformer_export.targets import saving
 
 TEXT = [
     "the film wins and the cast shines",
@@ -38,10 +39,10 @@ KINDS = {"bpe": 80, "byte-bpe": 300, "word": 20, "character": None}
 def untraced(monkeypatch):
     """`export` without tracing and comparing, which these tests are not about."""
     graph = ir.Graph([], [], nodes=[], opset_imports={"": 18}, name="graph")
-    monkeypatch.setattr(build, "trace", lambda *_: ir.Model(graph, ir_version=10))
-    monkeypatch.setattr(build, "optimize", type("", (), {"optimize": staticmethod(lambda *_: {})}))
-    monkeypatch.setattr(build.onnx.checker, "check_model", lambda path: None)
-    monkeypatch.setattr(build, "verify", lambda *_, **options: Report(cases=1))
+    monkeypatch.setattr(exporting, "trace", lambda *_: ir.Model(graph, ir_version=10))
+    monkeypatch.setattr(exporting.pipeline, "apply", lambda *_: {})
+    monkeypatch.setattr(onnx.checker, "check_model", lambda path: None)
+    monkeypatch.setattr(exporting, "verify", lambda *_, **options: Report(cases=1))
 
 
 def read(path):
@@ -127,7 +128,7 @@ def test_only_portable_exports_say_how_they_are_loaded(untraced, tmp_path, dtype
 
 
 def test_a_file_of_weights_beside_a_graph_is_announced(untraced, tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "save", lambda graphs, target: [write_with_data(path) for path in graphs])
+    monkeypatch.setattr(saving, "save_graphs", lambda graphs: [write_with_data(path) for path in graphs])
     translator(tmp_path / "checkpoint")
     export(tmp_path / "checkpoint", tmp_path / "out")
     announced = read(tmp_path / "out/config.json")["transformers.js_config"]["use_external_data_format"]

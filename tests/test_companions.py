@@ -12,8 +12,7 @@ from vanilla_transformer.conversion import convert
 from vanilla_transformer.training.averaging import average
 from vanilla_transformer.training.recipe import Recipe
 from vanilla_transformer.training.run import train
-from vanilla_transformer_export.build import export
-from vanilla_transformer_export.text import TextRuntime
+from vanilla_transformer_export import TextRuntime, export
 
 POSITIONS, TEXT = 16, "the old dog sees a red bird. " * 20
 SHAPE = dict(hidden_size=16, intermediate_size=16, num_attention_heads=2, num_hidden_layers=1)

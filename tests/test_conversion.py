@@ -10,8 +10,7 @@ from transformers import DataCollatorForSeq2Seq, GenerationConfig, PreTrainedTok
 
 import vanilla_transformer
 from vanilla_transformer.conversion import convert
-from vanilla_transformer_export.build import export
-from vanilla_transformer_export.runtime import Runtime
+from vanilla_transformer_export import Runtime, export
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 DECODERS = [("gpt2", "GPT2LMHeadModel"), ("opt", "OPTForCausalLM")]

@@ -20,9 +20,8 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast, pipe
 
 import vanilla_transformer
 from vanilla_transformer.conversion import convert, plan_conversion
-from vanilla_transformer_export.build import export
+from vanilla_transformer_export import TextRuntime, export
 from vanilla_transformer_export.cli import main
-from vanilla_transformer_export.text import TextRuntime
 
 
 @pytest.fixture

@@ -9,11 +9,12 @@ import torch
 from targets import FILES, SIZES, exports_for, generators, graph, ops, prompts
 
 import vanilla_transformer
-from vanilla_transformer_export.build import export
-from vanilla_transformer_export.decoding import BeamCaches
-from vanilla_transformer_export.optimize import int4_blocks, int8_columns, optimize, uint8_blocks
-from vanilla_transformer_export.runtime import Runtime
-from vanilla_transformer_export.verify import verify
+from vanilla_transformer_export import Options, Runtime, export, verify
+from vanilla_transformer_export.passes import pipeline
+from vanilla_transformer_export.passes.quantization import int4_blocks, int8_columns, uint8_blocks
+from vanilla_transformer_export.runtime.decoder import GenerationRequest
+from vanilla_transformer_export.targets.cpu.decoder import CpuSeq2SeqDecoder
+from vanilla_transformer_export.targets.registry import get_target
 
 exported = exports_for("cpu")
 
@@ -135,7 +136,7 @@ def product(x, matrix, dtype, is_normalized=False):
     opsets = {"": 21}
     graph = ir.Graph(values[:1], nodes[-1].outputs, nodes=nodes, initializers=weights, opset_imports=opsets, name="g")
     model = ir.Model(graph, ir_version=10)
-    counts = optimize(model, "cpu", dtype)
+    counts = pipeline.apply(model, get_target("cpu").passes(dtype))
     assert counts["quantize_products" if dtype == "int8" else "quantize_blocks"] == 1
     session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
     return session.run(None, {"x": x})[0]
@@ -155,7 +156,7 @@ def test_a_transposed_embedding_becomes_a_matrix_of_its_own_that_can_be_quantize
             values[:1], head.outputs, nodes=[turned, head], initializers=values[1:], opset_imports=opsets, name="g"
         )
         model = ir.Model(graph, ir_version=10)
-        counts = optimize(model, "cpu", dtype)
+        counts = pipeline.apply(model, get_target("cpu").passes(dtype))
         assert counts["copy_transposed_weights"] == 1 and counts.get("quantize_products", 1) == 1
         assert not {"Transpose", "MatMul" if dtype == "int8" else None} & {node.op_type for node in model.graph}
         session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
@@ -239,25 +240,31 @@ def test_embeddings_are_off_by_half_a_step(width):
 # ------------------------------------------------------------------------------------------------------------- generation
 
 
-def pointers(decoding):
-    return {name: bound.data_ptr() for name, (_, bound) in decoding.bound.caches.items()}
+def started(runtime, ids, mask, source, new_tokens):
+    """A decoder that has read its prompts."""
+    decoder = runtime.decoders.start(GenerationRequest(Options(max_new_tokens=new_tokens), ids, mask, source))
+    decoder.prefill(ids, mask)
+    return decoder
+
+
+def pointers(decoder):
+    return {name: bound.data_ptr() for name, (_, bound) in decoder.bound.caches.items()}
 
 
 def test_caches_are_written_in_place_and_the_source_is_never_copied_for_beams(exported):
     runtime = Runtime(exported("seq2seq")[1])
     source = prompts("seq2seq")
-    decoding, *start = runtime.decoding(np.full((4, 1), 1), None, source, 8)
-    assert isinstance(decoding, BeamCaches)
-    decoding.start(*start)
-    decoding.repeat(3)
-    places = pointers(decoding)
-    before = {name: cache.copy() for name, (cache, _) in decoding.bound.caches.items()}
-    decoding.next(np.full(12, 5), np.arange(12)[::-1].reshape(4, 3)[::-1].ravel())
-    assert pointers(decoding) == places
-    for name, (cache, _) in decoding.bound.caches.items():
+    decoder = started(runtime, np.full((4, 1), 1), np.ones((4, 1), np.int64), source, 8)
+    assert isinstance(decoder, CpuSeq2SeqDecoder)
+    decoder.expand(3)
+    places = pointers(decoder)
+    before = {name: cache.copy() for name, (cache, _) in decoder.bound.caches.items()}
+    decoder.step(np.full((12, 1), 5), np.arange(12)[::-1].reshape(4, 3)[::-1].ravel())
+    assert pointers(decoder) == places
+    for name, (cache, _) in decoder.bound.caches.items():
         changed = np.any(cache != before[name], axis=(0, 1, 3))
         assert changed.tolist() == [False, True] + [False] * 7, "only the place of the new token, though all beams moved"
-    assert {states.shape()[0] for states in decoding.source.values()} == {4}
+    assert {states.shape()[0] for states in decoder.source.values()} == {4}
 
 
 def test_beams_read_what_the_beam_they_come_from_wrote(exported):
@@ -266,36 +273,34 @@ def test_beams_read_what_the_beam_they_come_from_wrote(exported):
     source = prompts("seq2seq")
     rng, beams, steps = np.random.default_rng(0), 3, 7
 
-    def started():
-        decoding, *start = runtime.decoding(np.full((4, 1), 1), None, source, steps + 1)
-        decoding.start(*start)
-        decoding.repeat(beams)
-        return decoding
+    def beamed():
+        decoder = started(runtime, np.full((4, 1), 1), np.ones((4, 1), np.int64), source, steps + 1)
+        decoder.expand(beams)
+        return decoder
 
-    moving, histories = started(), np.empty((12, 0), np.int64)
+    moving, histories = beamed(), np.empty((12, 0), np.int64)
     for _ in range(steps):
         parents = (rng.integers(0, beams, (4, beams)) + beams * np.arange(4)[:, None]).ravel()
         histories = np.concatenate([histories[parents], rng.integers(4, 48, (12, 1))], axis=1)
-        found = moving.next(histories[:, -1], parents).copy()
-        staying = started()
+        found = moving.step(histories[:, -1:], parents).copy()
+        staying = beamed()
         for tokens in histories.T:
-            expected = staying.next(tokens, None)
+            expected = staying.step(tokens[:, None])
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_only_rows_that_change_move(exported):
     runtime = Runtime(exported("causal")[1])
-    decoding, *start = runtime.decoding(*prompts("causal"), None, 4)
-    decoding.start(*start)
-    places = pointers(decoding)
-    before = {name: cache.copy() for name, (cache, _) in decoding.bound.caches.items()}
-    lengths = decoding.lengths.copy()
-    decoding.reorder(np.array([0, 0, 2, 1]))
-    for name, (cache, _) in decoding.bound.caches.items():
+    decoder = started(runtime, *prompts("causal"), None, 4)
+    places = pointers(decoder)
+    before = {name: cache.copy() for name, (cache, _) in decoder.bound.caches.items()}
+    lengths = decoder.lengths.copy()
+    decoder.reorder_cache(np.array([0, 0, 2, 1]))
+    for name, (cache, _) in decoder.bound.caches.items():
         assert np.array_equal(cache[:, :, :7], before[name][[0, 0, 2, 1]][:, :, :7])
-    assert decoding.lengths.tolist() == lengths[[0, 0, 2, 1]].tolist()
-    decoding.next(np.full(4, 5), None)
-    assert pointers(decoding) == places
+    assert decoder.lengths.tolist() == lengths[[0, 0, 2, 1]].tolist()
+    decoder.step(np.full((4, 1), 5))
+    assert pointers(decoder) == places
 
 
 # --------------------------------------------------------------------------------------------------------------- refusals

@@ -13,10 +13,12 @@ import torch
 from targets import FILES, GENERATORS, MODELS, SIZES, exports_for, generators, graph, ops, prompts
 
 import vanilla_transformer
-from vanilla_transformer_export import build, cli, doctor, optimize
-from vanilla_transformer_export.build import export
-from vanilla_transformer_export.cuda import overflow
-from vanilla_transformer_export.runtime import Runtime
+from vanilla_transformer_export import Options, Runtime, cli, export
+from vanilla_transformer_export.passes import fusion, quantization
+from vanilla_transformer_export.runtime import devices
+from vanilla_transformer_export.runtime.decoder import GenerationRequest
+from vanilla_transformer_export.targets.cuda.trace import overflow
+from vanilla_transformer_export.targets.registry import get_target
 
 exported = exports_for("cuda")
 HALF = {"fp16": onnx.TensorProto.FLOAT16, "bf16": onnx.TensorProto.BFLOAT16}
@@ -86,7 +88,7 @@ def test_no_more_products_become_one_than_a_split_can_replay():
     outputs = [node.outputs[0] for node in nodes]
     built = ir.Graph([source], outputs, nodes=nodes, initializers=weights, opset_imports={"": 24}, name="g")
     model = ir.Model(built, ir_version=10)
-    assert optimize.pack_products(model) == 2
+    assert fusion.pack_products(model) == 2
     assert [len(node.outputs) for node in model.graph if node.op_type == "Split"] == [32, 2]
     session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
     for found, matrix in zip(session.run([f"y{i}" for i in range(34)], {"x": x}), matrices, strict=True):
@@ -164,7 +166,7 @@ def test_weights_and_caches_are_of_the_type_asked_for_and_outputs_are_float32(ex
             assert kind not in FLOATS or kind == (HALF[dtype] if is_cache else onnx.TensorProto.FLOAT), value.name
     manifest = json.loads((directory / "manifest.json").read_text())
     assert (manifest["target"], manifest["dtype"]) == ("cuda", dtype)
-    assert manifest["parity"] is None or doctor.gpu()  # compared where there is a GPU
+    assert manifest["parity"] is None or devices.gpu()  # compared where there is a GPU
 
 
 @pytest.mark.parametrize("dtype, tolerance", [("fp16", 2e-3), pytest.param("bf16", 2e-2, marks=pytest.mark.slow)])
@@ -227,14 +229,16 @@ def round_blocks(weight, bits):
 def test_blocks_of_zeros_or_of_what_a_half_cannot_scale_become_zeros():
     matrix = np.zeros((70, 4), np.float16)
     matrix[:32, 1], matrix[5, 2] = 6e-8, 1.0
-    for blocks in (optimize.int8_blocks, optimize.int4_blocks):
+    for blocks in (quantization.int8_blocks, quantization.int4_blocks):
         integers, scales = blocks(matrix)
         assert scales.dtype == np.float16 and np.all(scales != 0) and integers.shape[:2] == scales.shape == (4, 3)
 
 
 def test_activations_of_integer_weights_are_in_bf16_where_float16_cannot_hold_them():
-    assert build.activations_of(large(lm_head=1e7), "cuda", "int8") == "bf16"
-    assert build.activations_of(large(), "cuda", "int4") == "fp16" and build.activations_of(large(), "cpu", "int4") == "fp32"
+    assert get_target("cuda").activations(large(lm_head=1e7), "int8") == "bf16"
+    assert (
+        get_target("cuda").activations(large(), "int4") == "fp16" and get_target("cpu").activations(large(), "int4") == "fp32"
+    )
 
 
 def widen(model):
@@ -261,14 +265,14 @@ def test_buffers_are_used_again_by_the_next_batch_of_like_size(exported, name):
     runtime = Runtime(exported(name)[1], device="cpu")
     ids, mask = prompts(name)
     first = runtime.generate(ids, mask, max_new_tokens=5)
-    [buffers] = runtime.pool.free
+    [buffers] = runtime.decoders.pool.free
     places, graphs = addresses(buffers), dict(buffers.steps)
     second = runtime.generate(ids[::-1], mask[::-1], max_new_tokens=7)
-    assert list(runtime.pool.free) == [buffers] and addresses(buffers) == places and buffers.steps == graphs
+    assert list(runtime.decoders.pool.free) == [buffers] and addresses(buffers) == places and buffers.steps == graphs
     third = runtime.generate(ids, mask, max_new_tokens=5)
     assert np.array_equal(first, third) and not np.array_equal(first, second)
     runtime.generate(ids[:2], mask[:2], max_new_tokens=5)
-    assert len(runtime.pool.free) == 2
+    assert len(runtime.decoders.pool.free) == 2
 
 
 @generators
@@ -283,13 +287,15 @@ def test_two_batches_at_a_time_have_buffers_of_their_own(exported, name):
 
 def test_beams_move_nothing_and_fill_a_slot_each(exported):
     runtime = Runtime(exported("seq2seq")[1], device="cpu")
-    decoding, *start = runtime.decoding(np.full((4, 1), 1), None, prompts("seq2seq"), 8, 3)
-    decoding.start(*start)
-    decoding.repeat(3)
-    before = {name: bound.numpy().copy() for name, bound in decoding.buffers.states.items() if name != "tokens"}
-    decoding.next(np.full(12, 5), np.arange(12)[::-1].reshape(4, 3)[::-1].ravel())
+    ids = np.full((4, 1), 1)
+    request = GenerationRequest(Options(max_new_tokens=8, num_beams=3), ids, np.ones_like(ids), prompts("seq2seq"))
+    decoder = runtime.decoders.start(request)
+    decoder.prefill(ids, np.ones_like(ids))
+    decoder.expand(3)
+    before = {name: bound.numpy().copy() for name, bound in decoder.buffers.states.items() if name != "tokens"}
+    decoder.step(np.full((12, 1), 5), np.arange(12)[::-1].reshape(4, 3)[::-1].ravel())
     for name, states in before.items():
-        changed = np.flatnonzero(np.any(decoding.buffers.states[name].numpy() != states, axis=(0, 1, 3)))
+        changed = np.flatnonzero(np.any(decoder.buffers.states[name].numpy() != states, axis=(0, 1, 3)))
         assert changed.tolist() == ([1, 2, 3] if ".decoder." in name else [])
 
 
@@ -321,8 +327,8 @@ LAYER = "model__layers__1__"
 def test_float16_is_refused_where_it_cannot_hold_a_number_and_bf16_is_the_default_there(factors, said):
     model = large(**factors)
     with pytest.raises(ValueError, match=f"{said} .*, and float16 holds 65504: use --dtype bf16"):
-        build.activations_of(model, "cuda", "fp16")
-    assert build.activations_of(model, "cuda", None) == build.activations_of(model, "cuda", "bf16") == "bf16"
+        get_target("cuda").activations(model, "fp16")
+    assert get_target("cuda").activations(model, None) == get_target("cuda").activations(model, "bf16") == "bf16"
 
 
 def test_a_refused_export_leaves_nothing(tmp_path):
@@ -335,17 +341,19 @@ def test_a_refused_export_leaves_nothing(tmp_path):
 def test_fp16_is_the_default_where_it_holds(exported):
     model = exported("causal")[0]
     assert overflow(model) is None
-    assert build.activations_of(model, "cuda", None) == "fp16" and build.activations_of(model, "cpu", None) == "fp32"
-    assert build.activations_of(model, "cuda", "bf16") == "bf16"
+    assert get_target("cuda").activations(model, None) == "fp16" and get_target("cpu").activations(model, None) == "fp32"
+    assert get_target("cuda").activations(model, "bf16") == "bf16"
 
 
 def test_slots_that_are_not_read_add_nothing_even_in_float16():
     """A row that reads no slot is an average of all, not NaN, and the sum with a score does not overflow."""
-    from vanilla_transformer_export.cuda import HIDDEN
+    from vanilla_transformer_export.targets.cuda.trace import MASK_VALUE
 
-    scores = torch.tensor([[-30000.0, 20000.0], [0.0, 10.0]], dtype=torch.float16) + torch.tensor(HIDDEN, dtype=torch.float16)
+    scores = torch.tensor([[-30000.0, 20000.0], [0.0, 10.0]], dtype=torch.float16) + torch.tensor(
+        MASK_VALUE, dtype=torch.float16
+    )
     assert torch.isfinite(scores).all() and torch.isfinite(scores.softmax(-1)).all()
-    assert torch.tensor([HIDDEN, 0.0], dtype=torch.bfloat16).float().softmax(-1).tolist() == [0, 1]
+    assert torch.tensor([MASK_VALUE, 0.0], dtype=torch.bfloat16).float().softmax(-1).tolist() == [0, 1]
 
 
 # --------------------------------------------------------------------------------------------------------------- refusals
@@ -384,14 +392,14 @@ USED = dict(installed={"onnxruntime-gpu": "1.31.1"}, providers=GPU_BUILD, gpu="N
 def test_asking_for_cuda_where_it_cannot_run_says_what_to_do(monkeypatch, found, running, said):
     state = USED | found
     for name in ("installed", "providers"):
-        monkeypatch.setattr(doctor, name, lambda name=name: state[name])
-    monkeypatch.setattr(doctor, "LIBRARIES", state["libraries"])
+        monkeypatch.setattr(devices, name, lambda name=name: state[name])
+    monkeypatch.setattr(devices, "LIBRARIES", state["libraries"])
     calls = []
-    monkeypatch.setattr(doctor, "gpu", lambda: calls.append("nvidia-smi") or state["gpu"])
+    monkeypatch.setattr(devices, "gpu", lambda: calls.append("nvidia-smi") or state["gpu"])
 
     def ask():
-        doctor.require("cuda")
-        doctor.require_running(doctor.CUDA, running)
+        devices.require("cuda")
+        devices.require_running(devices.CUDA, running)
 
     if said is None:
         ask()
@@ -402,7 +410,7 @@ def test_asking_for_cuda_where_it_cannot_run_says_what_to_do(monkeypatch, found,
 
 
 def test_a_runtime_never_falls_back_to_the_cpu(exported, monkeypatch):
-    monkeypatch.setattr(doctor, "providers", lambda: ["CPUExecutionProvider"])
+    monkeypatch.setattr(devices, "providers", lambda: ["CPUExecutionProvider"])
     with pytest.raises(OSError, match="this onnxruntime has no CUDA"):
         Runtime(exported("causal")[1])
     with pytest.raises(ValueError, match="device 'tpu' does not go with .* target 'cuda', .* expected one of .'cpu', 'cuda'"):
@@ -412,7 +420,7 @@ def test_a_runtime_never_falls_back_to_the_cpu(exported, monkeypatch):
 
 
 def test_doctor_says_what_runs_where(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "gpu", lambda: None)
+    monkeypatch.setattr(devices, "gpu", lambda: None)
     cli.main(["doctor", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert found["packages"]["onnxruntime"] == onnxruntime.__version__ and found["cuda_problem"]
@@ -421,6 +429,6 @@ def test_doctor_says_what_runs_where(monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert f"target cuda does not run: {found['cuda_problem']}" in printed and "run on the CPU, with" in printed
     assert f"TensorRT does not run: {found['tensorrt_problem']}" in printed
-    monkeypatch.setattr(doctor, "providers", list)
+    monkeypatch.setattr(devices, "providers", list)
     cli.main(["doctor"])
     assert "no target runs: pip install" in capsys.readouterr().out

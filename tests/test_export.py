@@ -21,11 +21,10 @@ from vanilla_transformer import (
     VanillaEncoderConfig,
     VanillaEncoderModel,
 )
-from vanilla_transformer_export import build
-from vanilla_transformer_export.build import export, load_checkpoint
-from vanilla_transformer_export.optimize import fix_reshapes, share_tied_weights, strip_metadata
-from vanilla_transformer_export.runtime import Runtime
-from vanilla_transformer_export.verify import Report
+from vanilla_transformer_export import Runtime, export, exporting, load_checkpoint
+from vanilla_transformer_export.parity import Report
+from vanilla_transformer_export.passes.fusion import fix_reshapes, share_tied_weights, strip_metadata
+from vanilla_transformer_export.targets import saving
 
 B, S, T, P = "batch_size", "source_length", "target_length", "past_length"
 PS, WHOLE = "past_source_length", "past_length + target_length"
@@ -130,7 +129,14 @@ def test_a_graph_is_plain_onnx_without_branches(exported, name, file):
 def test_a_file_says_nothing_of_the_machine_that_wrote_it_and_holds_all_its_weights(exported, name, file):
     path = exported(name).directory / file
     data = path.read_bytes()
-    for trace in (b".py", b"site-packages", build.__file__.rpartition("/")[0].encode(), b"/home", b"Traceback", b"pkg.torch"):
+    for trace in (
+        b".py",
+        b"site-packages",
+        exporting.__file__.rpartition("/")[0].encode(),
+        b"/home",
+        b"Traceback",
+        b"pkg.torch",
+    ):
         assert trace not in data
     assert not any(weight.external_data for weight in onnx.load(path, load_external_data=False).graph.initializer)
 
@@ -315,8 +321,8 @@ def quick(exported, monkeypatch):
     """Replaces tracing and verification, which some tests are not about."""
     exported("encoder")  # which all tests share, so not with what is replaced here
     graph = two_table_graph(tied=False)
-    monkeypatch.setattr(build, "trace", lambda *_: graph)
-    monkeypatch.setattr(build, "verify", lambda *_, **options: Report(cases=1))
+    monkeypatch.setattr(exporting, "trace", lambda *_: graph)
+    monkeypatch.setattr(exporting, "verify", lambda *_, **options: Report(cases=1))
     return monkeypatch
 
 
@@ -351,7 +357,7 @@ def test_an_existing_directory_is_replaced_only_by_force(quick, checkpoint, tmp_
 
 @pytest.mark.parametrize("force", [False, True])
 def test_an_export_that_differs_from_torch_leaves_nothing_behind(quick, checkpoint, tmp_path, force):
-    quick.setattr(build, "verify", lambda *_, **options: Report(failures=["case 0: error 7e-01"]))
+    quick.setattr(exporting, "verify", lambda *_, **options: Report(failures=["case 0: error 7e-01"]))
     if force:
         (tmp_path / "out").mkdir()
         (tmp_path / "out/config.json").write_text('{"model_type": "vanilla-encoder"}')
@@ -366,7 +372,7 @@ def test_an_interrupted_export_leaves_nothing_behind(quick, checkpoint, tmp_path
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    quick.setattr(build, "trace", interrupt)
+    quick.setattr(exporting, "trace", interrupt)
     with pytest.raises(KeyboardInterrupt):
         export(checkpoint, tmp_path / "deep/out")
     assert not (tmp_path / "deep").exists()
@@ -469,7 +475,7 @@ def test_a_target_or_precision_that_there_is_not_is_refused_with_those_there_are
 
 @pytest.mark.slow
 def test_weights_that_a_message_cannot_hold_go_to_a_file_beside_it(exported, checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "PROTOBUF_LIMIT", 10_000)  # in place of 2 GB, which take minutes
+    monkeypatch.setattr(saving, "PROTOBUF_LIMIT", 10_000)  # in place of 2 GB, which take minutes
     manifest = export(checkpoint, tmp_path / "out", cases=3)
     assert {"onnx/model.onnx", "onnx/model.onnx_data"} < set(manifest["files"])
     weights = onnx.load(tmp_path / "out/onnx/model.onnx", load_external_data=False).graph.initializer
@@ -487,11 +493,11 @@ def test_weights_that_a_message_cannot_hold_go_to_a_file_beside_it(exported, che
 
 def test_weights_of_no_more_than_a_message_holds_stay_in_it(tmp_path, monkeypatch):
     for limit, files in ((96, {"model.onnx"}), (95, {"model.onnx", "model.onnx_data"})):  # two tables of 12 numbers each
-        monkeypatch.setattr(build, "PROTOBUF_LIMIT", limit)
-        monkeypatch.setattr(build, "SMALL", 1)
+        monkeypatch.setattr(saving, "PROTOBUF_LIMIT", limit)
+        monkeypatch.setattr(saving, "MIN_EXTERNAL", 1)
         directory = tmp_path / str(limit)
         directory.mkdir()
-        build.save({directory / "model.onnx": two_table_graph(tied=False)}, "portable")
+        saving.save_graphs({directory / "model.onnx": two_table_graph(tied=False)})
         assert {path.name for path in directory.iterdir()} == files
 
 

@@ -9,8 +9,8 @@ import pytest
 from checkpoints import copy_of, list_file, seal
 from onnx import TensorProto, helper
 
-from vanilla_transformer_export.external_data import check_external_data, locations
-from vanilla_transformer_export.runtime import Runtime
+from vanilla_transformer_export import Runtime
+from vanilla_transformer_export.runtime.external_data import check_external_data, locations
 
 
 def external(name, location, data_type=TensorProto.FLOAT):

@@ -13,16 +13,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers.generation import logits_process
 
 import vanilla_transformer
-from vanilla_transformer_export import cli, search
-from vanilla_transformer_export import runtime as runtime_module
-from vanilla_transformer_export.build import export
-from vanilla_transformer_export.decoding import position_bytes
+from vanilla_transformer_export import Options, Runtime, TextRuntime, cli, export
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.graphs import graph_specs
-from vanilla_transformer_export.logits import Processors, Sampler, log_sum_exp, top
-from vanilla_transformer_export.runtime import Runtime
-from vanilla_transformer_export.search import Options, one_by_one
-from vanilla_transformer_export.text import TextRuntime
+from vanilla_transformer_export.runtime import decoder as decoder_module
+from vanilla_transformer_export.runtime import search
+from vanilla_transformer_export.runtime.decoder import position_bytes
+from vanilla_transformer_export.runtime.logits import Prompt, Sampler, log_sum_exp, top
+from vanilla_transformer_export.runtime.search import Processors
+from vanilla_transformer_export.targets.cpu import decoder as cpu_decoder
+from vanilla_transformer_export.targets.registry import get_target
 
 VOCABULARY, EOS, PAD = 48, 2, 3
 # For the cpu target; the others, for the portable one, are those of `checkpoints` that have another pad token than 0.
@@ -133,10 +132,10 @@ def test_each_setting_gives_the_tokens_of_transformers(pair, name, options):
 
 def test_a_search_without_such_settings_has_no_logits_processors():
     """A device can choose its tokens then, and in beam search log p is computed of the best only."""
-    prompt, padding = np.ones((2, 1), np.int64), np.zeros(2, np.int64)
-    for options in (Options(eos_token_ids=(EOS,)), Options(min_new_tokens=3), Options(eos_token_ids=(EOS,), num_beams=4)):
-        assert not Processors(options, prompt, padding)
-    assert Processors(Options(eos_token_ids=(EOS,), min_new_tokens=3), prompt, padding)
+    prompt = Prompt(np.ones((2, 1), np.int64), padding=np.zeros(2, np.int64))
+    for options in (Options(eos_token_id=(EOS,)), Options(min_new_tokens=3), Options(eos_token_id=(EOS,), num_beams=4)):
+        assert not Processors(options, prompt)
+    assert Processors(Options(eos_token_id=(EOS,), min_new_tokens=3), prompt)
 
 
 @pytest.mark.parametrize("name", CPU_MODELS)
@@ -278,8 +277,8 @@ def test_room_for_tokens_grows_and_nothing_changes(pair, name, room, monkeypatch
     calls = [dict(num_beams=beams, no_repeat_ngram_size=2, suppress_tokens=[EOS]) for beams in (1, 3)]
     calls += [dict(num_beams=4, num_return_sequences=3, eos_token_id=[EOS, 9, 17]), dict(repetition_penalty=1.4)]
     expected = [pair.runtime.generate(ids, mask, max_new_tokens=20, **options).tolist() for options in calls]
-    for module in (search, runtime_module):
-        monkeypatch.setattr(module, "ROOM", room)
+    for module in (search, decoder_module, cpu_decoder):
+        monkeypatch.setattr(module, "INITIAL_ROOM", room)
     for options, tokens in zip(calls, expected, strict=True):
         assert pair.runtime.generate(ids, mask, max_new_tokens=20, **options).tolist() == tokens
     drawn = dict(do_sample=True, seed=1, num_return_sequences=2, max_new_tokens=20)
@@ -289,7 +288,7 @@ def test_room_for_tokens_grows_and_nothing_changes(pair, name, room, monkeypatch
 
 def test_what_positions_or_a_fixed_cache_cannot_hold_is_refused_with_the_limit(pairs, on_each_target):
     ids, mask = prompts("causal-learned")
-    with pytest.raises(ValueError, match="1000000006 tokens, .* beyond the 40 learned positions"):
+    with pytest.raises(ValueError, match="1000000006 tokens, .* more than the 40 learned positions"):
         pairs("causal-learned").runtime.generate(ids, mask, max_new_tokens=10**9)
     on_cuda = on_each_target("seq2seq")[2]
     for options, rows in ((dict(), 1), (dict(num_beams=3), 3)):
@@ -308,7 +307,7 @@ def test_a_token_takes_a_key_and_a_value_of_each_head_of_each_layer_of_the_decod
     model_class = getattr(vanilla_transformer, architecture)
     config = model_class.config_class(**{**SIZES, **layers, "head_dim": 8, "value_head_dim": 8}).to_dict()
     for target, activations, size in (("portable", "fp32", 4), ("cpu", "fp32", 4), ("cuda", "fp32", 4), ("cuda", "bf16", 2)):
-        spec = graph_specs(config, architecture, target, activations, activations)["decoder"]
+        spec = get_target(target).graph_specs(config, architecture, activations, activations)["decoder"]
         assert position_bytes(spec) == 2 * 4 * (8 + 8) * size
 
 
@@ -319,7 +318,7 @@ def test_a_cache_that_cannot_be_made_is_refused_by_its_size(on_each_target, monk
     def fails(sizes):
         raise MemoryError("no more")
 
-    monkeypatch.setattr(on_cuda.pool, "make", fails)
+    monkeypatch.setattr(on_cuda.decoders.pool, "make", fails)
     with pytest.raises(UsageError, match="caches of 192 slots, which hold max_new_tokens, cannot be made: no more"):
         on_cuda.generate(*prompts("seq2seq"), max_new_tokens=150)
 
@@ -535,18 +534,48 @@ def test_a_stream_gives_the_tokens_of_generate_as_they_come(pair, name, options)
     assert np.stack(steps, axis=1).tolist() == whole[:, -len(steps) :].tolist()
 
 
-def test_a_token_is_given_before_the_next_is_computed():
-    steps = []
+class Counting:
+    """A decoder of two rows that says which tokens it was fed; after each token comes the next one. Its own factory."""
 
-    def step(tokens, taken_from):
-        steps.append(tokens)
-        return np.eye(4, dtype=np.float32)[(tokens + 1) % 4]
+    all_logits = False
+    max_step_tokens = 1
 
-    tokens = one_by_one(step, np.eye(4, dtype=np.float32)[:2], Options(max_new_tokens=3, eos_token_ids=(2,), pad_token_id=3))
-    assert [next(tokens).tolist(), len(steps)] == [[0, 1], 0]
-    assert [next(tokens).tolist(), len(steps)] == [[1, 2], 1]
-    assert [next(tokens).tolist(), len(steps)] == [[2, 3], 2]
-    assert list(tokens) == [] and len(steps) == 2
+    def __init__(self):
+        self.steps = []
+        self.is_closed = False
+
+    def start(self, request):
+        return self
+
+    def generate(self, request):
+        return None
+
+    def prefill(self, input_ids, attention_mask):
+        return np.eye(VOCABULARY, dtype=np.float32)[:2, None]
+
+    def step(self, tokens, beam_idx=None):
+        self.steps.append(tokens)
+        return np.eye(VOCABULARY, dtype=np.float32)[tokens + 1]
+
+    def close(self):
+        self.is_closed = True
+
+
+def test_a_token_is_given_before_the_next_is_computed_and_an_abandoned_stream_closes_its_decoder(pairs, monkeypatch):
+    runtime, decoder = pairs("causal-cpu").runtime, Counting()
+    monkeypatch.setattr(runtime, "decoders", decoder)
+    prompt = np.full((2, 3), 7)
+    tokens = runtime.stream(prompt, max_new_tokens=3, eos_token_id=2, pad_token_id=3)
+    assert [next(tokens).tolist(), len(decoder.steps)] == [[0, 1], 0]
+    assert [next(tokens).tolist(), len(decoder.steps)] == [[1, 2], 1]
+    assert [next(tokens).tolist(), len(decoder.steps)] == [[2, 3], 2]
+    assert list(tokens) == [] and len(decoder.steps) == 2 and decoder.is_closed
+    decoder.is_closed = False
+    abandoned = runtime.stream(prompt, max_new_tokens=3)
+    next(abandoned)
+    assert not decoder.is_closed
+    abandoned.close()
+    assert decoder.is_closed
 
 
 def test_what_cannot_stream_is_refused_before_the_first_token(pairs):

@@ -14,9 +14,8 @@ from scipy.stats import binomtest
 from transformers import AutoTokenizer
 
 import vanilla_transformer
-from vanilla_transformer_export.build import export
-from vanilla_transformer_export.evaluate import evaluate
-from vanilla_transformer_export.text import TextRuntime
+from vanilla_transformer_export import TextRuntime, export
+from vanilla_transformer_export.evaluation import evaluate
 
 FOLDER = Path(__file__).parents[1] / "model_cards"
 CARDS = sorted(path for path in FOLDER.iterdir() if path.is_dir())

@@ -18,8 +18,7 @@ from vanilla_transformer import (
     VanillaSeq2SeqModel,
 )
 from vanilla_transformer.conversion import convert, from_torch
-from vanilla_transformer_export.build import export
-from vanilla_transformer_export.runtime import Runtime
+from vanilla_transformer_export import Runtime, export
 
 MODELS = [
     ("opt", "OPTModel"),

@@ -10,10 +10,9 @@ from onnx import TensorProto
 from targets import build, prompts
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from vanilla_transformer_export.build import export
+from vanilla_transformer_export import Runtime, export
 from vanilla_transformer_export.cli import main
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.runtime import Runtime
 
 FILES = ["onnx/decoder_model_merged.onnx", "onnx/encoder_model.onnx"]
 INT8_FILES = [file.replace(".onnx", "_int8.onnx") for file in FILES]
@@ -33,7 +32,9 @@ def checkpoint(tmp_path_factory):
 def both(checkpoint):
     """What `export --dtype int8,fp32` writes, with its weights in files of their own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vanilla_transformer_export.build.PROTOBUF_LIMIT", 10_000)  # in place of 2 GB, which take minutes
+        patch.setattr(
+            "vanilla_transformer_export.targets.saving.PROTOBUF_LIMIT", 10_000
+        )  # in place of 2 GB, which take minutes
         main(["export", str(checkpoint), str(checkpoint.with_name("both")), "--dtype", "int8,fp32"])
     return checkpoint.with_name("both")
 

@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vanilla_transformer_export import Runtime
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.runtime import Runtime, check_together, padded
-from vanilla_transformer_export.search import EXPECTED
+from vanilla_transformer_export.runtime.inputs import check_contiguous, move_padding
+from vanilla_transformer_export.runtime.options import FIELDS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Unfeasible length")
 few = settings(max_examples=settings.default.max_examples // 5)  # where torch generates too
@@ -51,17 +52,17 @@ def test_holes_are_found_where_they_are(batch):
     _, mask = batch
     if has_hole(mask):
         with pytest.raises(ValueError, match="has ones again at place") as caught:
-            check_together(mask, "mask")
+            check_contiguous(mask, "mask")
         row, place = (int(word.strip(",")) for word in str(caught.value).split() if word.strip(",").isdigit())
         assert mask[row, place] == 1 and mask[row, place - 1] == 0 and mask[row, : place - 1].any()
     else:
-        check_together(mask, "mask")
+        check_contiguous(mask, "mask")
 
 
 @given(batches(), st.sampled_from(["left", "right"]))
 def test_padding_moves_and_rows_stay_as_they_are(batch, side):
     ids, mask = batch
-    moved_ids, moved_mask = padded(ids, mask, side, 0)
+    moved_ids, moved_mask = move_padding(ids, mask, side, 0)
     for row in range(len(ids)):
         first, last = np.flatnonzero(mask[row])[[0, -1]]
         inside = np.where(mask[row], ids[row], 0)[first : last + 1].tolist()
@@ -89,7 +90,7 @@ def test_an_encoder_gives_the_numbers_of_torch_for_any_mask(opened, target, batc
 def test_any_mask_of_a_source_gives_the_tokens_of_transformers(opened, target, batch, num_beams):
     """But for padding on the left, which moves to the right before anything is counted."""
     model, runtime = opened("seq2seq", target)
-    ids, mask = padded(*batch, "right", 5)
+    ids, mask = move_padding(*batch, "right", 5)
     options = dict(max_new_tokens=6, num_beams=num_beams, pad_token_id=3)
     with torch.no_grad():
         expected = model.generate(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), **options).numpy()
@@ -107,7 +108,7 @@ def test_any_mask_of_a_prompt_gives_the_tokens_of_transformers_or_is_refused(ope
         with pytest.raises(ValueError, match="has ones again at place"):
             runtime.generate(ids, mask, **options)
         return
-    ids, mask = padded(ids, mask, "left", 3)
+    ids, mask = move_padding(ids, mask, "left", 3)
     with torch.no_grad():
         expected = model.generate(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), **options).numpy()
     assert runtime.generate(*batch, **options).tolist() == expected.tolist()
@@ -160,7 +161,7 @@ values |= st.text(max_size=3) | st.binary(max_size=2)
 values = st.recursive(
     values, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=2)
 )
-names = st.sampled_from([*EXPECTED, "num_beam", "typical_p", ""])
+names = st.sampled_from([*FIELDS, "num_beam", "typical_p", ""])
 
 
 @pytest.mark.parametrize("kind, target", GENERATORS)

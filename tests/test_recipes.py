@@ -20,7 +20,7 @@ from vanilla_transformer.training.tasks import TASKS
 from vanilla_transformer.training.trainer import training_arguments
 from vanilla_transformer.training.values import key_types
 from vanilla_transformer_export import cli
-from vanilla_transformer_export.search import EXPECTED
+from vanilla_transformer_export.runtime.options import FIELDS
 
 RECIPES = pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.toml")))
 SMALL = dict(hidden_size=16, intermediate_size=16, num_attention_heads=2, encoder_layers=1, decoder_layers=1)
@@ -197,9 +197,9 @@ def test_generation_takes_nothing_that_an_export_of_the_result_refuses():
     hints = key_types(TASKS["translation"])["generation"]
     values = [-1, 0, 0.5, 1, 1.5, 2, True, "x", "never", [], [1], [[1]], [["x"]], [-0.5], float("nan")]
     refused = 0
-    for name in hints.keys() & EXPECTED.keys():
+    for name in hints.keys() & FIELDS.keys():
         for value in values:
-            if not EXPECTED[name][1](value):
+            if not FIELDS[name][1](value):
                 refused += 1
                 with pytest.raises(UsageError, match=f"generation.{name} is |generation: "):
                     Recipe("translation", generation={name: value})

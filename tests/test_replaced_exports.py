@@ -12,9 +12,8 @@ import pytest
 from checkpoints import copy_of, list_file, seal
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from vanilla_transformer_export import artifact, external_data
-from vanilla_transformer_export.runtime import Runtime
-from vanilla_transformer_export.text import TextRuntime
+from vanilla_transformer_export import Runtime, TextRuntime
+from vanilla_transformer_export.runtime import artifact, external_data
 
 TEXT = "w5 w9 w20 w7"
 

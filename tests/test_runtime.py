@@ -10,9 +10,10 @@ import pytest
 import torch
 from checkpoints import EOS, PAD, START, VOCABULARY, copy_of, edit_json, seal
 
-from vanilla_transformer_export import doctor
-from vanilla_transformer_export.runtime import Runtime, padded
-from vanilla_transformer_export.search import Options, beam_search, one_by_one
+from vanilla_transformer_export import Options, Runtime
+from vanilla_transformer_export.runtime import devices
+from vanilla_transformer_export.runtime.inputs import move_padding
+from vanilla_transformer_export.runtime.search import BeamSearch, TokenSearch
 
 GENERATORS = ("seq2seq", "seq2seq-untied", "causal", "causal-learned")
 LENGTHS = (7, 1, 4, 9, 2, 9)
@@ -140,7 +141,7 @@ def test_padding_moves_to_either_side_and_the_row_stays_as_it_is():
     """A hole in a row is part of it; a row of padding stays where it is."""
     ids = np.array([[5, 9, 6, 9], [9, 9, 9, 7], [9, 5, 9, 6], [9, 9, 9, 9]])
     mask = np.array([[1, 0, 1, 0], [0, 0, 0, 1], [0, 1, 0, 1], [0, 0, 0, 0]])
-    found = [[array.tolist() for array in padded(ids, mask, side, 3)] for side in ("left", "right")]
+    found = [[array.tolist() for array in move_padding(ids, mask, side, 3)] for side in ("left", "right")]
     assert found[0][0] == [[3, 5, 3, 6], [3, 3, 3, 7], [3, 5, 3, 6], [3] * 4]
     assert found[0][1] == [[0, 1, 0, 1], [0, 0, 0, 1], [0, 1, 0, 1], [0] * 4]
     assert found[1][0] == [[5, 3, 6, 3], [7, 3, 3, 3], [5, 3, 6, 3], [3] * 4]
@@ -467,10 +468,14 @@ def test_a_fresh_process_generates_without_torch_and_transformers(exported):
     code = """
 import sys
 import numpy as np
-from vanilla_transformer_export import artifact, cli, runtime, search, text
-loaded = runtime.Runtime(sys.argv[1])
+import vanilla_transformer_export as package
+from vanilla_transformer_export import cli
+from vanilla_transformer_export.runtime import artifact, lines, search, text
+from vanilla_transformer_export.targets import registry
+loaded = package.Runtime(sys.argv[1])
 print(loaded.generate(np.array([[5, 6, 7]]), num_beams=2, max_new_tokens=3).shape[0])
-print(sorted({"torch", "transformers", "onnx", "safetensors"} & sys.modules.keys()))
+heavy = {"torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors"}
+print(sorted(heavy & sys.modules.keys()))
 """
     done = subprocess.run(
         [sys.executable, "-c", code, str(exported("seq2seq").directory)], capture_output=True, text=True, timeout=120
@@ -482,7 +487,7 @@ print(sorted({"torch", "transformers", "onnx", "safetensors"} & sys.modules.keys
 
 
 class Language:
-    """p(token | prefix) for every prefix over a small vocabulary, as a look-up table per input: the `Step` of a search."""
+    """p(token | prefix) for every prefix over a small vocabulary, as a look-up table per input."""
 
     def __init__(self, inputs, vocabulary, length, seed):
         rng = np.random.default_rng(seed)
@@ -502,10 +507,19 @@ class Language:
         self.rows = [(table, ()) for table in self.tables for _ in range(rows_per_input)]
         return np.stack([table[()] for table in self.tables])
 
-    def step(self, tokens, taken_from):
-        rows = self.rows if taken_from is None else [self.rows[index] for index in taken_from]
+    def step(self, tokens, beam_idx):
+        rows = self.rows if beam_idx is None else [self.rows[index] for index in beam_idx]
         self.rows = [(table, (*prefix, int(token))) for (table, prefix), token in zip(rows, tokens, strict=True)]
         return np.stack([table[prefix] for table, prefix in self.rows])
+
+    def drive(self, search, rows_per_input=1):
+        """What `search` finds, fed the logits of this language."""
+        logits = self.start(rows_per_input)
+        while True:
+            following = search.advance(logits)
+            if search.finished:
+                return search.result()[0]
+            logits = self.step(*following)
 
     def best(self, table, options):
         """The sequence with the largest sum(log p) / length^penalty of all, by trying each."""
@@ -525,11 +539,11 @@ class Language:
 @pytest.mark.parametrize("vocabulary, length, eos", [(4, 3, (2,)), (4, 4, (2,)), (3, 4, (0,)), (4, 3, (1, 2)), (3, 3, ())])
 def test_an_exhaustive_beam_search_finds_the_best_of_all_sequences(vocabulary, length, eos, length_penalty):
     options = Options(
-        max_new_tokens=length, num_beams=64, length_penalty=length_penalty, early_stopping="never", eos_token_ids=eos
+        max_new_tokens=length, num_beams=64, length_penalty=length_penalty, early_stopping="never", eos_token_id=eos
     )
     for seed in range(5):
         language = Language(3, vocabulary, length, seed)
-        found, _ = beam_search(language.step, language.start(options.num_beams), options)
+        found = language.drive(BeamSearch(3, options), options.num_beams)
         expected = [language.best(table, options) for table in language.tables]
         assert found.shape[1] == max(map(len, expected))
         padded = [(*sequence, *eos[:1] * (found.shape[1] - len(sequence))) for sequence in expected]
@@ -538,8 +552,8 @@ def test_an_exhaustive_beam_search_finds_the_best_of_all_sequences(vocabulary, l
 
 def test_greedy_search_takes_the_best_token_each_time_and_pads_behind_the_end():
     language = Language(8, 4, 5, seed=1)
-    options = Options(max_new_tokens=5, eos_token_ids=(2,), pad_token_id=3)
-    found = np.stack(list(one_by_one(language.step, language.start(1), options)), axis=1)
+    options = Options(max_new_tokens=5, eos_token_id=(2,), pad_token_id=3)
+    found = language.drive(TokenSearch(8, options))
     expected = []
     for table in language.tables:
         sequence = ()
@@ -552,18 +566,17 @@ def test_greedy_search_takes_the_best_token_each_time_and_pads_behind_the_end():
 
 def test_one_beam_and_greedy_search_agree():
     language = Language(6, 4, 4, seed=2)
-    options = Options(max_new_tokens=4, num_beams=1, eos_token_ids=())
-    beams, _ = beam_search(language.step, language.start(1), options)
-    tokens = one_by_one(language.step, language.start(1), options)
-    np.testing.assert_array_equal(beams, np.stack(list(tokens), axis=1))
+    options = Options(max_new_tokens=4, num_beams=1, eos_token_id=())
+    beams = language.drive(BeamSearch(6, options))
+    np.testing.assert_array_equal(beams, language.drive(TokenSearch(6, options)))
 
 
 def test_every_beam_may_end_at_the_first_token():
     language = Language(2, 3, 3, seed=0)
     for table in language.tables:
         table[()] = np.array([-30, 30, -30], np.float32)
-    options = Options(max_new_tokens=3, num_beams=2, early_stopping=True, eos_token_ids=(1,))
-    found, _ = beam_search(language.step, language.start(2), options)
+    options = Options(max_new_tokens=3, num_beams=2, early_stopping=True, eos_token_id=(1,))
+    found = language.drive(BeamSearch(2, options), 2)
     assert found[:, 0].tolist() == [1, 1]
 
 
@@ -574,7 +587,7 @@ def test_every_beam_may_end_at_the_first_token():
 def test_providers_are_asked_for_in_order_and_each_must_run(exported, monkeypatch, tmp_path, device, engine_cache):
     """The encoder on TensorRT, what that cannot run and the decoder on CUDA. onnxruntime is a spy here."""
     directory, asked = exported("seq2seq").directory, {}
-    running = [doctor.CUDA, "CPUExecutionProvider"]
+    running = [devices.CUDA, "CPUExecutionProvider"]
 
     class Session:
         def __init__(self, path, options, providers, enable_fallback):
@@ -584,19 +597,19 @@ def test_providers_are_asked_for_in_order_and_each_must_run(exported, monkeypatc
         def get_providers(self):
             return running
 
-    monkeypatch.setattr("vanilla_transformer_export.runtime.check_graph", lambda session, spec, path: None)
-    monkeypatch.setattr(doctor, "facts", lambda: {"cuda_problem": None, "tensorrt_problem": None})
+    monkeypatch.setattr("vanilla_transformer_export.runtime.session.check_graph", lambda session, spec, path: None)
+    monkeypatch.setattr(devices, "facts", lambda: {"cuda_problem": None, "tensorrt_problem": None})
     monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
     given = dict(device=device, engine_cache=engine_cache and tmp_path / engine_cache)
     before = []
     if device == "tensorrt":
         with pytest.raises(OSError, match="TensorrtExecutionProvider was asked for and onnxruntime fell back to"):
             Runtime(directory, **given)
-        before = [doctor.TENSORRT]
+        before = [devices.TENSORRT]
         running = [*before, *running]
     Runtime(directory, **given)
     names = {file: [name for name, _ in providers] for file, providers in asked.items()}
-    on_cuda = [doctor.CUDA, "CPUExecutionProvider"]
+    on_cuda = [devices.CUDA, "CPUExecutionProvider"]
     assert names == {"encoder_model.onnx": before + on_cuda, "decoder_model_merged.onnx": on_cuda}
     options = asked["decoder_model_merged.onnx"][0][1]
     assert options == {"enable_cuda_graph": "0", "use_tf32": "0", "enable_skip_layer_norm_strict_mode": "1"}
@@ -628,8 +641,8 @@ def test_tensorrt_is_refused_where_it_has_nothing_to_compile_or_is_not_there(exp
         Runtime(directory, engine_cache="engines")
     with pytest.raises(ValueError, match="onnx/engines, inside the export: expected a place outside, its files stay"):
         Runtime(directory, device="tensorrt", engine_cache=directory / "onnx/engines")
-    monkeypatch.setattr(doctor, "providers", lambda: [doctor.CUDA, "CPUExecutionProvider"])
-    monkeypatch.setattr(doctor, "gpu", lambda: "NVIDIA H200")
-    monkeypatch.setattr(doctor, "LIBRARIES", ())
+    monkeypatch.setattr(devices, "providers", lambda: [devices.CUDA, "CPUExecutionProvider"])
+    monkeypatch.setattr(devices, "gpu", lambda: "NVIDIA H200")
+    monkeypatch.setattr(devices, "LIBRARIES", ())
     with pytest.raises(OSError, match="this onnxruntime has no TensorRT, its providers are .*: use CUDA alone"):
         Runtime(directory, device="tensorrt")

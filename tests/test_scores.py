@@ -6,7 +6,7 @@ import torch
 from checkpoints import EOS, START
 from targets import generators, prompts
 
-from vanilla_transformer_export.runtime import Runtime
+from vanilla_transformer_export import Runtime
 
 targets = pytest.mark.parametrize("target", ["portable", "cpu", "cuda"])
 BEAMS = [

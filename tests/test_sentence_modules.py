@@ -16,10 +16,9 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 from vanilla_transformer.conversion import convert, plan_conversion
 from vanilla_transformer.training.averaging import average
 from vanilla_transformer.training.tokenizer import train_tokenizer
-from vanilla_transformer_export.build import export
+from vanilla_transformer_export import Runtime, export
 from vanilla_transformer_export.cli import main
-from vanilla_transformer_export.runtime import Runtime
-from vanilla_transformer_export.text import stacked
+from vanilla_transformer_export.runtime.inputs import pad_sequences
 
 TEXTS = ["the old man sees a red house", "two dogs", "a woman reads the book . a woman reads the book . two dogs"]
 PROMPTS = {"query": "the book : ", "document": ""}
@@ -165,7 +164,7 @@ def test_an_export_says_and_carries_what_follows_its_graph(base, pooling, tmp_pa
         assert (tmp_path / "onnx" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
         assert name in manifest["files"]
     encoded = [model.tokenizer(text, truncation=True, max_length=LONGEST)["input_ids"] for text in TEXTS]
-    found = by_manifest(tmp_path / "onnx", *stacked(encoded, 0))
+    found = by_manifest(tmp_path / "onnx", *pad_sequences(encoded, 0))
     np.testing.assert_allclose(found, model.encode(TEXTS), rtol=1e-4, atol=1e-5)
 
 

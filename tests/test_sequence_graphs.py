@@ -10,10 +10,11 @@ from checkpoints import copy_of, edit_json, perturbed, seal
 from filelock import FileLock
 
 import vanilla_transformer
-from vanilla_transformer_export import runtime as runtime_module
-from vanilla_transformer_export.build import EXPORTABLE, export
-from vanilla_transformer_export.runtime import Runtime, length_groups
-from vanilla_transformer_export.verify import verify
+from vanilla_transformer_export import Runtime, export, verify
+from vanilla_transformer_export.runtime import inputs as inputs_module
+from vanilla_transformer_export.runtime import runtime as runtime_module
+from vanilla_transformer_export.runtime.inputs import bucket_by_length
+from vanilla_transformer_export.targets.sequences import EXPORTABLE
 
 VOCABULARY, WIDTH = 48, 32
 SIZES = dict(vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=40, num_attention_heads=4)
@@ -190,7 +191,7 @@ def test_a_product_in_int8_is_that_of_the_rounded_factors():
     from onnx import helper, numpy_helper
     from onnxruntime import InferenceSession
 
-    from vanilla_transformer_export.optimize import quantize_integers
+    from vanilla_transformer_export.passes.quantization import quantize_integers
 
     rng = np.random.default_rng(0)
     x, weight = rng.standard_normal((3, 64)).astype(np.float32), rng.standard_normal((64, 40)).astype(np.float32)
@@ -290,10 +291,10 @@ def test_a_ragged_batch_gives_the_values_of_one_run(exported, monkeypatch, name,
         ids, mask = (array.reshape(-1, 2, array.shape[1])[:, [0, 1, 0]] for array in (ids, mask))
     if name == "pair":
         feeds["decoder_input_ids"], feeds["decoder_attention_mask"] = ragged(LENGTHS[::-1])
-    assert len(length_groups(mask, 512)) > 2
+    assert len(bucket_by_length(mask, 512)) > 2
     found = runtime.outputs(ids, mask, **feeds)
-    for limit in ("MIN_TOKENS", "MAX_TOKENS"):
-        monkeypatch.setattr(runtime_module, limit, 10**9)
+    monkeypatch.setattr(inputs_module, "MIN_TOKENS", 10**9)
+    monkeypatch.setattr(runtime_module, "MAX_TOKENS", 10**9)
     expected = runtime.outputs(ids, mask, **feeds)
     assert list(found) == list(expected)
     for tensor in runtime.specs["encoder"].outputs:
@@ -337,16 +338,16 @@ def test_an_encoder_runs_short_rows_apart_from_long_ones(exported, monkeypatch, 
 )
 def test_rows_of_similar_length_run_together(lengths, groups):
     mask = (np.arange(200) < np.array(lengths)[:, None]).astype(np.int64)
-    found = length_groups(mask, 512)
+    found = bucket_by_length(mask, 512)
     assert [sorted(rows.tolist()) for rows, _ in found] == groups
     assert [longest for _, longest in found] == [max(1, *(lengths[row] for row in rows)) for rows in groups]
 
 
 def test_padding_is_a_small_part_of_what_runs_and_rows_padded_on_the_left_stay_together(monkeypatch):
-    monkeypatch.setattr(runtime_module, "MIN_TOKENS", 1)
+    monkeypatch.setattr(inputs_module, "MIN_TOKENS", 1)
     mask = ragged([length for length in LENGTHS * 8 if length])[1]
-    groups = length_groups(mask, 10**9)
+    groups = bucket_by_length(mask, 10**9)
     cost = sum(len(rows) * longest for rows, longest in groups)
-    assert mask.sum() <= cost <= mask.sum() / (1 - runtime_module.MAX_PADDING) < 0.6 * mask.size
+    assert mask.sum() <= cost <= mask.sum() / (1 - inputs_module.MAX_PADDING) < 0.6 * mask.size
     assert sorted(row for rows, _ in groups for row in rows.tolist()) == list(range(len(mask)))
-    assert len(length_groups(mask[:, ::-1], 10**9)) == 1
+    assert len(bucket_by_length(mask[:, ::-1], 10**9)) == 1

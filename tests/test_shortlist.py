@@ -9,11 +9,8 @@ from checkpoints import perturbed
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import vanilla_transformer
-from vanilla_transformer_export import cli
-from vanilla_transformer_export.build import export
-from vanilla_transformer_export.runtime import Runtime
-from vanilla_transformer_export.shortlist import tokens_of
-from vanilla_transformer_export.verify import verify
+from vanilla_transformer_export import Runtime, cli, export, verify
+from vanilla_transformer_export.shortlist import shortlist_from_text
 
 SIZES = dict(vocab_size=48, hidden_size=32, intermediate_size=40, num_attention_heads=4)
 MODELS = {
@@ -81,12 +78,12 @@ def test_the_tokens_of_a_text_are_those_of_its_lines_as_they_end_elsewhere_too(t
     tokenizer.add_special_tokens(["<s>"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "words.txt").write_bytes("\ufeffw2 \u2028\r\n\r\nw4 \x85 w2\r\n".encode())
-    assert tokens_of(tmp_path / "words.txt", tmp_path) == [1, 2, 4, 5, 6]
+    assert shortlist_from_text(tmp_path / "words.txt", tmp_path) == [1, 2, 4, 5, 6]
     (tmp_path / "words.txt").write_bytes(b"w2\nw\xff\n")
     with pytest.raises(ValueError, match="words.txt: line 2 is not UTF-8 text: it has the byte 0xff"):
-        tokens_of(tmp_path / "words.txt", tmp_path)
+        shortlist_from_text(tmp_path / "words.txt", tmp_path)
     with pytest.raises(FileNotFoundError, match="nowhere.txt"):
-        tokens_of(tmp_path / "nowhere.txt", tmp_path)
+        shortlist_from_text(tmp_path / "nowhere.txt", tmp_path)
 
 
 @pytest.mark.slow

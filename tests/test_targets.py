@@ -6,10 +6,10 @@ import torch
 from checkpoints import EOS, PAD, perturbed
 from targets import MODELS, SIZES, generators, prompts
 
-from vanilla_transformer_export import cpu, cuda
-from vanilla_transformer_export.graphs import EXAMPLE_SIZES, example_inputs, graph_specs
-from vanilla_transformer_export.runtime import Runtime, bucket_of
-from vanilla_transformer_export.verify import verify
+from vanilla_transformer_export import Runtime, verify
+from vanilla_transformer_export.targets.cuda.decoder import bucket_of
+from vanilla_transformer_export.targets.registry import get_target
+from vanilla_transformer_export.targets.spec import EXAMPLE_SIZES, example_inputs
 
 targets = pytest.mark.parametrize("target", ["cpu", "cuda"])
 PENALIZED = {"num_beams": 3, "no_repeat_ngram_size": 2}  # tokens are chosen on the host then
@@ -47,11 +47,11 @@ def test_beam_search_may_look_at_more_candidates_than_there_are_tokens(exported_
 def test_a_decoder_of_one_layer_returns_what_its_graph_says(target):
     """Nothing in it may ask for a second layer."""
     model = perturbed("VanillaSeq2SeqForConditionalGeneration", {**SIZES, "encoder_layers": 1, "decoder_layers": 1})
-    spec = graph_specs(model.config.to_dict(), type(model).__name__, target)["decoder"]
+    spec = get_target(target).graph_specs(model.config.to_dict(), type(model).__name__, "fp32", "fp32")["decoder"]
     inputs = map(torch.from_numpy, example_inputs(spec, SIZES["vocab_size"]).values())
     with torch.no_grad():
-        found = {"cpu": cpu, "cuda": cuda}[target].graph_module(model, "decoder")(*inputs)
-    sizes = [[EXAMPLE_SIZES.get(size, size) for size in tensor.shape] for tensor in spec.outputs]
+        found = get_target(target).trace_module(model, "decoder")(*inputs)
+    sizes = [[{**EXAMPLE_SIZES, **spec.example_sizes}.get(size, size) for size in tensor.shape] for tensor in spec.outputs]
     assert [list(states.shape) for states in found] == sizes
 
 
@@ -63,7 +63,7 @@ def test_a_batch_may_have_fewer_rows_than_the_caches(exported_for, name, options
     ids, mask = (np.concatenate(parts) for parts in zip(*(prompts(name, seed) for seed in range(3)), strict=True))
     for rows, sizes in ((3, [4]), (5, [4, 8]), (7, [4, 8])):
         check_tokens(runtime, model, ids[:rows], mask[:rows], {"max_new_tokens": 8, **options})
-        assert sorted(buffers.sizes["batch_size"] for buffers in runtime.pool.free) == sizes
+        assert sorted(buffers.sizes["batch_size"] for buffers in runtime.decoders.pool.free) == sizes
 
 
 def test_caches_have_room_for_few_different_numbers_of_rows():

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 import vanilla_transformer
 from vanilla_transformer import VanillaEncoderConfig
 from vanilla_transformer.training.tokenizer import train_tokenizer
-from vanilla_transformer_export.build import export
+from vanilla_transformer_export import export
 
 TEXTS = ["the film wins", "who sees the old man and the big dog, but a red bird?", "a naïve café"]
 LABELS = {"id2label": {0: "bad", 1: "good"}, "label2id": {"bad": 0, "good": 1}}

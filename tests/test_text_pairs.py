@@ -14,8 +14,7 @@ from vanilla_transformer import (
 )
 from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import Recipe
-from vanilla_transformer_export.build import export
-from vanilla_transformer_export.runtime import Runtime
+from vanilla_transformer_export import Runtime, export
 
 FIRST, SECOND = "the film good", "the plot"
 SHAPE = dict(hidden_size=16, intermediate_size=16, num_attention_heads=2, num_hidden_layers=1)

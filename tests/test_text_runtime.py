@@ -7,8 +7,8 @@ import pytest
 from checkpoints import copy_of, list_file, seal
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
+from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.text import TextRuntime
 
 
 def tokenizer(pattern=None):

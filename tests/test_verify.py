@@ -9,8 +9,8 @@ import torch
 from checkpoints import CHECKPOINTS, VOCABULARY, build, copy_of, edit_graph, seal
 from onnx import helper, numpy_helper
 
-from vanilla_transformer_export import verify as verify_module
-from vanilla_transformer_export.verify import TOLERANCE, Report, sample, verify
+from vanilla_transformer_export import parity, verify
+from vanilla_transformer_export.parity import TOLERANCE, Report, sample
 
 
 @pytest.mark.parametrize("name", ["encoder", "causal", "seq2seq"])
@@ -41,7 +41,7 @@ def test_a_case_has_1_to_5_rows_of_1_to_33_tokens():
 def test_a_seq2seq_decoder_begins_with_1_to_4_tokens(exported, monkeypatch):
     """With one, as in generation, and with several."""
     begun = set()
-    monkeypatch.setattr(verify_module, "compare_steps", lambda runtime, tokens, mask, *rest: begun.add(mask.shape[1]))
+    monkeypatch.setattr(parity, "compare_steps", lambda runtime, tokens, mask, *rest: begun.add(mask.shape[1]))
     verify(exported("seq2seq").directory, exported("seq2seq").model, cases=40)
     assert begun == {1, 2, 3, 4}
 
@@ -148,7 +148,7 @@ def test_values_that_are_not_finite_are_found(exported, tmp_path):
 @pytest.fixture
 def judged_as(monkeypatch):
     """Exports in float32 are judged as those in half precision are, with torch in `precision` beside them."""
-    return lambda precision: monkeypatch.setattr(verify_module, "HALF", {"fp32": precision})
+    return lambda precision: monkeypatch.setattr(parity, "HALF", {"fp32": precision})
 
 
 kinds = pytest.mark.parametrize("name", ["encoder", "causal", "seq2seq"])

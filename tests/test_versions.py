@@ -16,8 +16,9 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from packaging.requirements import Requirement
 
-from vanilla_transformer_export import cli, doctor
-from vanilla_transformer_export.optimize import fix_reshapes
+from vanilla_transformer_export import cli
+from vanilla_transformer_export.passes.fusion import fix_reshapes
+from vanilla_transformer_export.runtime import devices
 
 ROOT = Path(__file__).parents[1]
 
@@ -81,20 +82,20 @@ def test_an_older_onnxruntime_is_refused_by_name_before_a_graph_is_looked_for():
 @pytest.mark.parametrize("found", ["1.30.0", "1.31.1", "1.32.0.dev20261101001", "2.0.0"])
 def test_newer_ones_are_not(found, monkeypatch):
     monkeypatch.setattr(onnxruntime, "__version__", found)
-    doctor.require_onnxruntime()
+    devices.require_onnxruntime()
 
 
 def test_doctor_says_that_onnxruntime_is_too_old(monkeypatch, capsys):
     monkeypatch.setattr(onnxruntime, "__version__", "1.9.0")
-    monkeypatch.setattr(doctor, "gpu", lambda: None)
-    monkeypatch.setattr(doctor, "installed", lambda: {"onnxruntime-gpu": "1.9.0"})
+    monkeypatch.setattr(devices, "gpu", lambda: None)
+    monkeypatch.setattr(devices, "installed", lambda: {"onnxruntime-gpu": "1.9.0"})
     said = "onnxruntime-gpu 1.9.0 is too old for these graphs, expected 1.30 or newer: pip install 'onnxruntime-gpu>=1.30'"
     cli.main(["doctor"])
     printed = capsys.readouterr().out
     assert f"no target runs: {said}\n" in printed and f"target cuda does not run: {said}\n" in printed
     assert "run on the CPU" not in printed
     with pytest.raises(ImportError, match="^onnxruntime-gpu 1.9.0 is too old"):
-        doctor.require_onnxruntime()
+        devices.require_onnxruntime()
 
 
 def test_every_package_states_its_lowest_version_and_is_pinned_above_it():
@@ -105,7 +106,7 @@ def test_every_package_states_its_lowest_version_and_is_pinned_above_it():
     for name, versions in allowed.items():
         assert [bound.operator for bound in versions].count(">=") == 1, name
         assert name == "onnxruntime-gpu" or versions.contains(pins[name.lower()]), name  # which cannot be beside onnxruntime
-    assert str(allowed["onnxruntime"]) == f">={'.'.join(map(str, doctor.ONNXRUNTIME))}"
+    assert str(allowed["onnxruntime"]) == f">={'.'.join(map(str, devices.ONNXRUNTIME))}"
     printed = subprocess.run([sys.executable, ROOT / ".ci/floors.py"], capture_output=True, text=True, check=True).stdout
     floors = dict(line.split("==") for line in printed.splitlines())
     assert {name: f">={floor}" for name, floor in floors.items()} == {

@@ -22,7 +22,7 @@ TOLERANCE = 1e-4  # times max(1, |value|)
 def write(folder: Path) -> None:
     from targets import MODELS, build
 
-    from vanilla_transformer_export.build import export
+    from vanilla_transformer_export import export
 
     checkpoints = {"text": CARD} | {name: folder / "checkpoints" / name for name in MODELS}
     for name in MODELS:
@@ -38,8 +38,7 @@ def write(folder: Path) -> None:
 def results(directory: Path) -> dict[str, list]:
     """By `Runtime` and `TextRuntime`: new tokens with each of the `OPTIONS` and from a stream, and texts where there is a
     tokenizer; or what an encoder returns for real tokens."""
-    from vanilla_transformer_export.runtime import Runtime
-    from vanilla_transformer_export.text import TextRuntime
+    from vanilla_transformer_export import Runtime, TextRuntime
 
     runtime, (ids, mask) = Runtime(directory, device="cpu"), prompts()
     if "decoder" not in runtime.sessions:

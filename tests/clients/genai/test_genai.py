@@ -14,8 +14,7 @@ from transformers import AutoModelForCausalLM
 import vanilla_transformer as vanilla
 from vanilla_transformer.conversion import convert
 from vanilla_transformer.training.tokenizer import train_tokenizer
-from vanilla_transformer_export.build import export
-from vanilla_transformer_export.runtime import Runtime
+from vanilla_transformer_export import Runtime, export
 
 CARD = Path(__file__).parents[3] / "model_cards/vanilla-decoder-tiny-shakespeare"
 LINES = ["the film wins and the cast shines, but the plot bores.", "naïve cafés; Äpfel, 1234 oder 3.5", "don't we'll"] * 4

@@ -17,7 +17,7 @@ from transformers import BertConfig, BertForSequenceClassification, GPT2Tokenize
 import vanilla_transformer as vanilla
 from vanilla_transformer.conversion import convert
 from vanilla_transformer.training.tokenizer import train_tokenizer
-from vanilla_transformer_export.build import export
+from vanilla_transformer_export import export
 
 HERE, CARDS = Path(__file__).parent, Path(__file__).parents[3] / "model_cards"
 LINES = [

@@ -10,7 +10,7 @@ import transformers
 
 from vanilla_transformer import VanillaEncoderConfig, VanillaEncoderModel
 from vanilla_transformer.training.tokenizer import train_tokenizer
-from vanilla_transformer_export.build import export
+from vanilla_transformer_export import export
 
 TEXTS = ["the film wins", "who sees the old man and the big dog, but a red bird?", "a naïve café"]
 KINDS = {"bpe": (60, 0), "word": (20, 2)}  # entries of the vocabulary, token types

@@ -23,7 +23,7 @@ from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast
 import vanilla_transformer
 from vanilla_transformer.conversion import convert
 from vanilla_transformer.training.averaging import average
-from vanilla_transformer_export.build import export
+from vanilla_transformer_export import export
 
 cards, texts, pair, out = json.loads(sys.argv[1])
 out = Path(out)

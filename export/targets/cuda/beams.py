@@ -1,19 +1,19 @@
-"""One step of beam search as a graph, for devices: what `search.beam_search` does after each step, without the host."""
+"""One step of beam search as a graph, for devices: what `search.BeamSearch` does after each step, without the host."""
 
 import torch
 from torch import nn
 
-from . import search
-from .operators import gather, scatter
+from ...runtime.options import EXCLUDED_SCORE as EXCLUDED_SCORE_FLOAT32
+from ..operators import gather, scatter
 
-NEVER = search.NEVER.item()
+EXCLUDED_SCORE = EXCLUDED_SCORE_FLOAT32.item()
 
 
 class BeamSearchGraph(nn.Module):
-    """The logits behind each beam, and the state of the search, in; the beams' next tokens and the next state out.
+    """The logits after each beam, and the state of the search, in; the beams' next tokens and the next state out.
 
     A hypothesis is the slots of its history, `visible` (B, K, slots) before `first_slot` (B,), and a last token. `tokens`
-    (B, 1, slots, 1) has the token of each slot; those of the new ones go behind `first_slot`. `length` counts the new tokens.
+    (B, 1, slots, 1) has the token of each slot; those of the new ones go from `first_slot` on. `length` counts the new tokens.
     As in `cuda.SlotStepGraph`, what is returned may lie where it was read from.
     """
 
@@ -38,7 +38,8 @@ class BeamSearchGraph(nn.Module):
         can_improve,
         length,
     ):
-        beams, count = scores.shape[1], is_best.shape[0]
+        beams = scores.shape[1]
+        count = is_best.shape[0]
         log_p, best = logits.log_softmax(dim=-1).topk(count)
         candidates, chosen = (log_p + scores[..., None]).flatten(1).topk(count)
         last = best.flatten(1).gather(1, chosen)
@@ -46,7 +47,7 @@ class BeamSearchGraph(nn.Module):
         ends = (last[..., None] == eos_token_ids).any(dim=-1) | (length == max_length)
 
         # The best that go on.
-        next_scores, kept = torch.where(ends, candidates + NEVER, candidates).topk(beams)
+        next_scores, kept = torch.where(ends, candidates + EXCLUDED_SCORE, candidates).topk(beams)
         input_ids = last.gather(1, kept)
         slots = first_slot[:, None] + (input_ids >= 0).long().cumsum(dim=1) - 1
         next_visible = gather(histories, kept) | (slot_numbers == slots[..., None])
@@ -55,7 +56,7 @@ class BeamSearchGraph(nn.Module):
         # Those of the best that end here compete with the hypotheses that ended before.
         just_finished = ends & is_best & can_improve
         ended = candidates / length.float().pow(length_penalty)
-        ended = torch.where(just_finished, ended, ended + NEVER)
+        ended = torch.where(just_finished, ended, ended + EXCLUDED_SCORE)
         next_finished_scores, places = torch.cat([finished_scores, ended], dim=1).topk(beams)
         next_finished_visible = gather(torch.cat([finished_visible, histories], dim=1), places)
         next_finished_tokens = torch.cat([finished_tokens, last], dim=1).gather(1, places)
@@ -65,7 +66,7 @@ class BeamSearchGraph(nn.Module):
         longest = torch.where(never_stops_early & (length_penalty > 0), max_length, length)
         possible = next_scores[:, :1] / longest.float().pow(length_penalty)
         worst = next_finished_scores.min(dim=1, keepdim=True).values
-        worst = torch.where(next_finished_lengths > 0, worst, NEVER)
+        worst = torch.where(next_finished_lengths > 0, worst, EXCLUDED_SCORE)
         is_full = next_finished_lengths.min(dim=1, keepdim=True).values > 0
         next_can_improve = can_improve & (possible > worst).any(dim=1, keepdim=True) & ~(stops_early & is_full)
         next_length = length + (next_can_improve[:1, 0].long() >= 0).long()  # always 1, and after all that reads `length`

@@ -9,42 +9,40 @@ import torch
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
-from .operators import CrossStatesGraph, EncoderGraph, NewTokensOnly, OperatorGraph, flat, in_order, operator, pairs
-
-
-def misfits(config) -> dict[str, str]:
-    """Fields whose values these operators cannot hold, or not as they are used here, and what fits."""
-    is_decoder = config.model_type == "vanilla-decoder"  # which `GroupQueryAttention` is for
-    found = {}
-    if config.position_embedding_type == "relative":
-        found["position_embedding_type"] = "anything but 'relative'"
-    if config.sliding_window is not None and not is_decoder:
-        found["sliding_window"] = "None"
-    if config.model_type != "vanilla-encoder" and config.value_head_dim != config.head_dim:
-        found["value_head_dim"] = f"head_dim, {config.head_dim}"
-    if is_decoder and config.head_dim % 8:
-        found["head_dim"] = "a multiple of 8"
-    return found
+from ..operators import (
+    CrossStatesGraph,
+    NewTokensOnly,
+    OperatorGraph,
+    OperatorSequenceGraph,
+    by_layer,
+    flat,
+    kv_pairs,
+    operator,
+)
 
 
 class DecoderStepGraph(OperatorGraph):
-    """New tokens, their positions and the caches in; logits of each row's last real token and the same caches out."""
+    """New tokens, their positions and the caches in; the logits after each row's last token and the same caches out."""
 
     def self_attention(self, module, query, key, value, attributes):
-        past, states = self.past[module.layer_idx], [flat(query), flat(key), flat(value)]
+        past = self.past[module.layer_idx]
+        states = [flat(query), flat(key), flat(value)]
         attributes |= {"kv_num_heads": attributes["num_heads"], "local_window_size": module.sliding_window or -1}
-        inputs, shapes = [*states, *past, *self.lengths], [states[2].shape, *(buffer.shape for buffer in past)]
+        inputs = [*states, *past, *self.lengths]
+        shapes = [states[2].shape, *(buffer.shape for buffer in past)]
         output, *self.present[module.layer_idx] = operator("GroupQueryAttention", inputs, attributes, shapes)
         return output
 
     def forward(self, input_ids, position_ids, last_position, total_length, *caches):
-        self.lengths, self.past, self.present = (last_position, total_length), pairs(caches), {}
+        self.lengths = (last_position, total_length)
+        self.past = kv_pairs(caches)
+        self.present = {}
         decoder = self.model.get_decoder()
         outputs = decoder(input_ids, position_ids=position_ids, past_key_values=NewTokensOnly(), use_cache=True)
         # A prompt has each row's last token at `last_position`; a later step has one token only.
         last = torch.clamp(last_position.long(), max=input_ids.shape[1] - 1)
         rows = torch.arange(input_ids.shape[0], device=input_ids.device)
-        return next_logits(self.model, outputs.last_hidden_state[rows, last][:, None]), *in_order(self.present)
+        return next_logits(self.model, outputs.last_hidden_state[rows, last][:, None]), *by_layer(self.present)
 
 
 class Seq2SeqStepGraph(OperatorGraph):
@@ -54,7 +52,8 @@ class Seq2SeqStepGraph(OperatorGraph):
     keys_are_cached = True
 
     def self_attention(self, module, query, key, value, attributes):
-        past, states = self.past[module.layer_idx], [flat(query), flat(key), flat(value)]
+        past = self.past[module.layer_idx]
+        states = [flat(query), flat(key), flat(value)]
         inputs = [*states, None, None, *past, *self.beams]
         shapes = [states[2].shape, *(buffer.shape for buffer in past)]
         attributes |= {"past_present_share_buffer": 1}
@@ -62,9 +61,11 @@ class Seq2SeqStepGraph(OperatorGraph):
         return output
 
     def forward(self, input_ids, past_length, num_beams, cache_indirection, encoder_attention_mask, *caches):
-        self.beams, self.mask = (past_length, num_beams, cache_indirection), encoder_attention_mask.to(torch.int32)
-        own, cross = pairs(caches[: len(caches) // 2]), pairs(caches[len(caches) // 2 :])
-        self.past, self.present = own, {}
+        self.beams = (past_length, num_beams, cache_indirection)
+        self.mask = encoder_attention_mask.to(torch.int32)
+        self.past = kv_pairs(caches[: len(caches) // 2])
+        cross = kv_pairs(caches[len(caches) // 2 :])
+        self.present = {}
         cache = EncoderDecoderCache(NewTokensOnly(), DynamicCache(cross))
         cache.is_updated = dict.fromkeys(range(len(cross)), True)
         outputs = self.model.get_decoder()(
@@ -74,16 +75,16 @@ class Seq2SeqStepGraph(OperatorGraph):
             encoder_hidden_states=cross[0][0],  # only that there is a source is read from it
             use_cache=True,
         )
-        return next_logits(self.model, outputs.last_hidden_state), *in_order(self.present)
+        return next_logits(self.model, outputs.last_hidden_state), *by_layer(self.present)
 
 
-def next_logits(model, last_hidden_state):
+def next_logits(model: PreTrainedModel, last_hidden_state: torch.Tensor) -> torch.Tensor:
     """(rows, 1, D) -> (rows, V). With the axis of tokens, because the exporter makes a `Gemm` of a product of two matrices,
     which has no int8 twin."""
     return model.lm_head(last_hidden_state)[:, 0]
 
 
-def graph_module(model: PreTrainedModel, role: str) -> nn.Module:
+def trace_module(model: PreTrainedModel, role: str) -> nn.Module:
     if model.config.is_encoder_decoder:
         return Seq2SeqStepGraph(model) if role == "decoder" else CrossStatesGraph(model)
-    return DecoderStepGraph(model) if role == "decoder" else EncoderGraph(model)
+    return DecoderStepGraph(model) if role == "decoder" else OperatorSequenceGraph(model)

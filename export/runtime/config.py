@@ -3,24 +3,23 @@
 import reprlib
 from pathlib import Path
 
-from .errors import UsageError
-from .search import COUNT, COUNT_OR_0, EXPECTED, checked, is_whole
+from ..errors import UsageError
+from .options import COUNT, COUNT_OR_0, FIELDS, Kind, check, is_int64
 
 MAX_LAYERS = 10_000  # far more than any model has, and few enough to name all their tensors
-LAYERS = f"a whole number from 1 to {MAX_LAYERS}", lambda value: is_whole(value) and 1 <= value <= MAX_LAYERS
+LAYERS = Kind(f"a whole number from 1 to {MAX_LAYERS}", lambda value: is_int64(value) and 1 <= value <= MAX_LAYERS)
 LAYERS_OF = dict.fromkeys(("vanilla-encoder", "vanilla-decoder"), "num_hidden_layers") | {"vanilla-seq2seq": "decoder_layers"}
 SIZES = ("vocab_size", "hidden_size", "num_attention_heads", "head_dim", "value_head_dim", "max_position_embeddings")
-# In words and as a test, as in `search.EXPECTED`.
 REQUIRED = {
     **dict.fromkeys(SIZES, COUNT),
-    "id2label": ("an object", lambda value: isinstance(value, dict)),
-    "position_embedding_type": ("a string", lambda value: isinstance(value, str)),
+    "id2label": Kind("an object", lambda value: isinstance(value, dict)),
+    "position_embedding_type": Kind("a string", lambda value: isinstance(value, str)),
 }
 # The model has none where one is missing or null.
 OPTIONAL = {
     "type_vocab_size": COUNT_OR_0,
     "sliding_window": COUNT,
-    "position_ids_from": ("'place', 'mask' or 'ids'", lambda value: value in ("place", "mask", "ids")),
+    "position_ids_from": Kind("'place', 'mask' or 'ids'", lambda value: value in ("place", "mask", "ids")),
 }
 SPECIAL_TOKENS = ("eos_token_id", "pad_token_id", "decoder_start_token_id")
 
@@ -34,7 +33,7 @@ def check_config(config: dict, path: Path) -> None:
     if config["model_type"] not in LAYERS_OF:
         raise ValueError(f"{path.parent} has a model of type {config['model_type']!r}, expected one of {list(LAYERS_OF)}")
     required = {**REQUIRED, LAYERS_OF[config["model_type"]]: LAYERS}
-    optional = {**OPTIONAL, **{name: EXPECTED[name] for name in SPECIAL_TOKENS}}
+    optional = {**OPTIONAL, **{name: FIELDS[name].metadata["kind"] for name in SPECIAL_TOKENS}}
     for name, (expected, holds) in {**required, **optional}.items():
         value = config.get(name)
         if not holds(value) and not (value is None and name in optional):
@@ -44,6 +43,6 @@ def check_config(config: dict, path: Path) -> None:
 def generation_defaults(config: dict, path: Path) -> dict:
     """The options of `Runtime.generate` that `config`, that of `path`, sets; ValueError for a value that one cannot have."""
     try:
-        return checked({name: value for name, value in config.items() if name in EXPECTED})
+        return check({name: value for name, value in config.items() if name in FIELDS})
     except UsageError as error:
         raise ValueError(f"{path}: {error}") from None

@@ -90,7 +90,7 @@ def cuda_problem(found: dict) -> str | None:
     if CUDA not in found["providers"]:
         return f"this onnxruntime has no CUDA, its providers are {found['providers']}: {ONLY_GPU}"
     if found["gpu"] is None:
-        return "there is no NVIDIA GPU or no driver, `nvidia-smi -L` must list one; for the CPU: --target cpu"
+        return "there is no NVIDIA GPU or no driver, `nvidia-smi -L` must list one"
     if missing:
         return f"libraries of CUDA or cuDNN are missing, {', '.join(missing)}: {WITH_LIBRARIES}"
     return None
@@ -154,22 +154,3 @@ def gpu() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return found.stdout.strip().replace("\n", "; ") or None if found.returncode == 0 else None
-
-
-def report(found: dict) -> str:
-    """`facts` in lines, and what each target runs on."""
-    lines = [f"python       {found['python']}"]
-    lines += [f"{name:<12} {number}" for name, number in found["packages"].items()]
-    lines += [f"providers    {', '.join(found['providers']) or 'none: onnxruntime is not installed'}"]
-    lines += [f"libraries    {', '.join(found['libraries']) or 'none of ' + ', '.join(LIBRARIES)}"]
-    lines += [f"gpu          {found['gpu'] or 'none'}"]
-    if found["onnxruntime_problem"]:
-        lines += [f"no target runs: {found['onnxruntime_problem']}"]
-    elif found["providers"]:
-        lines += [f"targets portable and cpu run on the CPU, with {found['threads']} threads"]
-    else:
-        lines += ["no target runs: pip install 'vanilla-transformer[cpu]', or [gpu] for CUDA"]
-    lines += [f"target cuda does not run: {found['cuda_problem']}" if found["cuda_problem"] else "target cuda runs on the GPU"]
-    problem = found["tensorrt_problem"]
-    lines += [f"TensorRT does not run: {problem}" if problem else "TensorRT can be asked for, see README"]
-    return "\n".join(lines)

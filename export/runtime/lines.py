@@ -20,9 +20,9 @@ from typing import BinaryIO
 import numpy as np
 from tqdm import tqdm
 
+from ..errors import UsageError
+from . import options as option_fields
 from .artifact import stamp_of
-from .errors import UsageError
-from .search import checked
 from .text import TextRuntime
 
 try:
@@ -100,7 +100,7 @@ class Batches:
 
     @property
     def given(self) -> dict:
-        return checked(self.options | {"num_return_sequences": self.n_best or 1})
+        return option_fields.check(self.options | {"num_return_sequences": self.n_best or 1})
 
     def windows(
         self, lines: Iterable[str], prefixes: Iterable[str] | None = None, first: int = 0, told=None
@@ -166,7 +166,7 @@ class Batches:
             "batch_size": self.batch_size,
             "n_best": self.n_best,
             "scores": self.scores,
-            **checked(self.options),
+            **option_fields.check(self.options),
         }
 
 

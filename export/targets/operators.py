@@ -4,6 +4,8 @@ The encoder of a seq2seq model ends with the keys and values of cross-attention,
 beams of one input read them as queries of one batch entry, so they are never copied.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
@@ -40,7 +42,7 @@ class OperatorGraph(nn.Module):
         return operator("MultiHeadAttention", [queries, *states, None, self.mask], attributes, [shape])[0]
 
 
-def operator(name, inputs, attributes, shapes):
+def operator(name: str, inputs: list, attributes: dict, shapes: list) -> tuple[torch.Tensor, ...]:
     """onnxruntime's operator `name`; its outputs have `shapes` and the type of its first input."""
     types = [inputs[0].dtype] * len(shapes)
     return torch.onnx.ops.symbolic_multi_out(
@@ -48,12 +50,12 @@ def operator(name, inputs, attributes, shapes):
     )
 
 
-def flat(states):
+def flat(states: torch.Tensor) -> torch.Tensor:
     """(B, H, T, d) -> (B, T, H * d)."""
     return states.transpose(1, 2).flatten(2)
 
 
-class EncoderGraph(OperatorGraph):
+class OperatorSequenceGraph(OperatorGraph):
     """Tokens, their mask and their types in, all outputs of `model` out."""
 
     def forward(self, input_ids, attention_mask, token_type_ids=None):
@@ -79,15 +81,15 @@ class NewTokensOnly(DynamicCache):
         return key_states, value_states
 
 
-def pairs(states):
+def kv_pairs(states: Sequence) -> list[tuple]:
     return list(zip(states[::2], states[1::2], strict=True))
 
 
-def in_order(present):
+def by_layer(present: dict[int, Sequence]) -> list:
     return [states for layer in sorted(present) for states in present[layer]]
 
 
-def scatter(cache, states, first_slot):
+def scatter(cache: torch.Tensor, states: torch.Tensor, first_slot: torch.Tensor) -> torch.Tensor:
     """`states` (B, H, T, d) into `cache` (B, H, slots, d), from `first_slot` (B,) on."""
     [present] = torch.onnx.ops.symbolic_multi_out(
         "TensorScatter",
@@ -100,9 +102,9 @@ def scatter(cache, states, first_slot):
     return present
 
 
-def gather(states, tokens):
+def gather(states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Those of `states` (B, T, ...) that `tokens` (B, N) name: (B, N, ...)."""
-    [found] = torch.onnx.ops.symbolic_multi_out(
+    [gathered] = torch.onnx.ops.symbolic_multi_out(
         "GatherND",
         [states, tokens[..., None]],
         attrs={"batch_dims": 1},
@@ -110,4 +112,4 @@ def gather(states, tokens):
         shapes=[(*tokens.shape, *states.shape[2:])],
         version=13,
     )
-    return found
+    return gathered

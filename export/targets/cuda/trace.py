@@ -15,34 +15,26 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from vanilla_transformer.layers_vanilla_transformer import eager_attention_forward
 
-from .beams import BeamSearchGraph
-from .operators import (
+from ...runtime.options import as_list
+from ..operators import (
     CrossStatesGraph,
-    EncoderGraph,
     NewTokensOnly,
     OperatorGraph,
+    OperatorSequenceGraph,
+    by_layer,
     flat,
     gather,
-    in_order,
+    kv_pairs,
     operator,
-    pairs,
     scatter,
 )
-from .search import as_list
+from ..sequences import READS_AT_END, READS_CHOICES
+from .beams import BeamSearchGraph
 
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FLOAT16_MAX = torch.finfo(torch.float16).max
-NEW = 8  # what a step takes before the encoder's mask and the caches
-HIDDEN = -30000.0  # added to the scores of slots that are not read: half of what float16 holds, so no sum overflows
-
-
-def misfits(config) -> dict[str, str]:
-    """Fields whose values these operators cannot hold, or not as they are used here, and what fits."""
-    found = {}
-    if config.position_embedding_type == "relative":
-        found["position_embedding_type"] = "anything but 'relative'"
-    if config.sliding_window is not None and config.model_type != "vanilla-decoder":
-        found["sliding_window"] = "None"
-    return found
+NUM_STEP_INPUTS = 8  # what a step takes before the encoder's mask and the caches
+MASK_VALUE = -30000.0  # added to the scores of slots that are not read: half of what float16 holds, so no sum overflows
 
 
 class SlotStepGraph(OperatorGraph):
@@ -66,8 +58,9 @@ class SlotStepGraph(OperatorGraph):
 
     def step(self, new, caches, **source):
         input_ids, position_ids, count, self.first_slot, visible, logits_of, slot_numbers, tokens = new
-        self.past, self.present = pairs(caches), {}
-        self.bias = torch.where(visible[:, None], 0.0, HIDDEN).to(caches[0].dtype)
+        self.past = kv_pairs(caches)
+        self.present = {}
+        self.bias = torch.where(visible[:, None], 0.0, MASK_VALUE).to(caches[0].dtype)
         outputs = self.model.get_decoder()(input_ids, position_ids=position_ids, use_cache=True, **source)
         logits = self.model.lm_head(gather(outputs.last_hidden_state, logits_of)).float()
 
@@ -82,12 +75,12 @@ class SlotStepGraph(OperatorGraph):
             gather(visible, logits_of) | (slot_numbers == slots[..., None]),
             scatter(tokens, best[:, None, :, None], slot),
         )
-        return logits, *following, *in_order(self.present)
+        return logits, *following, *by_layer(self.present)
 
 
 class DecoderGraph(SlotStepGraph):
     def forward(self, *inputs):
-        return self.step(inputs[:NEW], inputs[NEW:], past_key_values=NewTokensOnly())
+        return self.step(inputs[:NUM_STEP_INPUTS], inputs[NUM_STEP_INPUTS:], past_key_values=NewTokensOnly())
 
 
 class Seq2SeqDecoderGraph(SlotStepGraph):
@@ -96,9 +89,11 @@ class Seq2SeqDecoderGraph(SlotStepGraph):
     keys_are_cached = True
 
     def forward(self, *inputs):
-        new, mask, caches = inputs[:NEW], inputs[NEW], inputs[NEW + 1 :]
-        self.mask = mask.to(torch.int32)
-        own, cross = caches[: len(caches) // 2], pairs(caches[len(caches) // 2 :])
+        new = inputs[:NUM_STEP_INPUTS]
+        self.mask = inputs[NUM_STEP_INPUTS].to(torch.int32)
+        caches = inputs[NUM_STEP_INPUTS + 1 :]
+        own = caches[: len(caches) // 2]
+        cross = kv_pairs(caches[len(caches) // 2 :])
         cache = EncoderDecoderCache(NewTokensOnly(), DynamicCache(cross))
         cache.is_updated = dict.fromkeys(range(len(cross)), True)
         # That there is a source is all that is read of its states.
@@ -111,25 +106,25 @@ def overflow(model: PreTrainedModel) -> str | None:
     what each module returns and the scores of attention, before the softmax."""
     problems = []
 
-    def look(name, states):
+    def check(name, states):
         if isinstance(states, torch.Tensor) and states.is_floating_point():
             largest = states.abs().max().item()
             if not largest <= FLOAT16_MAX / 2:  # as far from it again, for tokens that were not tried
                 problems.append(f"{name or 'the model'} reaches {largest:.3g}")
 
     def scores(module, query, key, value, mask, scaling, **kwargs):
-        look(f"{names[module]}, scores", query @ key.transpose(2, 3) * scaling)
+        check(f"{names[module]}, scores", query @ key.transpose(2, 3) * scaling)
         return eager_attention_forward(module, query, key, value, mask, scaling, **kwargs)
 
     names = {module: name for name, module in model.named_modules()}
-    hooks = [module.register_forward_hook(lambda module, inputs, output: look(names[module], output)) for module in names]
+    hooks = [module.register_forward_hook(lambda module, inputs, output: check(names[module], output)) for module in names]
     ALL_ATTENTION_FUNCTIONS.register("measured", scores)
     implementation = model.config._attn_implementation
     model.set_attn_implementation("measured")
     length = min(64, model.config.max_position_embeddings)
     ids = torch.randint(model.config.vocab_size, (4, length), generator=torch.Generator().manual_seed(0))
-    ids = ids[:, None].expand(-1, 2, -1) if type(model).__name__.endswith("MultipleChoice") else ids
-    if type(model).__name__ == "VanillaSeq2SeqForSequenceClassification":  # which reads the state at an end token
+    ids = ids[:, None].expand(-1, 2, -1) if type(model).__name__ == READS_CHOICES else ids
+    if type(model).__name__ == READS_AT_END:  # which reads the state at an end token
         ids[:, -1] = as_list(model.config.eos_token_id)[0]
     model(ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}))
     model.set_attn_implementation(implementation)
@@ -138,10 +133,10 @@ def overflow(model: PreTrainedModel) -> str | None:
     return problems[0] if problems else None
 
 
-def prepared(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """A copy of `model` in `dtype`, to be traced. Where it writes out GELU's approximation by a tanh, the copy has torch's own,
-    which is one operator; the written one takes a `Pow`, which the CUDA provider has not in bfloat16."""
-    model = copy.deepcopy(model).to(dtype)
+def cast_for_export(model: PreTrainedModel, activations: str) -> PreTrainedModel:
+    """A copy of `model` in the type of `activations`, to be traced. Where it writes out GELU's approximation by a tanh, the
+    copy has torch's own, which is one operator; the written one takes a `Pow`, which the CUDA provider lacks in bfloat16."""
+    model = copy.deepcopy(model).to(DTYPES[activations])
     for module in model.modules():
         for name, activation in module.named_children():
             if isinstance(activation, NewGELUActivation | FastGELUActivation):
@@ -149,9 +144,9 @@ def prepared(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
-def graph_module(model: PreTrainedModel, role: str) -> nn.Module:
+def trace_module(model: PreTrainedModel, role: str) -> nn.Module:
     if role == "beams":
         return BeamSearchGraph()
     if model.config.is_encoder_decoder:
         return Seq2SeqDecoderGraph(model) if role == "decoder" else CrossStatesGraph(model)
-    return DecoderGraph(model) if role == "decoder" else EncoderGraph(model)
+    return DecoderGraph(model) if role == "decoder" else OperatorSequenceGraph(model)

@@ -3,7 +3,8 @@
 The arithmetic is transformers', in float32. R rows, V tokens of vocabulary, T tokens of each row so far.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -17,89 +18,108 @@ NUCLEUS = 64  # tokens in which `Sampler` first looks for the nucleus
 Processor = Callable[[np.ndarray, np.ndarray], None]
 
 
-class Processors:
-    """The logits processors that `options` (a `search.Options`) ask for, in the order of transformers; false if there are none.
+@dataclass(frozen=True)
+class Prompt:
+    """The tokens (B, P) before the first new one, for seq2seq what each target begins with; and `padding` (B,), how many of
+    them are padding, which the repetition penalty leaves out and all else counts."""
 
-    `prompt` (B, P) are the tokens before the first new one, for seq2seq the start token, and `padding` (B,) how many of them
-    are padding, which repetition_penalty leaves out and all else counts.
-    """
+    ids: np.ndarray
+    padding: np.ndarray
 
-    def __init__(self, options, prompt: np.ndarray, padding: np.ndarray):
-        self.prompt = prompt
-        self.active: list[Processor] = list(processors(options, prompt.shape[1], padding))
-
-    def __bool__(self):
-        return bool(self.active)
-
-    def __call__(self, new: np.ndarray, scores: np.ndarray) -> None:
-        """Changes `scores` (R, V) in place, given the `new` tokens (R, t) behind the prompts. Where R is a multiple of B, the
-        rows of one prompt stand together."""
-        ids = np.concatenate([as_rows(self.prompt, len(scores)), new], axis=1)
-        for process in self.active:
-            process(ids, scores)
+    @property
+    def length(self) -> int:
+        return self.ids.shape[1]
 
 
-def processors(options, prompt_length: int, padding: np.ndarray) -> Iterator[Processor]:
-    eos = list(options.eos_token_ids)
-    if options.repetition_penalty != 1:
-        yield partial(penalize_repetition, penalty=np.float32(options.repetition_penalty), padding=padding)
-    if options.no_repeat_ngram_size:
-        yield partial(ban_repeated_ngrams, size=options.no_repeat_ngram_size)
-    if options.bad_words_ids:
-        words = [word for word in options.bad_words_ids if word not in [[token] for token in eos]]
-        for length in sorted({len(word) for word in words}):
-            yield partial(ban_words, words=np.array([word for word in words if len(word) == length]))
-    if eos and options.min_new_tokens:
-        yield partial(suppress, tokens=eos, lengths=range(prompt_length + options.min_new_tokens))
-    if options.forced_bos_token_id is not None:
-        yield partial(force, tokens=options.forced_bos_token_id, length=1)
-    if options.forced_eos_token_id is not None:
-        yield partial(force, tokens=options.forced_eos_token_id, length=prompt_length + options.max_new_tokens - 1)
-    if options.suppress_tokens:
-        yield partial(suppress, tokens=options.suppress_tokens)
-    if options.begin_suppress_tokens:
-        begin = prompt_length + (prompt_length == 1 and options.forced_bos_token_id is not None)
-        yield partial(suppress, tokens=options.begin_suppress_tokens, lengths=(begin,))
+# Each of the following gives the processor that `options` (an `options.Options`) ask for, or `None` if they do not.
 
 
-def penalize_repetition(ids, scores, penalty, padding):
-    # Padding becomes the last token of its row: that one is real, and a token that stands there twice is penalized once.
-    padded = np.arange(ids.shape[1]) < as_rows(padding, len(ids))[:, None]
-    ids = np.where(padded, ids[:, -1:], ids)
-    seen = np.take_along_axis(scores, ids, axis=1)
-    with np.errstate(over="ignore"):  # infinite, as in torch
-        penalized = np.where(seen < 0, seen * penalty, seen / penalty)
-    np.put_along_axis(scores, ids, penalized, axis=1)
+def repetition_penalty(options, prompt: Prompt) -> Processor | None:
+    """Keskar et al. 2019, section 4.1: what was read or generated is less likely."""
+    penalty = np.float32(options.repetition_penalty)
+
+    def process(ids, scores):
+        # Padding becomes the last token of its row: that one is real, and a token that stands there twice is penalized once.
+        is_padding = np.arange(ids.shape[1]) < as_rows(prompt.padding, len(ids))[:, None]
+        tokens = np.where(is_padding, ids[:, -1:], ids)
+        seen = np.take_along_axis(scores, tokens, axis=1)
+        with np.errstate(over="ignore"):  # infinite, as in torch
+            penalized = np.where(seen < 0, seen * penalty, seen / penalty)
+        np.put_along_axis(scores, tokens, penalized, axis=1)
+
+    return process if options.repetition_penalty != 1 else None
 
 
-def ban_repeated_ngrams(ids, scores, size):
-    if ids.shape[1] >= size:
-        ngrams = sliding_window_view(ids, size, axis=1)
-        begun = ids[:, None, ids.shape[1] + 1 - size :]
-        rows, places = np.nonzero((ngrams[..., :-1] == begun).all(axis=-1))
-        scores[rows, ngrams[rows, places, -1]] = -np.inf
+def no_repeat_ngrams(options, prompt: Prompt) -> Processor | None:
+    size = options.no_repeat_ngram_size
+
+    def process(ids, scores):
+        if ids.shape[1] >= size:
+            ngrams = sliding_window_view(ids, size, axis=1)
+            begun = ids[:, None, ids.shape[1] + 1 - size :]
+            rows, places = np.nonzero((ngrams[..., :-1] == begun).all(axis=-1))
+            scores[rows, ngrams[rows, places, -1]] = -np.inf
+
+    return process if size else None
 
 
-def ban_words(ids, scores, words):
-    """`words` (N, L): the last token of each where its row ends in the others."""
-    begun = words.shape[1] - 1
-    if begun <= ids.shape[1]:
-        rows, chosen = np.nonzero((ids[:, None, ids.shape[1] - begun :] == words[:, :-1]).all(axis=-1))
-        scores[rows, words[chosen, -1]] = -np.inf
+def bad_words(options, prompt: Prompt) -> Processor | None:
+    """The last token of each of `bad_words_ids` where its row ends in the others; an end token alone stays allowed."""
+    ends = [[token] for token in options.eos_token_ids]
+    words = [word for word in options.bad_words_ids or () if word not in ends]
+    by_length = [np.array([word for word in words if len(word) == length]) for length in sorted({len(word) for word in words})]
+
+    def process(ids, scores):
+        for same_length in by_length:
+            begun = same_length.shape[1] - 1
+            if begun <= ids.shape[1]:
+                rows, chosen = np.nonzero((ids[:, None, ids.shape[1] - begun :] == same_length[:, :-1]).all(axis=-1))
+                scores[rows, same_length[chosen, -1]] = -np.inf
+
+    return process if words else None
 
 
-def suppress(ids, scores, tokens, lengths=None):
+def min_new_tokens(options, prompt: Prompt) -> Processor | None:
+    if not options.eos_token_ids or not options.min_new_tokens:
+        return None
+    return partial(suppress, tokens=options.eos_token_ids, lengths=range(prompt.length + options.min_new_tokens))
+
+
+def forced_bos(options, prompt: Prompt) -> Processor | None:
+    if options.forced_bos_token_id is None:
+        return None
+    return partial(force, tokens=options.forced_bos_token_id, length=1)
+
+
+def forced_eos(options, prompt: Prompt) -> Processor | None:
+    if options.forced_eos_token_id is None:
+        return None
+    return partial(force, tokens=options.forced_eos_token_id, length=prompt.length + options.max_new_tokens - 1)
+
+
+def suppress_tokens(options, prompt: Prompt) -> Processor | None:
+    return partial(suppress, tokens=options.suppress_tokens) if options.suppress_tokens else None
+
+
+def begin_suppress_tokens(options, prompt: Prompt) -> Processor | None:
+    if not options.begin_suppress_tokens:
+        return None
+    first = prompt.length + (prompt.length == 1 and options.forced_bos_token_id is not None)
+    return partial(suppress, tokens=options.begin_suppress_tokens, lengths=(first,))
+
+
+def suppress(ids: np.ndarray, scores: np.ndarray, tokens: Sequence[int], lengths: Container[int] | None = None) -> None:
     if lengths is None or ids.shape[1] in lengths:
         scores[:, [token for token in tokens if 0 <= token < scores.shape[1]]] = -np.inf
 
 
-def force(ids, scores, tokens, length):
+def force(ids: np.ndarray, scores: np.ndarray, tokens: int | list[int], length: int) -> None:
     if ids.shape[1] == length:
         scores[:] = -np.inf
         scores[:, tokens] = 0
 
 
-def as_rows(values, rows):
+def as_rows(values: np.ndarray, rows: int) -> np.ndarray:
     """(B, ...) -> (rows, ...), each repeated as often as that takes."""
     return values if len(values) == rows else np.repeat(values, rows // len(values), axis=0)
 
@@ -140,7 +160,7 @@ def top(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     return values, np.take_along_axis(chosen, indices // BLOCK, axis=1) * BLOCK + indices % BLOCK
 
 
-def largest(scores, count):
+def largest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """As `top`, looking at every value."""
     rows, width = scores.shape
     if count == width:
@@ -161,7 +181,7 @@ def largest(scores, count):
 
 
 class Sampler:
-    """Draws tokens as `options` (a `search.Options`) ask: `temperature`, `top_k`, `top_p` and `min_p`, in this order; from
+    """Draws tokens as `options` (a `options.Options`) ask: `temperature`, `top_k`, `top_p` and `min_p`, in this order; from
     the same `seed` the same tokens."""
 
     def __init__(self, options):
@@ -187,7 +207,7 @@ class Sampler:
             places = blocks * BLOCK + self.draw(np.where(columns < width, inside, 0))
         return places if tokens is None else tokens[np.arange(rows), places]
 
-    def draw(self, weights):
+    def draw(self, weights: np.ndarray) -> np.ndarray:
         """An index of each row, as likely as it weighs."""
         cumulative = weights.cumsum(axis=1, dtype=np.float64)
         if not (cumulative[:, -1] > 0).all():
@@ -213,7 +233,7 @@ class Sampler:
                 return weights, tokens
             count = min(8 * count, width)
 
-    def filtered(self, values, total):
+    def filtered(self, values: np.ndarray, total: np.ndarray | None) -> np.ndarray:
         """`values` (R, n), sorted, largest first -> exp(value - largest), 0 where a filter takes the token out. `total` (R, 1)
         is the sum of the whole row, where top_k does not cut it."""
         weights = np.exp(values - values[:, :1])

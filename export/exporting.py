@@ -1,0 +1,329 @@
+"""Checkpoint -> graphs: the modeling code, traced. It stays the only definition of the model."""
+
+import inspect
+import logging
+import os
+import shutil
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from vanilla_transformer import checkpoint as checkpoints
+from vanilla_transformer.checkpoint import checkpoint_directory, config_and_class, for_every_version
+from vanilla_transformer.companions import companions
+from vanilla_transformer.files import new_directory
+
+from .clients import base_name, client_config, give_first_token, give_token_types, write_card, write_genai_config, write_json
+from .errors import UsageError
+from .parity import verify
+from .passes import pipeline
+from .runtime.artifact import CARD, TOKENIZER_FILES, write_manifest
+from .shortlist import with_shortlist, with_special_tokens
+from .targets.registry import default_target, get_target, known_targets
+from .targets.sequence_modules import sequence_module
+from .targets.sequences import EXPORTABLE
+from .targets.spec import GraphSpec, Target, example_inputs
+
+logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is not installed
+# The last opset without an operator for attention, as which onnxruntime refuses cross-attention here. 23 adds operators and
+# types to this one and changes no meaning, so that what is traced for 22 is valid in 23.
+STANDARD_TRACED = 22
+
+
+def export(
+    checkpoint: str | os.PathLike,
+    out: str | os.PathLike,
+    force: bool = False,
+    cases: int = 12,
+    target: str | None = None,
+    dtype: str | Sequence[str] | None = None,
+    shortlist: Iterable[int] | None = None,
+    opset: int | None = None,
+) -> dict[str, Any]:
+    """Writes the graphs of `checkpoint` to the directory `out`, after comparing them with torch on `cases` random inputs, and
+    returns the manifest.
+
+    Args:
+        target: `"portable"` (standard operators, the default), `"cpu"` or `"cuda"` (onnxruntime's own ones, see `targets`).
+        dtype: of the weights: `"fp32"`; `"int8"`, one scale for each column; for the cpu target also `"int4"`, one for each
+            block of 32 in a column. Quantized products are computed in int8. For the cuda target `"fp32"`, `"fp16"` and
+            `"bf16"`, in which all but norms, positions and logits is computed too; or `"int8"` and `"int4"`, one scale for
+            each block of 32 in a column, which are computed in half precision. By default `"fp32"`; for cuda `"fp16"`, or
+            `"bf16"` where the model has numbers that float16 cannot hold. For the portable target also several, which stand
+            in one directory, the first of them by default.
+        shortlist: the only tokens that can be generated, beside the special ones; all by default. The projection to the
+            vocabulary computes no others.
+        opset: of the graphs, where the target has a choice: 18 (the default) to 23 for the portable one.
+
+    Raises:
+        FileExistsError: if `out` cannot be written, see `files.new_directory`.
+        UsageError: for a target, dtype or opset that is unknown, and for several dtypes where there can be one.
+        FileNotFoundError, ValueError: as `load_checkpoint`; ValueError for a target or dtype that cannot hold the model, for a
+            pass that fails, and if the graphs do not give what torch gives. Half precision is compared where there is a GPU.
+    """
+    to = checked_target(default_target() if target is None else target)
+    dtypes = checked_dtypes(to, dtype)
+    opset = checked_opset(to, opset)
+    with new_directory(out, force, [checkpoint]) as directory:
+        source = Source.load(checkpoint, shortlist)
+        made = Graphs.trace(source, to, dtypes, opset)
+        made.save(directory)
+        facts = write_companions(source, made, directory)
+        return check_parity(source, made, directory, facts, cases)
+
+
+def checked_target(name: str) -> Target:
+    try:
+        return get_target(name)
+    except ValueError as error:
+        raise UsageError(error) from None
+
+
+def checked_dtypes(target: Target, dtype: str | Sequence[str] | None) -> list[str | None]:
+    """Those that are asked for, `None` for the default; UsageError for what `target` has not."""
+    dtypes = [dtype] if dtype is None or isinstance(dtype, str) else list(dtype)
+    for each in dtypes or [""]:
+        if ("fp32" if each is None else each) not in target.dtypes:
+            raise UsageError(f"no target {target.name!r} with dtype {each!r}, expected one of: {known_targets()}")
+    if len(dtypes) > 1 and not target.is_standard:
+        raise UsageError(f"several dtypes, {dtypes}, are for the target {default_target()!r}, expected one for {target.name!r}")
+    if len(set(dtypes)) < len(dtypes):
+        raise UsageError(f"dtypes are {dtypes}, expected each once")
+    return dtypes
+
+
+def checked_opset(target: Target, opset: int | None) -> int:
+    if opset is None:
+        return target.opsets[0]
+    if opset not in target.opsets:
+        expected = " to ".join(dict.fromkeys(map(str, (target.opsets[0], target.opsets[-1]))))
+        raise UsageError(f"no opset {opset} for the target {target.name!r}, expected {expected}")
+    return opset
+
+
+def load_checkpoint(checkpoint: str | os.PathLike) -> PreTrainedModel:
+    """The model of a checkpoint directory or Hub id, of the class its config names, in float32 and evaluation mode.
+
+    Raises:
+        FileNotFoundError, ValueError: as `vanilla_transformer.checkpoint.load_checkpoint`; ValueError for a model that no
+            graph here can hold.
+    """
+    config, model_class = config_and_class(checkpoint)
+    if (name := model_class.__name__) not in EXPORTABLE:
+        raise ValueError(f"{checkpoint} is a {name}, expected one of {', '.join(EXPORTABLE)}")
+    if getattr(config, "add_cross_attention", False):
+        raise ValueError(f"{checkpoint} has add_cross_attention=True, which no graph here can hold: expected False")
+    return checkpoints.load_checkpoint(checkpoint)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint that is to be exported: its model, its directory, its config.json, and the tokens of a shortlist."""
+
+    checkpoint: str | os.PathLike
+    model: PreTrainedModel
+    directory: Path
+    config: dict[str, Any]
+    shortlist: list[int] | None
+
+    @classmethod
+    def load(cls, checkpoint: str | os.PathLike, shortlist: Iterable[int] | None) -> "Source":
+        model = load_checkpoint(checkpoint)
+        tokens = None if shortlist is None else with_special_tokens(model, shortlist)
+        # There is no code beside an export, and where it came from is of one machine.
+        left_out = ("auto_map", "custom_pipelines", "_name_or_path")
+        config = {name: value for name, value in model.config.to_dict().items() if name not in left_out}
+        return cls(checkpoint, model, checkpoint_directory(checkpoint), config, tokens)
+
+    @property
+    def architecture(self) -> str:
+        return type(self.model).__name__
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """What was traced of a source for `target`, in each of `dtypes`: the specs and the graphs by role, and how often each pass
+    applied."""
+
+    target: Target
+    dtypes: list[str]
+    activations: str
+    opset: int
+    specs: dict[str, dict[str, GraphSpec]] = field(default_factory=dict)
+    graphs: dict[str, dict[str, ir.Model]] = field(default_factory=dict)
+    counts: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
+
+    @classmethod
+    def trace(cls, source: Source, target: Target, dtypes: list[str | None], opset: int) -> "Graphs":
+        """Raises ValueError for a model that `target` cannot hold, and for a pass that fails."""
+        has_own_operators = uses_target(source.model)
+        if has_own_operators:
+            check_fields(source.model, target)
+        activations = target.activations(source.model, dtypes[0])
+        made = cls(target, [dtype or activations for dtype in dtypes], activations, opset)
+        model = target.prepare(source.model, activations)
+        traced_opset = min(opset, STANDARD_TRACED) if target.is_standard else opset
+        for dtype in made.dtypes:
+            made.specs[dtype] = target.graph_specs(source.config, source.architecture, dtype, activations)
+            made.graphs[dtype] = {}
+            made.counts[dtype] = {}
+            for role, spec in made.specs[dtype].items():
+                with with_shortlist(model, source.shortlist):
+                    module = target.trace_module(model, role) if has_own_operators else sequence_module(model)
+                    graph = trace(module, spec, source.config["vocab_size"], traced_opset)
+                graph.opset_imports[""] = opset
+                made.counts[dtype][role] = pipeline.apply(graph, target.passes(dtype))
+                made.graphs[dtype][role] = graph
+        source.model.set_attn_implementation("sdpa")  # what is compared with
+        return made
+
+    def save(self, directory: Path) -> None:
+        for dtype, graphs in self.graphs.items():
+            self.target.save({directory / self.specs[dtype][role].file: graph for role, graph in graphs.items()})
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Of the first dtype, by role."""
+        return {role: spec.file for role, spec in self.specs[self.dtypes[0]].items()}
+
+    def facts(self, parity: dict[str, dict | None]) -> dict[str, Any]:
+        """What the manifest says of the graphs: of the first dtype among the rest, of the others by name."""
+        first, *others = [
+            {
+                "graphs": {role: spec.file for role, spec in self.specs[dtype].items()},
+                "optimized": self.counts[dtype],
+                **({"parity": parity[dtype]} if dtype in parity else {}),
+            }
+            for dtype in self.dtypes
+        ]
+        return {**first, **({"other_dtypes": dict(zip(self.dtypes[1:], others))} if others else {})}
+
+
+def uses_target(model: PreTrainedModel) -> bool:
+    """Whether the graphs of `model` are those of its target: models with a decoder that only read whole sequences have the
+    same, of standard operators, for every target."""
+    return model.can_generate() or model.config.model_type == "vanilla-encoder"
+
+
+def check_fields(model: PreTrainedModel, target: Target) -> None:
+    for name, expected in target.unsupported_fields(model.config).items():
+        found = f"{name}={getattr(model.config, name)!r} does not fit the {target.name} target"
+        raise ValueError(f"{found}, expected {expected}: use --target {default_target()}")
+
+
+def trace(module: nn.Module, spec: GraphSpec, vocab_size: int, opset: int) -> ir.Model:
+    """`module` as an ONNX model with the names and axes of `spec`."""
+    types = {tensor.name: getattr(torch, tensor.dtype) for tensor in spec.inputs}
+    inputs = {name: torch.from_numpy(array).to(types[name]) for name, array in example_inputs(spec, vocab_size).items()}
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that an axis is named twice, which is what shared axes are
+        program = torch.onnx.export(
+            module,
+            tuple(inputs.values()),
+            dynamo=True,
+            opset_version=opset,
+            input_names=[tensor.name for tensor in spec.inputs],
+            output_names=[tensor.name for tensor in spec.outputs],
+            dynamic_shapes=dynamic_shapes(module, spec),
+            verbose=False,
+        )
+    graph = program.model.graph
+    for index, (value, tensor) in enumerate(zip(graph.outputs, spec.outputs, strict=True)):
+        if tensor.dtype == "float32" and value.dtype != ir.DataType.FLOAT:
+            graph.outputs[index] = cast(graph, value)
+    for value, tensor in zip([*graph.inputs, *graph.outputs], [*spec.inputs, *spec.outputs], strict=True):
+        value.shape = ir.Shape(tensor.shape)
+    return program.model
+
+
+def dynamic_shapes(module: nn.Module, spec: GraphSpec) -> tuple:
+    """The axes of each parameter of `module.forward`, as `torch.onnx.export` takes them."""
+    # A name torch accepts for each axis; the sums get their real name afterwards.
+    dims = {axis: torch.export.Dim(axis.replace(" + ", "_plus_")) for tensor in spec.inputs for axis in tensor.axes.values()}
+    shapes = [{index: dims[axis] for index, axis in tensor.axes.items()} for tensor in spec.inputs]
+    parameters = inspect.signature(module.forward).parameters.values()
+    if not any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return tuple(shapes)
+    named = len(parameters) - 1
+    return *shapes[:named], tuple(shapes[named:])
+
+
+def cast(graph: ir.Graph, value: ir.Value) -> ir.Value:
+    """`value` in float32, under its name."""
+    node = ir.node("Cast", [value], {"to": ir.DataType.FLOAT})
+    graph.append(node)
+    [result] = node.outputs
+    result.type = ir.TensorType(ir.DataType.FLOAT)
+    result.name = value.name
+    value.name = f"{value.name}.half"
+    return result
+
+
+def write_companions(source: Source, made: Graphs, directory: Path) -> dict[str, Any]:
+    """What stands beside the graphs: configs, tokenizer, sentence modules, and what other programs need. Returns what the
+    manifest says of them and of the source."""
+    if source.model.can_generate():
+        source.model.generation_config.save_pretrained(directory)
+    for name in TOKENIZER_FILES:
+        if (source.directory / name).is_file():
+            shutil.copyfile(source.directory / name, directory / name)
+    for_every_version(directory)
+    modules = companions(source.checkpoint)
+    modules.copy(directory)
+    clients = write_for_clients(source, made, directory)
+    card = source.directory / CARD
+    write_card(directory, base_name(source.checkpoint), card, source.architecture, made.target, made.dtypes)
+    return {
+        "model_type": source.config["model_type"],
+        "architecture": source.architecture,
+        "target": made.target.name,
+        "dtype": made.dtypes[0],
+        "activations": made.activations,
+        "shortlist": source.shortlist,
+        "opset": made.opset,
+        "sentence_modules": modules.facts(),
+        **clients,
+        "versions": {name: version(name) for name in ("vanilla-transformer", "torch", "transformers", "onnx")},
+    }
+
+
+def write_for_clients(source: Source, made: Graphs, directory: Path) -> dict[str, Any]:
+    """config.json, and what other programs need beside it, see `clients`; returns what the manifest says of that."""
+    external = sorted(path.name.removesuffix("_data") for path in directory.glob("onnx/*_data"))
+    loaded = made.dtypes if made.target.is_standard else ()
+    write_json(directory / "config.json", client_config(source.config, made.files, loaded, external))
+    tokenizer_config = directory / "tokenizer_config.json"
+    is_decoder = made.files.keys() == {"decoder"}
+    if source.config.get("type_vocab_size") and tokenizer_config.is_file():
+        give_token_types(tokenizer_config)
+    if is_decoder and (directory / "tokenizer.json").is_file() and tokenizer_config.is_file():
+        give_first_token(directory)
+    if not made.target.is_standard or not is_decoder:
+        return {}
+    generation = source.model.generation_config.to_dict()
+    return {"genai": write_genai_config(directory, source.config, generation, made.files["decoder"])}
+
+
+def check_parity(source: Source, made: Graphs, directory: Path, facts: dict[str, Any], cases: int) -> dict[str, Any]:
+    """Compares the graphs with torch where there is a device for that, and returns the manifest that records it.
+
+    Raises:
+        ValueError: if the graphs do not give what torch gives.
+    """
+    write_manifest(directory, **facts, **made.facts({}))  # which reading the graphs needs
+    device = made.target.parity_device(made.activations)
+    parity: dict[str, dict | None] = dict.fromkeys(made.dtypes)
+    for dtype in made.dtypes if device is not None else ():
+        report = verify(directory, source.model, cases, device=device, dtype=dtype)
+        if report.failures:
+            raise ValueError(f"the export of {source.checkpoint} does not give what torch gives: {report.failures[0]}")
+        parity[dtype] = report.summary()
+    return write_manifest(directory, **facts, **made.facts(parity))

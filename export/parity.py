@@ -1,0 +1,301 @@
+"""Compares an export directory with its checkpoint, in torch, over a seeded sample of shapes and paddings."""
+
+import copy
+import os
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from .runtime.decoder import GenerationRequest
+from .runtime.inputs import move_padding
+from .runtime.options import Options, as_list
+from .runtime.runtime import Runtime
+from .shortlist import with_shortlist
+
+TOLERANCE = 1e-4  # times max(1, |value|), float32
+LATER_STEPS = (1, 3, 1)  # tokens fed per step once a cache is there
+HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass
+class Report:
+    """What was compared, and what differed. `tokens` are choices of the largest logit: greedy tokens, or a head's labels,
+    answers and choices. `ties` are those that differ where torch's own two best logits are closer than twice the tolerance;
+    each difference beyond the tolerance is a line of `failures`. Quantized weights have no tolerance (`None`): the errors and
+    the tokens that agree are reported.
+
+    Half precision is compared with torch in float64, and so is torch in the same precision: both round what they compute to as
+    many bits and differ in the order of sums only, so `judge` expects errors at most twice as large as torch's own."""
+
+    tolerance: float | None = TOLERANCE
+    cases: int = 0
+    values: int = 0
+    tokens: int = 0
+    max_error: float = 0.0
+    error_sum: float = 0.0
+    agreeing: int = 0
+    ties: int = 0
+    torch_max_error: float = 0.0
+    torch_error_sum: float = 0.0
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def mean_error(self) -> float:
+        return self.error_sum / max(self.values, 1)
+
+    @property
+    def torch_mean_error(self) -> float:
+        return self.torch_error_sum / max(self.values, 1)
+
+    def summary(self) -> dict:
+        both = {"torch_max_error": self.torch_max_error, "torch_mean_error": self.torch_mean_error}
+        return {
+            "cases": self.cases,
+            "values": self.values,
+            "max_error": self.max_error,
+            "mean_error": self.mean_error,
+            "tolerance": self.tolerance,
+            "tokens": self.tokens,
+            "agreeing_tokens": self.agreeing,
+            "ties": self.ties,
+            "failures": len(self.failures),
+            **(both if self.torch_max_error else {}),
+        }
+
+    def __str__(self):
+        allowed = "tolerance none" if self.tolerance is None else f"tolerance {self.tolerance:.0e} x max(1, |value|)"
+        if self.torch_max_error:
+            allowed = f"torch in the same precision: {self.torch_max_error:.1e}, {self.torch_mean_error:.1e}"
+        return (
+            f"{self.cases} cases, {self.values} values: largest error {self.max_error:.1e}, mean {self.mean_error:.1e} "
+            f"({allowed}); {self.tokens} top choices, {self.agreeing} agree, {self.ties} ties; "
+            f"{len(self.failures)} failures"
+        )
+
+    def compare(self, found, expected, real, case, same=None):
+        """`found` and `expected` (B, ..., C) where the boolean `real` (B, ...) says so; an error is relative above 1. `same` is
+        what torch gives in the precision of `found`, if `expected` is in another."""
+        never = np.isneginf(expected)  # tokens outside a shortlist
+        if not np.isfinite(found[~never]).all() or not np.isneginf(found[never]).all():
+            self.failures.append(f"{case}: values that are not finite")
+            return
+        finite = real[(...,) + (None,) * (found.ndim - real.ndim)] & ~never
+        found, expected = found[finite], expected[finite]
+        errors = relative(found, expected)
+        if same is not None:
+            torch_errors = relative(same[finite], expected)
+            self.torch_max_error = max(self.torch_max_error, float(torch_errors.max(initial=0)))
+            self.torch_error_sum += float(torch_errors.sum(dtype=np.float64))
+        self.values += errors.size
+        self.max_error = max(self.max_error, float(errors.max(initial=0)))
+        self.error_sum += float(errors.sum(dtype=np.float64))
+        if self.tolerance is not None and errors.size and errors.max() > self.tolerance:
+            self.failures.append(f"{case}: error {errors.max():.1e}, expected at most {self.tolerance:.0e}")
+
+    def judge(self):
+        """In half precision, once all is compared: where torch's own numbers are not finite, nothing is allowed."""
+        for name, error, allowed in (
+            ("largest", self.max_error, 2 * self.torch_max_error),
+            ("mean", self.mean_error, 2 * self.torch_mean_error),
+        ):
+            if not error <= allowed < np.inf:
+                self.failures.append(f"{name} error {error:.1e}, expected at most twice that of torch, {allowed:.1e}")
+
+    def compare_tokens(self, found, expected, real, case):
+        """The largest of both, (B, ..., V) logits; `real` (B, ...)."""
+        if found.shape[-1] < 2:
+            return
+        found, expected = found[real], expected[real]
+        self.tokens += len(found)
+        differs = found.argmax(axis=-1) != expected.argmax(axis=-1)
+        self.agreeing += int((~differs).sum())
+        if self.tolerance is None:
+            return
+        best, second = np.sort(expected, axis=-1)[:, :-3:-1].T
+        tied = best - second < 2 * self.tolerance * np.maximum(1, np.abs(best))
+        self.ties += int((differs & tied).sum())
+        if (wrong := int((differs & ~tied).sum())) > 0:
+            self.failures.append(f"{case}: {wrong} of {len(found)} top choices differ")
+
+
+def relative(found, expected):
+    return np.abs(found - expected) / np.maximum(1, np.abs(expected))
+
+
+def verify(
+    directory: str | os.PathLike,
+    model,
+    cases: int = 60,
+    seed: int = 0,
+    device: str | None = None,
+    dtype: str | None = None,
+) -> Report:
+    """`model` is the checkpoint in torch, float32 and in evaluation mode; `directory` its export, run on `device` with the
+    weights of `dtype`, the first by default.
+
+    Each case is a batch of 1 to 5 rows of 1 to 33 random tokens: full rows, rows of different lengths padded on the
+    right, or the same with one row that is all padding (a decoder that generates: padded on the left, one that reads whole
+    sequences: on either side). Decoders are compared at the first step and at later ones, with torch reading the whole
+    sequence at once, without a cache.
+
+    float32 may differ by `TOLERANCE`, half precision as `Report` says, quantized weights by any error.
+    """
+    runtime = Runtime(directory, device=device, dtype=dtype)
+    check_same_model(runtime, model)
+    compare = compare_sequences
+    if "decoder" in runtime.specs:
+        compare = compare_seq2seq if model.config.is_encoder_decoder else compare_decoder
+    rng, report = np.random.default_rng(seed), Report(TOLERANCE if runtime.dtype == "fp32" else None)
+    longest = 33
+    if model.config.position_embedding_type == "learned":
+        longest = min(longest, model.config.max_position_embeddings - sum(LATER_STEPS))
+    with torch.no_grad(), with_shortlist(model, runtime.artifact.manifest.get("shortlist")):
+        models = references(model, runtime.dtype)
+        for number in range(cases):
+            padding = ("none", "right", "empty row")[number % 3]
+            ids, mask = sample(rng, model.config.vocab_size, longest, padding)
+            compare(runtime, models, ids, mask, rng, report, f"case {number} {ids.shape}, padding: {padding}")
+            report.cases += 1
+    if runtime.dtype in HALF:
+        report.judge()
+    return report
+
+
+def references(model, dtype):
+    """What an export of `dtype` is compared with: `model`; in half precision `model` in float64 and in that precision."""
+    return [copy.deepcopy(model).to(each) for each in (torch.float64, HALF[dtype])] if dtype in HALF else [model]
+
+
+def array(states):
+    return (states.float() if states.dtype == torch.bfloat16 else states).numpy()  # which numpy does not have
+
+
+def check_same_model(runtime, model):
+    """The architecture and every size must be the checkpoint's, or comparing would fail inside numpy."""
+    sizes = ("vocab_size", "hidden_size", "num_attention_heads", "head_dim", "value_head_dim", "num_hidden_layers")
+    sizes += ("decoder_layers", "num_labels")
+    found = {"architecture": runtime.architecture, **runtime.config}
+    found["num_labels"] = len(runtime.config.get("id2label") or ())
+    expected = {"architecture": type(model).__name__, **{name: getattr(model.config, name, None) for name in sizes}}
+    for name, value in expected.items():
+        if found.get(name, value) != value:
+            export = runtime.artifact.directory
+            raise ValueError(f"{export} is an export of a model with {name} {found[name]}, not of the checkpoint: {value}")
+
+
+def sample(rng, vocab_size, longest, padding):
+    """Random ids and a mask, both (B, S)."""
+    shape = rng.integers(1, 6), rng.integers(1, longest + 1)
+    ids, mask = rng.integers(0, vocab_size, shape), np.ones(shape, np.int64)
+    if padding != "none":
+        lengths = rng.integers(1, shape[1] + 1, shape[0])
+        lengths[rng.integers(shape[0])] = shape[1]
+        if padding == "empty row" and shape[0] > 1:
+            lengths[rng.integers(shape[0])] = 0
+        mask = (np.arange(shape[1]) < lengths[:, None]).astype(np.int64)
+    return ids, mask
+
+
+def compare_sequences(runtime, models, ids, mask, rng, report, case):
+    """All outputs of a graph that reads whole sequences."""
+    config = models[0].config
+    feeds = sequence_inputs(runtime, config, ids, mask, rng)
+    found, mask = runtime.outputs(**feeds), feeds["attention_mask"]
+    given = {name: torch.from_numpy(values) for name, values in torch_inputs(feeds, config).items()}
+    expected = [model(**given) for model in models]
+    for spec in runtime.specs["encoder"].outputs:
+        real = mask == 1 if "source_length" in spec.shape else mask.any(axis=-1)
+        if "target_length" in spec.shape:
+            real = real[:, None] & (feeds["decoder_attention_mask"] == 1)
+        got, where = found[spec.name], f"{case}, {spec.name}"
+        wanted, *same = [array(outputs[spec.name]) for outputs in expected]
+        report.compare(got, wanted, real, where, *same)
+        if spec.name.endswith("logits"):
+            if got.shape == real.shape:  # what is chosen is one of the tokens, or of the choices
+                got, wanted, real = np.where(real, got, -np.inf), np.where(real, wanted, -np.inf), real.any(axis=-1)
+            report.compare_tokens(got, wanted, real, where)
+
+
+def sequence_inputs(runtime, config, ids, mask, rng):
+    """What `runtime.outputs` takes beside random `ids` and their `mask` (B, S): all that the graph reads."""
+    names, feeds = {tensor.name for tensor in runtime.specs["encoder"].inputs}, {}
+    if config.is_encoder_decoder and "decoder_input_ids" not in names:  # ids that the decoder reads too, shifted
+        ids = np.where(mask == 1, ids, config.pad_token_id)
+        ids[np.arange(len(ids)), mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)] = as_list(config.eos_token_id)[0]
+    if "num_choices" in runtime.specs["encoder"].outputs[0].shape:
+        mask = mask[rng.integers(len(mask), size=(len(mask), 3))]
+        ids = rng.integers(0, config.vocab_size, mask.shape)
+    either_side = config.model_type == "vanilla-decoder" or config.position_ids_from != "place"
+    if either_side and ids.ndim == 2 and rng.integers(2):
+        ids, mask = move_padding(ids, mask, "left", 0)
+    if "token_type_ids" in names:
+        feeds["token_type_ids"] = rng.integers(0, config.type_vocab_size, ids.shape)
+    if "decoder_input_ids" in names:
+        target = rng.permutation(mask)  # as long as the sources, in another order
+        feeds |= {"decoder_input_ids": rng.integers(0, config.vocab_size, target.shape), "decoder_attention_mask": target}
+    return {"input_ids": ids, "attention_mask": mask, **feeds}
+
+
+def torch_inputs(feeds, config):
+    """Decoder graphs count the positions of real tokens; torch is told them where it would count places."""
+    prefix = {"vanilla-decoder": "", "vanilla-seq2seq": "decoder_"}.get(config.model_type)
+    if prefix is None or config.position_ids_from != "place" or f"{prefix}attention_mask" not in feeds:
+        return feeds
+    positions = np.maximum(feeds[f"{prefix}attention_mask"].cumsum(axis=1) - 1, 0)
+    return {**feeds, f"{prefix}position_ids": positions}
+
+
+def compare_seq2seq(runtime, models, ids, mask, rng, report, case):
+    sources, source_mask = torch.from_numpy(ids), torch.from_numpy(mask)
+    encoded = [model.get_encoder()(sources, source_mask) for model in models]
+    if runtime.specs["encoder"].outputs[0].name == "last_hidden_state":
+        states, *same = [array(outputs.last_hidden_state) for outputs in encoded]
+        report.compare(runtime.encode(ids, mask), states, mask == 1, case + ", encoder", *same)
+    first = rng.integers(1, 5)
+    config = models[0].config
+    tokens = rng.integers(0, config.vocab_size, (len(ids), first + sum(LATER_STEPS)))
+    if config.position_ids_from == "ids":  # only behind what is decoded is there padding, which would not count
+        tokens[tokens == config.pad_token_id] = (config.pad_token_id + 1) % config.vocab_size
+    given = dict(attention_mask=source_mask, decoder_input_ids=torch.from_numpy(tokens), use_cache=False)
+    expected = [array(model(encoder_outputs=outputs, **given).logits) for model, outputs in zip(models, encoded)]
+    real = np.repeat(mask.any(axis=1)[:, None], tokens.shape[1], axis=1)
+    whole = np.ones_like(tokens[:, :first])
+    compare_steps(runtime, tokens, whole, (ids, mask), expected, real, report, case)
+
+
+def compare_decoder(runtime, models, ids, mask, rng, report, case):
+    if not runtime.decoders.takes_empty_prompts:
+        mask[~mask.any(axis=1), 0] = 1
+    ids, mask = move_padding(ids, mask, "left", 0)
+    later = rng.integers(0, models[0].config.vocab_size, (len(ids), sum(LATER_STEPS)))
+    tokens = np.concatenate([ids, later], axis=1)
+    whole_mask = np.concatenate([mask, np.ones_like(later)], axis=1)
+    positions = np.maximum(whole_mask.cumsum(axis=1) - 1, 0)
+    given = [torch.from_numpy(values) for values in (tokens, whole_mask, positions)]
+    expected = [array(model(*given, use_cache=False).logits) for model in models]
+    compare_steps(runtime, tokens, mask, None, expected, whole_mask == 1, report, case)
+
+
+def compare_steps(runtime, tokens, mask, source, expected, real, report, case):
+    """Feeds `tokens` (B, T) in steps, the first as long as `mask`, and compares the logits after each token, or after the last
+    of a step where a graph gives no others. `expected` are those (B, T, V) of each of `references`."""
+    start = mask.shape[1]
+    options = Options(max_new_tokens=sum(LATER_STEPS))
+    with closing(runtime.decoders.start(GenerationRequest(options, tokens[:, :start], mask, source))) as decoder:
+        lengths = LATER_STEPS if decoder.max_step_tokens is None else (1,) * sum(LATER_STEPS)
+        logits = decoder.prefill(tokens[:, :start], mask)
+        compare_step(logits, start, expected, real, report, f"{case}, step 0")
+        for number, length in enumerate(lengths, start=1):
+            logits = decoder.step(tokens[:, start : start + length])
+            start += length
+            compare_step(logits, start, expected, real, report, f"{case}, step {number}")
+
+
+def compare_step(logits, end, expected, real, report, case):
+    """`logits` (B, t, V) are those after the last t of the first `end` tokens."""
+    step = slice(end - logits.shape[1], end)
+    wanted, *same = [states[:, step] for states in expected]
+    report.compare(logits, wanted, real[:, step], case, *same)
+    report.compare_tokens(logits, wanted, real[:, step], case)

@@ -1,0 +1,159 @@
+"""Rewrites that hold weights in integers. Each changes the model in place and returns how often it applied."""
+
+import numpy as np
+import onnx_ir as ir
+
+from .matching import array, bias_of, is_normalized, matmuls, replace, weight
+
+INT8_COMPUTE = 4  # the `accuracy_level` of MatMulNBits that quantizes activations too
+BLOCK = 32  # weights of one column that share a scale
+EMBEDDING_BLOCK = 128  # weights of one row that share a scale
+
+
+def quantize_products(model: ir.Model) -> int:
+    """x W + b with W in int8, one scale for each column, and x in 8 bits, one scale for all of it.
+
+    What `LayerNormalization` returns has rows of like size, and so has attention, which averages what was made of them. Any
+    other x is divided by the root mean square of each row first, and the product multiplied by it, so that a large row costs
+    the others no precision."""
+    count = 0
+    for node in matmuls(model):
+        source, matrix = node.inputs
+        integers, scales = int8_columns(array(matrix))
+        quantized = [
+            weight(model, f"{matrix.name}.int8", integers),
+            weight(model, f"{matrix.name}.scales", scales),
+            weight(model, f"{matrix.name}.zeros", np.zeros(len(scales), np.int8)),
+        ]
+        if is_normalized(source):
+            add = bias_of(node)
+            inputs = [source, *quantized, *([add.inputs[1]] if add else [])]
+            new = [ir.node("DynamicQuantizeMatMul", inputs, domain="com.microsoft")]
+            replace(model, [node, add] if add else [node], new)
+        else:
+            ones = weight(model, f"ones.{len(integers)}", np.ones(len(integers), np.float32))
+            rows = ir.node("SimplifiedLayerNormalization", [source, ones], {"epsilon": 1e-12}, num_outputs=2)
+            product = ir.node("DynamicQuantizeMatMul", [rows.outputs[0], *quantized], domain="com.microsoft")
+            replace(model, [node], [rows, product, ir.node("Div", [product.outputs[0], rows.outputs[1]])])
+        count += 1
+    return count
+
+
+def quantize_integers(model: ir.Model) -> int:
+    """As `quantize_products`, in standard operators, and x as it is: a large row costs the others precision."""
+    count, rounded = 0, {}
+    for node in matmuls(model):
+        source, matrix = node.inputs
+        integers, scales = int8_columns(array(matrix))
+        if source not in rounded:
+            rounded[source] = ir.node("DynamicQuantizeLinear", [source], num_outputs=3)
+            model.graph.insert_before(node, rounded[source])
+        x, scale, zero = rounded[source].outputs
+        product = ir.node("MatMulInteger", [x, weight(model, f"{matrix.name}.int8", integers), zero])
+        cast = ir.node("Cast", product.outputs, {"to": ir.DataType.FLOAT})
+        scale = ir.node("Mul", [scale, weight(model, f"{matrix.name}.scales", scales)])
+        replace(model, [node], [product, cast, scale, ir.node("Mul", [cast.outputs[0], scale.outputs[0]])])
+        count += 1
+    return count
+
+
+def int8_columns(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(K, N) float32 -> int8 and the scales (N,) of its columns.
+
+    Processors without VNNI add two products, those of weights 2i and 2i + 1, in 16 bits. With activations of at most 255 no
+    sum overflows where no two such weights add up to more than 128, and the scale sees to that."""
+    pairs = matrix[: len(matrix) // 2 * 2]
+    largest = np.maximum(np.abs(matrix).max(axis=0), np.abs(pairs[::2] + pairs[1::2]).max(axis=0, initial=0))
+    scales = np.maximum(largest / 127, np.finfo(np.float32).tiny).astype(np.float32)
+    return np.rint(matrix / scales).astype(np.int8), scales
+
+
+def quantize_blocks(model: ir.Model) -> int:
+    """x W + b with W in 4 bits, one scale for each block of a column, and x in int8, one scale for each block of a row."""
+    count = 0
+    for node in matmuls(model):
+        inputs, attributes = in_blocks(model, node, 4)
+        if add := bias_of(node):
+            inputs += [None, None, add.inputs[1]]
+        new = ir.node("MatMulNBits", inputs, attributes | {"accuracy_level": INT8_COMPUTE}, domain="com.microsoft")
+        replace(model, [node, add] if add else [node], [new])
+        count += 1
+    return count
+
+
+def weight_only_int8(model: ir.Model) -> int:
+    """x W with W in 8 bits, one scale for each block of a column, and x as it is."""
+    return weight_only(model, 8)
+
+
+def weight_only_int4(model: ir.Model) -> int:
+    """As `weight_only_int8`, in 4 bits."""
+    return weight_only(model, 4)
+
+
+def weight_only(model: ir.Model, bits: int) -> int:
+    found = matmuls(model)
+    for node in found:
+        inputs, attributes = in_blocks(model, node, bits)
+        replace(model, [node], [ir.node("MatMulNBits", inputs, attributes, domain="com.microsoft")])
+    return len(found)
+
+
+def in_blocks(model: ir.Model, product: ir.Node, bits: int) -> tuple[list[ir.Value], dict[str, int]]:
+    """What `MatMulNBits` takes instead of `product`: inputs and attributes."""
+    source, matrix = product.inputs
+    integers, scales = {4: int4_blocks, 8: int8_blocks}[bits](array(matrix))
+    inputs = [source, weight(model, f"{matrix.name}.int{bits}", integers), weight(model, f"{matrix.name}.scales", scales)]
+    return inputs, {"K": matrix.shape[0], "N": matrix.shape[1], "bits": bits, "block_size": BLOCK}
+
+
+def int4_blocks(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(K, N) -> pairs of 4-bit integers (N, blocks, bytes) with zero point 8, and the scales (N, blocks), of the same type."""
+    blocks = column_blocks(matrix)
+    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=2, keepdims=True), axis=2)
+    scales = nonzero(largest / -8, matrix.dtype)  # the largest becomes -8, the one integer without a positive twin
+    integers = np.clip(np.rint(blocks / scales) + 8, 0, 15).astype(np.uint8)
+    return integers[..., ::2] | integers[..., 1::2] << 4, scales[..., 0]
+
+
+def int8_blocks(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(K, N) -> 8-bit integers (N, blocks, bytes) with zero point 128, and the scales (N, blocks), of the same type."""
+    blocks = column_blocks(matrix)
+    scales = nonzero(np.abs(blocks).max(axis=2, keepdims=True) / 127, matrix.dtype)
+    return np.clip(np.rint(blocks / scales) + 128, 1, 255).astype(np.uint8), scales[..., 0]
+
+
+def column_blocks(matrix: np.ndarray) -> np.ndarray:
+    """(K, N) -> float32 (N, blocks, `BLOCK`), the last block of a column padded with 0."""
+    padded = np.pad(matrix.T.astype(np.float32), ((0, 0), (0, -len(matrix) % BLOCK)))
+    return padded.reshape(len(padded), -1, BLOCK)
+
+
+def nonzero(scales: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """`scales` in `dtype`, in which the integers are found, and 1 where they are 0 in it."""
+    rounded = scales.astype(dtype)
+    rounded[rounded == 0] = 1
+    return rounded
+
+
+def quantize_embeddings(model: ir.Model) -> int:
+    """The table that `input_ids` are looked up in: 8 bits, one scale for each block of a row."""
+    count = 0
+    for node in [node for node in model.graph if node.op_type == "Gather" and node.inputs[1].name == "input_ids"]:
+        table = node.inputs[0]
+        integers, scales = uint8_blocks(array(table))
+        inputs = [weight(model, f"{table.name}.uint8", integers), node.inputs[1]]
+        inputs.append(weight(model, f"{table.name}.scales", scales))
+        attributes = {"bits": 8, "block_size": EMBEDDING_BLOCK, "gather_axis": 0, "quantize_axis": 1}
+        replace(model, [node], [ir.node("GatherBlockQuantized", inputs, attributes, domain="com.microsoft")])
+        count += 1
+    return count
+
+
+def uint8_blocks(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(V, D) float32 -> uint8 (V, D) with zero point 128, and the scales (V, blocks)."""
+    rows, width = table.shape
+    blocks = np.pad(table, ((0, 0), (0, -width % EMBEDDING_BLOCK))).reshape(rows, -1, EMBEDDING_BLOCK)
+    scales = np.maximum(np.abs(blocks).max(axis=2) / 127, np.finfo(np.float32).tiny).astype(np.float32)
+    integers = (np.rint(blocks / scales[..., None]) + 128).astype(np.uint8).reshape(rows, -1)
+    return np.ascontiguousarray(integers[:, :width]), scales

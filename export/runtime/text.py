@@ -1,0 +1,170 @@
+"""Text in, text out: a `Runtime` and the tokenizer that came with the checkpoint, without transformers."""
+
+import contextlib
+import os
+import re
+import reprlib
+from collections.abc import Iterator
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from ..errors import UsageError
+from . import options as option_fields
+from .inputs import pad_sequences
+from .runtime import Runtime
+
+# What may still change when more tokens come: a character that lacks bytes, and every run of single bytes.
+LACKS_BYTES, SINGLE_BYTE = "\ufffd", re.compile(r"<0x[0-9A-F]{2}>")
+
+
+class TextRuntime:
+    """An export directory with its tokenizer.json, loaded; `options` as `Runtime`.
+
+    Raises:
+        FileNotFoundError: if the export has no tokenizer, and as `Runtime`.
+        ValueError: if tokenizer.json is damaged or was added later, and as `Runtime`.
+    """
+
+    def __init__(self, directory: str | os.PathLike, threads: int | None = None, **options):
+        self.runtime = Runtime(directory, threads, **options)
+        self.path = self.runtime.artifact.directory / "tokenizer.json"
+        content = self.runtime.artifact.read(self.path.name)
+        if content is None:
+            raise FileNotFoundError(f"{self.path} is missing: the checkpoint had no tokenizer, so this export takes only ids")
+        with errors_of(self.path):
+            self.tokenizer = Tokenizer.from_buffer(content)
+        self.tokenizer.no_padding()
+        self.tokenizer.no_truncation()
+
+    def generate(self, texts: list[str], /, target_prefix: list[str] | None = None, **options) -> list[str]:
+        """One text for each of `texts`, or `num_return_sequences` of them: the translation, or for a decoder the
+        continuation. `options` as `Runtime.generate`.
+
+        `target_prefix`, for seq2seq only, is what each translation begins with, one text (or an empty one) for each of `texts`;
+        the translation has it too.
+
+        Raises:
+            ValueError: for no texts, what is no list of strings, an empty text, one that the tokenizer fails on, a
+                `target_prefix` of another length, and as `Runtime.generate`.
+        """
+        options = option_fields.check(options)
+        return self.generate_rows(self.rows(texts), self.prefixes(target_prefix, len(texts)), **options)[0]
+
+    def generate_with_scores(
+        self, texts: list[str], /, target_prefix: list[str] | None = None, **options
+    ) -> tuple[list[str], np.ndarray]:
+        """What `generate` returns, and the score of each text, as `Runtime.generate_with_scores`."""
+        options = option_fields.check(options)
+        return self.generate_rows(self.rows(texts), self.prefixes(target_prefix, len(texts)), is_scored=True, **options)
+
+    def generate_rows(
+        self, rows: list[list[int]], prefixes: list[list[int]], is_scored: bool = False, **options
+    ) -> tuple[list[str], np.ndarray]:
+        """As `generate_with_scores`, of tokens; the scores are NaN unless `is_scored`. Rows with prefixes of one length run
+        together."""
+        copies = options.get("num_return_sequences") or self.runtime.defaults.get("num_return_sequences") or 1
+        texts, scores = np.empty((len(rows), copies), object), np.full((len(rows), copies), np.nan, np.float32)
+        lengths = np.array([len(prefix) for prefix in prefixes])
+        run = self.runtime.generate_with_scores if is_scored else self.runtime.generate
+        for length in np.unique(lengths):
+            chosen = np.flatnonzero(lengths == length)
+            ids, mask = self.batch([rows[row] for row in chosen])
+            if length:
+                options["decoder_input_ids"] = np.array([prefixes[row] for row in chosen])
+            outputs = run(ids, mask, **options)
+            if is_scored:
+                outputs, found = outputs
+                scores[chosen] = found.reshape(-1, copies)
+            start = ids.shape[1] if "encoder" not in self.runtime.sessions else 1
+            texts[chosen] = np.array(self.decode(outputs[:, start:]), object).reshape(-1, copies)
+        return texts.ravel().tolist(), scores.ravel()
+
+    def stream(self, text: str, /, **options) -> Iterator[str]:
+        """Pieces of the one text that `generate` gives for `text`, each as soon as its tokens are there. `options` as
+        `Runtime.stream`.
+
+        Raises:
+            UsageError: for more than one sequence, and as `Runtime.stream`.
+            ValueError: as `generate`.
+        """
+        options = option_fields.check(options)
+        if options.get("num_return_sequences") not in (None, 1):
+            raise UsageError(f"num_return_sequences must be 1 to stream, got {options['num_return_sequences']}")
+        return self.pieces(self.runtime.stream(*self.tokenize([text]), **{**options, "num_return_sequences": 1}))
+
+    def pieces(self, steps: Iterator[np.ndarray]) -> Iterator[str]:
+        """The text of the tokens of one row, which come in arrays of one."""
+        ids, text, sent = [], "", 0  # of `text` the first `sent` characters have been given
+        for [token] in steps:
+            ids.append(int(token))
+            with errors_of(self.path):
+                before, text = text, self.tokenizer.decode(ids, skip_special_tokens=True)
+            is_open = text.endswith(LACKS_BYTES) or SINGLE_BYTE.fullmatch(self.tokenizer.id_to_token(ids[-1]) or "")
+            if text != before and not is_open and len(text) > sent:
+                yield text[sent:]
+                sent = len(text)
+        if len(text) > sent:
+            yield text[sent:]
+
+    def tokenize(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and mask (B, S), padded on the right, as `AutoTokenizer` gives them."""
+        return self.batch(self.rows(texts))
+
+    def batch(self, rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+        return pad_sequences(rows, self.runtime.config.get("pad_token_id"))
+
+    def rows(self, texts: list[str]) -> list[list[int]]:
+        """The tokens of each text. A decoder's prompt gets no end token."""
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"texts must be a list of strings, got {reprlib.repr(texts)}")
+        if not texts:
+            raise ValueError("no texts, expected at least one")
+        for index, text in enumerate(texts):
+            if not text.strip():
+                raise ValueError(f"text {index} of {len(texts)} is empty, expected words")
+        encodings = self.encode(texts, special_tokens=True)
+        return [encoding.ids if "encoder" in self.runtime.sessions else prompt(encoding) for encoding in encodings]
+
+    def prefixes(self, texts: list[str] | None, count: int) -> list[list[int]]:
+        """The tokens of each of `count` prefixes, all empty without `texts`."""
+        if texts is None or not any(texts):
+            return [[]] * count
+        if "encoder" not in self.runtime.sessions:
+            raise ValueError("a target_prefix is for seq2seq: this export is a decoder, whose prompt is what it goes on from")
+        if not isinstance(texts, list | tuple) or len(texts) != count or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"target_prefix must be a list of {count} strings, as texts, got {reprlib.repr(texts)}")
+        return [encoding.ids for encoding in self.encode(texts, special_tokens=False)]
+
+    def decode(self, ids: np.ndarray) -> list[str]:
+        with errors_of(self.path):
+            return self.tokenizer.decode_batch(ids.tolist(), skip_special_tokens=True)
+
+    def encode(self, texts: list[str], special_tokens: bool) -> list[Encoding]:
+        """What the tokenizer makes of each text; ValueError where it fails on one."""
+        for index, text in enumerate(texts):
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(f"text {index} of {len(texts)} is no Unicode text: {error}") from None
+        with errors_of(self.path):
+            return self.tokenizer.encode_batch(texts, add_special_tokens=special_tokens)
+
+
+def prompt(encoding: Encoding) -> list[int]:
+    """What a decoder goes on from: without what the tokenizer adds, where that puts the end token behind a text, as older ones
+    of ours do."""
+    added = encoding.special_tokens_mask
+    return [token for token, is_added in zip(encoding.ids, added) if not is_added] if added[-1:] == [1] else encoding.ids
+
+
+@contextlib.contextmanager
+def errors_of(path):
+    """What `tokenizers` raises, as ValueError: where Rust panics, as at a regular expression that never ends, it is no
+    `Exception`."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"the tokenizer of {path} failed: {error}") from None

@@ -1,0 +1,81 @@
+"""The cpu target: onnxruntime's own attention operators, with caches written in place, and integer products."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..spec import GraphSpec
+from .specs import graph_specs
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from torch import nn
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from ..spec import Pass
+    from .decoder import CpuDecoders, LoadedExport
+
+
+class Cpu:
+    """The `Target`."""
+
+    name = "cpu"
+    help = "onnxruntime's own operators for processors"
+    dtypes = ("fp32", "int8", "int4")
+    opsets = (21,)
+    default_device = "cpu"
+    is_standard = False
+
+    def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
+        return ("cpu",)
+
+    def unsupported_fields(self, config: "PretrainedConfig") -> dict[str, str]:
+        is_decoder = config.model_type == "vanilla-decoder"  # which `GroupQueryAttention` is for
+        fields = {}
+        if config.position_embedding_type == "relative":
+            fields["position_embedding_type"] = "anything but 'relative'"
+        if config.sliding_window is not None and not is_decoder:
+            fields["sliding_window"] = "None"
+        if config.model_type != "vanilla-encoder" and config.value_head_dim != config.head_dim:
+            fields["value_head_dim"] = f"head_dim, {config.head_dim}"
+        if is_decoder and config.head_dim % 8:
+            fields["head_dim"] = "a multiple of 8"
+        return fields
+
+    def activations(self, model: "PreTrainedModel", dtype: str | None) -> str:
+        return "fp32"
+
+    def graph_specs(self, config: dict, architecture: str, dtype: str, activations: str) -> dict[str, GraphSpec]:
+        return graph_specs(config, architecture)
+
+    def prepare(self, model: "PreTrainedModel", activations: str) -> "PreTrainedModel":
+        return model
+
+    def trace_module(self, model: "PreTrainedModel", role: str) -> "nn.Module":
+        from .trace import trace_module
+
+        return trace_module(model, role)
+
+    def passes(self, dtype: str) -> "tuple[Pass, ...]":
+        from ...passes.fusion import copy_transposed_weights, drop_reshapes, pack_projections, strip_metadata
+        from ...passes.quantization import quantize_blocks, quantize_embeddings, quantize_products
+
+        traced = (strip_metadata, drop_reshapes, pack_projections, copy_transposed_weights)
+        quantized = {"fp32": (), "int8": (quantize_products,), "int4": (quantize_blocks,)}[dtype]
+        return (*traced, *quantized, *((quantize_embeddings,) if quantized else ()))
+
+    def save(self, graphs: "dict[Path, ir.Model]") -> None:
+        from ..saving import save_with_shared_weights
+
+        save_with_shared_weights(graphs)
+
+    def parity_device(self, activations: str) -> str | None:
+        return "cpu"
+
+    def provider_options(self, role: str) -> dict[str, str]:
+        return {}
+
+    def open(self, export: "LoadedExport") -> "CpuDecoders":
+        from .decoder import CpuDecoders
+
+        return CpuDecoders(export)

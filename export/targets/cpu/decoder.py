@@ -1,0 +1,210 @@
+"""Generating with the cpu target's graphs, whose caches have a fixed size and are written in place."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnxruntime
+
+from ...runtime.decoder import (
+    INITIAL_ROOM,
+    Decoder,
+    GenerationRequest,
+    LoadedExport,
+    check_memory,
+    cross_states,
+    first_positions,
+    next_input_name,
+    position_bytes,
+)
+from ...runtime.inputs import move_padding
+from ...runtime.session import Session
+from ..spec import GraphSpec, TensorSpec
+
+
+@dataclass(frozen=True)
+class CpuDecoders:
+    """The `DecoderFactory` of one loaded export."""
+
+    export: LoadedExport
+    takes_empty_prompts = False
+
+    def start(self, request: GenerationRequest) -> Decoder:
+        """As `DecoderFactory`."""
+        spec = self.export.specs["decoder"]
+        check_memory(request, self.export.config["vocab_size"], position_bytes(spec) * first_positions(request))
+        capacity = request.input_ids.shape[1] + min(request.options.max_new_tokens, INITIAL_ROOM)
+        session = self.export.sessions["decoder"]
+        if request.source is None:
+            return CpuDecoder(session, spec, len(request.input_ids), capacity)
+        ids, mask = request.source
+        source = {**cross_states(self.export.encode(ids, mask)), "encoder_attention_mask": mask}
+        return CpuSeq2SeqDecoder(session, spec, source, len(request.input_ids), capacity)
+
+    def generate(self, request: GenerationRequest) -> None:
+        """As `DecoderFactory`: the search is on the host."""
+
+
+class CpuDecoder:
+    """The `Decoder` of prompts of a decoder, each at its own length; at first there is room for `capacity` tokens of each."""
+
+    all_logits = False
+    max_step_tokens = 1
+
+    def __init__(self, session: Session, spec: GraphSpec, rows: int, capacity: int):
+        self.session = session
+        self.spec = spec
+        self.capacity = capacity
+        self.bound = self.bind(rows, 1, {})
+
+    def bind(self, rows: int, length: int, caches: dict) -> "BoundGraph":
+        sizes = {"rows": rows, "target_length": length, "max_length": self.capacity}
+        return BoundGraph(self.session, self.spec, sizes, caches)
+
+    def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
+        """As `Decoder`."""
+        ids, mask = move_padding(input_ids, attention_mask, "right", 0)
+        rows, length = ids.shape
+        self.lengths = mask.sum(axis=1)
+        prompt = self.bind(rows, length, self.bound.caches)
+        logits = prompt.run(input_ids=ids, position_ids=np.arange(length), last_position=self.lengths - 1, total_length=length)
+        return logits[:, None].copy()
+
+    def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
+        """As `Decoder`."""
+        if beam_idx is not None:
+            self.reorder_cache(beam_idx)
+        used = self.lengths.max()
+        if used == self.capacity:
+            self.capacity *= 2
+            self.expand(1)
+        places = self.lengths
+        self.lengths = places + 1
+        return self.bound.run(input_ids=tokens, position_ids=places[:, None], last_position=places, total_length=used + 1)[
+            :, None
+        ]
+
+    def expand(self, expand_size: int) -> None:
+        """As `Decoder`, in new caches."""
+        old = self.bound.caches
+        self.lengths = np.repeat(self.lengths, expand_size)
+        self.bound = self.bind(len(self.lengths), 1, {})
+        used = self.lengths.max()
+        for name, (cache, _) in self.bound.caches.items():
+            cache[:, :, :used] = np.repeat(old[name][0][:, :, :used], expand_size, axis=0)
+
+    def reorder_cache(self, beam_idx: np.ndarray) -> None:
+        """Only rows that change, and only what is in use, moves."""
+        moved = np.flatnonzero(beam_idx != np.arange(len(beam_idx)))
+        if len(moved):
+            used = self.lengths.max()
+            for cache, _ in self.bound.caches.values():
+                cache[moved, :, :used] = cache[beam_idx[moved], :, :used]
+            self.lengths = self.lengths[beam_idx]
+
+    def close(self) -> None:
+        """As `Decoder`; nothing outlives it."""
+
+
+class CpuSeq2SeqDecoder:
+    """The `Decoder` of a seq2seq model; at first there is room for `capacity` tokens. Nothing moves: a table says whose key and
+    value each beam reads at each position. `source` is what the encoder returned, and its mask."""
+
+    all_logits = False
+    max_step_tokens = 1
+
+    def __init__(self, session: Session, spec: GraphSpec, source: dict[str, np.ndarray], rows: int, capacity: int):
+        self.session = session
+        self.spec = spec
+        self.capacity = capacity
+        self.rows = rows
+        self.source = {name: to_ortvalue(array) for name, array in source.items()}
+        self.length = 0
+        self.bind(beams=1)
+
+    def bind(self, beams: int) -> None:
+        sizes = {"rows": self.rows * beams, "batch_size": self.rows, "num_beams": beams, "max_length": self.capacity}
+        self.bound = BoundGraph(self.session, self.spec, sizes, {}, self.source)
+        self.writers = self.bound.inputs["cache_indirection"]
+        self.writers[:] = np.arange(beams)[:, None]
+        self.bound.inputs["num_beams"][:] = beams
+
+    def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
+        """As `Decoder`. The graph takes one token at a time, and rows without padding."""
+        for place in range(input_ids.shape[1]):
+            logits = self.step(input_ids[:, place : place + 1])
+        return logits.copy()
+
+    def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
+        """As `Decoder`."""
+        if beam_idx is not None:
+            beams = self.writers.shape[1]
+            parents = (beam_idx % beams).reshape(-1, beams, 1)
+            used = self.writers[:, :, : self.length]
+            used[:] = np.take_along_axis(used, parents, axis=1)
+        if self.length == self.capacity:
+            self.grow()
+        logits = self.bound.run(input_ids=tokens, past_length=self.length)
+        self.length += 1
+        return logits[:, None]
+
+    def expand(self, expand_size: int) -> None:
+        """As `Decoder`. The source stays as it is: its rows are shared."""
+        old = self.bound.caches
+        self.bind(expand_size)
+        self.fill(old, expand_size)
+
+    def grow(self) -> None:
+        old = self.bound.caches
+        writers = self.writers.copy()  # it is a view of what `bind` frees
+        self.capacity *= 2
+        self.bind(writers.shape[1])
+        self.writers[:, :, : self.length] = writers
+        self.fill(old, 1)
+
+    def fill(self, old: dict, expand_size: int) -> None:
+        """The caches with what is used of the `old`, every row `expand_size` times in a row."""
+        for name, (cache, _) in self.bound.caches.items():
+            cache[:, :, : self.length] = np.repeat(old[name][0][:, :, : self.length], expand_size, axis=0)
+
+    def close(self) -> None:
+        """As `Decoder`; nothing outlives it."""
+
+
+class BoundGraph:
+    """A decoder graph with all its inputs and outputs bound once, to `inputs` and `caches` by name, so that a step allocates
+    nothing. `caches` are taken over from another one, or made; each is an array and its `OrtValue`."""
+
+    def __init__(self, session: Session, spec: GraphSpec, sizes: dict[str, int], caches: dict, source: dict | None = None):
+        self.session = session
+        self.binding = session.io_binding()
+        self.inputs: dict[str, np.ndarray] = {}
+        self.caches = dict(caches)
+        for tensor in spec.inputs:
+            if tensor.name in (source or {}):
+                bound = source[tensor.name]
+            elif tensor.name.startswith("past_key_values"):
+                bound = self.caches.setdefault(tensor.name, zeros(tensor, sizes))[1]
+            else:
+                self.inputs[tensor.name], bound = zeros(tensor, sizes)
+            self.binding.bind_ortvalue_input(tensor.name, bound)
+        self.logits, bound = zeros(spec.outputs[0], sizes)
+        self.binding.bind_ortvalue_output("logits", bound)
+        for tensor in spec.outputs[1:]:
+            self.binding.bind_ortvalue_output(tensor.name, self.caches[next_input_name(tensor.name)][1])
+
+    def run(self, **values: np.ndarray | int) -> np.ndarray:
+        """The logits (rows, V) with `values` put into the inputs; the array is the same at each call."""
+        for name, array in values.items():
+            self.inputs[name][...] = array
+        self.session.run_bound(self.binding)
+        return self.logits
+
+
+def zeros(tensor: TensorSpec, sizes: dict[str, int]) -> tuple[np.ndarray, onnxruntime.OrtValue]:
+    """An array of zeros as `tensor` says, and the `OrtValue` that has its memory."""
+    value = to_ortvalue(np.zeros([sizes.get(size, size) for size in tensor.shape], tensor.dtype))
+    return value.numpy(), value
+
+
+def to_ortvalue(array: np.ndarray) -> onnxruntime.OrtValue:
+    return onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))

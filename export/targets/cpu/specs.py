@@ -1,0 +1,44 @@
+"""What the cpu target's decoder graphs take and return; what reads whole sequences is as for every target, see `sequences`.
+
+They write caches of fixed size in place (`past_key_values` and `present` are one buffer of `max_length` positions) and return
+the logits of each row's last token that is not padding only.
+
+A decoder reads `last_position` (each row's last token that is not padding, its place in the cache) and `total_length` (the
+longest row, new tokens included). The rows of a seq2seq decoder are the beams of each input in order, all `past_length` tokens
+long; `cache_indirection` says for each beam which one's key and value it reads at each position.
+"""
+
+from ..fixed_caches import fixed_cache_specs
+from ..sequences import sequence_specs
+from ..spec import GraphSpec, TensorSpec
+
+EXAMPLE_SIZES = {"rows": 12, "num_beams": 4, "max_length": 11}
+EXAMPLE_LENGTH = 3  # tokens in the caches of the example
+
+
+def graph_specs(config: dict, architecture: str) -> dict[str, GraphSpec]:
+    return sequence_specs(config, architecture) or decoder_specs(config)
+
+
+def decoder_specs(config: dict) -> dict[str, GraphSpec]:
+    logits = TensorSpec("logits", "float32", ("rows", config["vocab_size"]))
+    inputs = decoder_inputs() if config["model_type"] == "vanilla-decoder" else seq2seq_inputs()
+    return fixed_cache_specs(config, inputs, (logits,), ("rows", "max_length"), EXAMPLE_SIZES)
+
+
+def decoder_inputs() -> tuple[TensorSpec, ...]:
+    return (
+        TensorSpec("input_ids", "int64", ("rows", "target_length")),
+        TensorSpec("position_ids", "int64", ("rows", "target_length")),
+        TensorSpec("last_position", "int32", ("rows",), example=EXAMPLE_LENGTH),
+        TensorSpec("total_length", "int32", (1,), example=EXAMPLE_LENGTH + 1),
+    )
+
+
+def seq2seq_inputs() -> tuple[TensorSpec, ...]:
+    return (
+        TensorSpec("input_ids", "int64", ("rows", 1)),
+        TensorSpec("past_length", "int32", (1,), example=EXAMPLE_LENGTH),
+        TensorSpec("num_beams", "int32", (1,), example=EXAMPLE_SIZES["num_beams"]),
+        TensorSpec("cache_indirection", "int32", ("batch_size", "num_beams", "max_length"), example=0),
+    )

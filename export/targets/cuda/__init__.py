@@ -1,0 +1,104 @@
+"""The cuda target: onnxruntime's own operators in half precision, with caches that stay on the device; a step is one CUDA
+graph, and so is one of beam search."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..spec import GraphSpec
+from .specs import graph_specs
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from torch import nn
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from ..spec import Pass
+    from .decoder import CudaDecoders, LoadedExport
+
+
+class Cuda:
+    """The `Target`."""
+
+    name = "cuda"
+    help = "onnxruntime's own operators for NVIDIA GPUs"
+    dtypes = ("fp32", "fp16", "bf16", "int8", "int4")
+    opsets = (24,)
+    default_device = "cuda"
+    is_standard = False
+
+    def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
+        return ("cpu", "cuda")
+
+    def unsupported_fields(self, config: "PretrainedConfig") -> dict[str, str]:
+        fields = {}
+        if config.position_embedding_type == "relative":
+            fields["position_embedding_type"] = "anything but 'relative'"
+        if config.sliding_window is not None and config.model_type != "vanilla-decoder":
+            fields["sliding_window"] = "None"
+        return fields
+
+    def activations(self, model: "PreTrainedModel", dtype: str | None) -> str:
+        """That of the weights; for integers and by default float16, or bfloat16 where float16 overflows."""
+        from .trace import FLOAT16_MAX, overflow
+
+        if dtype in ("fp32", "bf16"):
+            return dtype
+        problem = overflow(model)
+        if problem and dtype == "fp16":
+            raise ValueError(f"{problem}, and float16 holds {FLOAT16_MAX:.0f}: use --dtype bf16")
+        return "bf16" if problem else "fp16"
+
+    def graph_specs(self, config: dict, architecture: str, dtype: str, activations: str) -> dict[str, GraphSpec]:
+        return graph_specs(config, architecture, activations)
+
+    def prepare(self, model: "PreTrainedModel", activations: str) -> "PreTrainedModel":
+        from .trace import cast_for_export
+
+        return cast_for_export(model, activations)
+
+    def trace_module(self, model: "PreTrainedModel", role: str) -> "nn.Module":
+        from .trace import trace_module
+
+        return trace_module(model, role)
+
+    def passes(self, dtype: str) -> "tuple[Pass, ...]":
+        from ...passes.fusion import (
+            copy_transposed_weights,
+            drop_reshapes,
+            fix_reshapes,
+            fuse_gelus,
+            fuse_residuals,
+            pack_products,
+            strip_metadata,
+        )
+        from ...passes.quantization import weight_only_int4, weight_only_int8
+
+        traced = (fix_reshapes, strip_metadata, drop_reshapes, copy_transposed_weights, pack_products)
+        fused = (fuse_residuals, fuse_gelus)
+        quantized = {"int8": (weight_only_int8,), "int4": (weight_only_int4,)}.get(dtype, ())
+        return (*traced, *fused, *quantized)
+
+    def save(self, graphs: "dict[Path, ir.Model]") -> None:
+        from ..saving import save_graphs
+
+        save_graphs(graphs)
+
+    def parity_device(self, activations: str) -> str | None:
+        """The CPU has no attention in half precision."""
+        from ...runtime.devices import require
+
+        try:
+            require("cuda")
+        except OSError:
+            return "cpu" if activations == "fp32" else None
+        return "cuda"
+
+    def provider_options(self, role: str) -> dict[str, str]:
+        """Steps of a decoder are replayed."""
+        return {"enable_cuda_graph": str(int(role != "encoder"))}
+
+    def open(self, export: "LoadedExport") -> "CudaDecoders":
+        from .decoder import CudaDecoders
+
+        return CudaDecoders(export)

@@ -1,0 +1,94 @@
+"""What the cuda target's graphs take and return; what reads whole sequences is as for every target, see `sequences`.
+
+There is one cache for each input, not for each beam: `past_key_values` have `slots`, `first_slot` is where the keys and values
+of the first of `count` new tokens go, `visible` says which slots each token reads, and `tokens` has the token of each slot.
+`logits_of` says after which of the new tokens logits are wanted. `next_input_ids` and so on are what the next step takes, if
+the likeliest token follows each of these. Caches have the type that is computed in. `beam_search.onnx` takes the logits
+instead, and chooses `num_beams` of `candidates`.
+"""
+
+from dataclasses import replace
+
+from ..fixed_caches import fixed_cache_specs
+from ..sequences import sequence_specs
+from ..spec import GraphSpec, TensorSpec
+
+EXAMPLE_SIZES = {"slots": 13, "logits": 6, "num_beams": 4, "candidates": 8, "num_ends": 9}
+CACHE_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
+
+
+def graph_specs(config: dict, architecture: str, activations: str) -> dict[str, GraphSpec]:
+    specs = sequence_specs(config, architecture) or decoder_specs(config)
+    return {role: with_cache_dtype(spec, CACHE_DTYPES.get(activations, "float32")) for role, spec in specs.items()}
+
+
+def with_cache_dtype(spec: GraphSpec, dtype: str) -> GraphSpec:
+    """Caches are of the type that is computed in; logits and hidden states are float32 always."""
+
+    def typed(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        caches = ("past_key_values", "present")
+        return tuple(replace(tensor, dtype=dtype) if tensor.name.startswith(caches) else tensor for tensor in tensors)
+
+    return replace(spec, inputs=typed(spec.inputs), outputs=typed(spec.outputs))
+
+
+def decoder_specs(config: dict) -> dict[str, GraphSpec]:
+    logits = TensorSpec("logits", "float32", ("batch_size", "logits", config["vocab_size"]))
+
+    def state(prefix: str, count: str) -> tuple[TensorSpec, ...]:
+        return (
+            TensorSpec(f"{prefix}input_ids", "int64", ("batch_size", count)),
+            TensorSpec(f"{prefix}position_ids", "int64", ("batch_size", count)),
+            TensorSpec(f"{prefix}first_slot", "int64", ("batch_size",), example=0),
+            TensorSpec(f"{prefix}visible", "bool", ("batch_size", count, "slots")),
+            TensorSpec(f"{prefix}tokens", "int64", ("batch_size", 1, "slots", 1)),
+        )
+
+    input_ids, position_ids, first_slot, visible, tokens = state("", "target_length")
+    count = TensorSpec("count", "int64", ("batch_size",), example=0)
+    logits_of = TensorSpec("logits_of", "int64", ("batch_size", "logits"), example=0)
+    slot_numbers = TensorSpec("slot_numbers", "int64", ("slots",), example=0)
+    inputs = (input_ids, position_ids, count, first_slot, visible, logits_of, slot_numbers, tokens)
+    outputs = (logits, *state("next_", "logits"))
+    specs = fixed_cache_specs(config, inputs, outputs, ("batch_size", "slots"), EXAMPLE_SIZES)
+    return {**specs, "beams": beam_search_spec(config["vocab_size"])}
+
+
+def beam_search_spec(vocab_size: int) -> GraphSpec:
+    """Of B inputs, K beams and C candidates, `options.Options.candidates`."""
+
+    def tensor(name: str, dtype: str, *shape: str | int) -> TensorSpec:
+        return TensorSpec(name, dtype, shape)
+
+    def state(prefix: str) -> tuple[TensorSpec, ...]:
+        per_beam = ("batch_size", "num_beams")
+        return (
+            tensor(f"{prefix}scores", "float32", *per_beam),
+            tensor(f"{prefix}visible", "bool", *per_beam, "slots"),
+            tensor(f"{prefix}tokens", "int64", "batch_size", 1, "slots", 1),
+            tensor(f"{prefix}finished_scores", "float32", *per_beam),
+            tensor(f"{prefix}finished_visible", "bool", *per_beam, "slots"),
+            tensor(f"{prefix}finished_tokens", "int64", *per_beam),
+            tensor(f"{prefix}finished_lengths", "int64", *per_beam),
+            tensor(f"{prefix}can_improve", "bool", "batch_size", 1),
+            tensor(f"{prefix}length", "int64", 1),
+        )
+
+    constants = (
+        tensor("logits", "float32", "batch_size", "num_beams", vocab_size),
+        tensor("first_slot", "int64", "batch_size"),
+        tensor("slot_numbers", "int64", "slots"),
+        tensor("is_best", "bool", "candidates"),
+        tensor("eos_token_ids", "int64", "num_ends"),
+        tensor("max_length", "int64", 1),
+        tensor("length_penalty", "float32", 1),
+        tensor("stops_early", "bool", 1),
+        tensor("never_stops_early", "bool", 1),
+    )
+    return GraphSpec(
+        "onnx/beam_search.onnx",
+        (*constants, *state("")),
+        (tensor("input_ids", "int64", "batch_size", "num_beams"), *state("next_")),
+        EXAMPLE_SIZES,
+        is_on_demand=True,  # when the sizes of all axes are known: then no shape is left to compute
+    )

@@ -1,0 +1,76 @@
+"""The portable target: standard operators, with caches that grow; any ONNX runtime runs its graphs."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..spec import GraphSpec
+from .specs import graph_specs
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from torch import nn
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from ..spec import Pass
+    from .decoder import LoadedExport, PortableDecoders
+
+
+class Portable:
+    """The `Target`."""
+
+    name = "portable"
+    help = "standard operators"
+    dtypes = ("fp32", "int8")
+    opsets = (18, 19, 20, 21, 22, 23)
+    default_device = "cpu"
+    is_standard = True
+
+    def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
+        """TensorRT compiles what reads whole sequences, in fp32. A decoder would be compiled for each size of its caches."""
+        return ("cpu", "cuda", "tensorrt") if "encoder" in roles and dtype == "fp32" else ("cpu", "cuda")
+
+    def unsupported_fields(self, config: "PretrainedConfig") -> dict[str, str]:
+        return {}
+
+    def activations(self, model: "PreTrainedModel", dtype: str | None) -> str:
+        return "fp32"
+
+    def graph_specs(self, config: dict, architecture: str, dtype: str, activations: str) -> dict[str, GraphSpec]:
+        return graph_specs(config, architecture, dtype)
+
+    def prepare(self, model: "PreTrainedModel", activations: str) -> "PreTrainedModel":
+        return model
+
+    def trace_module(self, model: "PreTrainedModel", role: str) -> "nn.Module":
+        from .trace import trace_module
+
+        return trace_module(model, role)
+
+    def passes(self, dtype: str) -> "tuple[Pass, ...]":
+        from ...passes.fusion import copy_transposed_weights, fix_reshapes, share_tied_weights, strip_metadata
+        from ...passes.quantization import quantize_integers
+
+        if dtype == "int8":
+            return fix_reshapes, strip_metadata, copy_transposed_weights, quantize_integers
+        return fix_reshapes, strip_metadata, share_tied_weights
+
+    def save(self, graphs: "dict[Path, ir.Model]") -> None:
+        import onnx
+
+        from ..saving import save_graphs
+
+        save_graphs(graphs)
+        for path in graphs:
+            onnx.checker.check_model(str(path))  # it knows standard operators only
+
+    def parity_device(self, activations: str) -> str | None:
+        return "cpu"
+
+    def provider_options(self, role: str) -> dict[str, str]:
+        return {}
+
+    def open(self, export: "LoadedExport") -> "PortableDecoders":
+        from .decoder import PortableDecoders
+
+        return PortableDecoders(export)

@@ -1,0 +1,53 @@
+"""The targets there are: one line each."""
+
+import difflib
+
+from .cpu import Cpu
+from .cuda import Cuda
+from .portable import Portable
+from .spec import Target
+
+_TARGETS: dict[str, Target] = {}
+
+
+def register(target: Target) -> None:
+    """Adds `target`, under its name, to those that `export` and `Runtime` know.
+
+    Raises:
+        ValueError: for a name that is registered already.
+    """
+    if target.name in _TARGETS:
+        raise ValueError(f"a target {target.name!r} is registered already, expected another name than {list(_TARGETS)}")
+    _TARGETS[target.name] = target
+
+
+def unregister(name: str) -> None:
+    del _TARGETS[name]
+
+
+def targets() -> tuple[Target, ...]:
+    """All of them; the first is the default."""
+    return tuple(_TARGETS.values())
+
+
+def get_target(name: str) -> Target:
+    """Raises ValueError for a name that is not registered."""
+    if name in _TARGETS:
+        return _TARGETS[name]
+    close = difflib.get_close_matches(str(name), _TARGETS, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise ValueError(f"no target {name!r}, expected one of: {known_targets()}{hint}")
+
+
+def default_target() -> str:
+    return targets()[0].name
+
+
+def known_targets() -> str:
+    """In words, for messages and help."""
+    return "; ".join(f"{target.name} with {', '.join(target.dtypes)}" for target in targets())
+
+
+register(Portable())
+register(Cpu())
+register(Cuda())

@@ -1,0 +1,137 @@
+"""What an export is made of, and what a target is: a way to trace, to optimize, to save and to run graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from torch import nn
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from ..runtime.decoder import DecoderFactory, LoadedExport
+
+    Pass = Callable[[ir.Model], int]  # changes the graph in place; how often it applied
+
+# Sizes of the example that is traced, for axes that graphs of several targets have; a `GraphSpec` has those of its own. All
+# are different, and above 1, because tracing takes 0, 1 and equal sizes for fixed.
+EXAMPLE_SIZES = {"batch_size": 3, "source_length": 7, "target_length": 2, "num_choices": 4}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output; a `str` in `shape` is an axis, shared by all tensors that name it.
+
+    Args:
+        range: the lowest and the highest number that callers may give; any if `None`.
+        default: what stands everywhere where a caller gives nothing; `None` if something must be given.
+        example: what stands everywhere in the example that is traced; if `None`, random numbers that fit the name.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[str | int, ...]
+    range: tuple[int, int] | None = None
+    default: int | None = None
+    example: int | None = None
+
+    @property
+    def axes(self) -> dict[int, str]:
+        return {index: size for index, size in enumerate(self.shape) if isinstance(size, str)}
+
+
+@dataclass(frozen=True)
+class GraphSpec:
+    """One ONNX file, relative to the export directory, with its inputs and outputs in order.
+
+    Args:
+        example_sizes: of the example that is traced, for axes that `EXAMPLE_SIZES` lacks.
+        is_on_demand: whether sessions of it are made while generating, for axes that are known then.
+    """
+
+    file: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    example_sizes: dict[str, int] = field(default_factory=dict)
+    is_on_demand: bool = False
+
+
+class Target(Protocol):
+    """One folder, and one line in the registry. The runtime has no torch and no onnx: what needs them here are `activations`,
+    `prepare`, `trace_module`, `passes` and `save`.
+
+    Models that only read whole sequences and have a decoder are traced into standard operators for every target, see
+    `sequence_modules`.
+    """
+
+    name: str
+    help: str  # in a few words
+    dtypes: tuple[str, ...]  # of the weights
+    opsets: tuple[int, ...]  # the first by default
+    default_device: str
+    is_standard: bool  # only standard operators: other clients run the graphs, and several dtypes stand side by side
+
+    def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
+        """What the graphs of these roles run on."""
+
+    def unsupported_fields(self, config: PretrainedConfig) -> dict[str, str]:
+        """Fields of `config` whose values the graphs cannot hold, and what fits."""
+
+    def activations(self, model: PreTrainedModel, dtype: str | None) -> str:
+        """What is computed in where the weights are of `dtype`, `None` for the default.
+
+        Raises:
+            ValueError: if it cannot hold what the model computes.
+        """
+
+    def graph_specs(self, config: dict, architecture: str, dtype: str, activations: str) -> dict[str, GraphSpec]:
+        """The graphs by role: `"encoder"` reads whole sequences, `"decoder"` continues them; models that do both have both."""
+
+    def prepare(self, model: PreTrainedModel, activations: str) -> PreTrainedModel:
+        """What is traced: `model`, or a copy in another type."""
+
+    def trace_module(self, model: PreTrainedModel, role: str) -> nn.Module:
+        """Takes and returns what the spec of `role` lists."""
+
+    def passes(self, dtype: str) -> tuple[Pass, ...]:
+        """What changes the traced graphs, in order."""
+
+    def save(self, graphs: dict[Path, ir.Model]) -> None:
+        """Writes the graphs to their files."""
+
+    def parity_device(self, activations: str) -> str | None:
+        """Where an export is compared with torch here; `None` if nowhere."""
+
+    def provider_options(self, role: str) -> dict[str, str]:
+        """For the device's provider of onnxruntime, over those that hold for all targets."""
+
+    def open(self, export: LoadedExport) -> DecoderFactory:
+        """What generates with an export that has a decoder."""
+
+
+def example_inputs(spec: GraphSpec, vocab_size: int) -> dict[str, np.ndarray]:
+    """Inputs to trace `spec` with. Their masks have one padded row: tracing drops a mask that is all ones."""
+    rng = np.random.default_rng(0)
+    sizes = EXAMPLE_SIZES | spec.example_sizes
+    example = {}
+    for tensor in spec.inputs:
+        shape = [sizes.get(size, size) for size in tensor.shape]
+        if tensor.example is not None:
+            example[tensor.name] = np.full(shape, tensor.example, tensor.dtype)
+        elif "float" in tensor.dtype:
+            example[tensor.name] = rng.standard_normal(shape).astype(np.float32)
+        elif tensor.dtype == "bool":
+            example[tensor.name] = rng.random(shape) < 0.5
+        elif "mask" in tensor.name:
+            example[tensor.name] = np.ones(shape, np.int64)
+            example[tensor.name][1, ..., :2] = 0
+        elif tensor.name == "position_ids":
+            example[tensor.name] = np.tile(np.arange(shape[1]), (shape[0], 1))
+        else:
+            example[tensor.name] = rng.integers(0, vocab_size, shape)
+    return example
