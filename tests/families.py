@@ -6,27 +6,32 @@ import torch
 import transformers
 from torch import nn
 
-from vanilla_transformer.conversion.plan import FAMILIES
+from vanilla_transformer.conversion import FAMILIES
+from vanilla_transformer.conversion.converter import converter_of
 
+ARCHITECTURES = {family: converter_of(family).ARCHITECTURES for family in FAMILIES}  # of each: theirs, with ours
+BACK = {family: ARCHITECTURES[family] for family in FAMILIES if FAMILIES[family].converts_back}
 LENGTHS = [7, 3, 5]
 RIGHT = torch.tensor([[1] * length + [0] * (7 - length) for length in LENGTHS])
 
 
 def random_config(family, architecture, seed):
-    """A small config of `family`: odd numbers of heads, all the switches that are representable."""
+    """A small config of `family`, by the names its config has: odd numbers of heads, the switches that are representable."""
+    config_class = getattr(transformers, converter_of(family).CONFIG)
+    names = config_class().to_dict()
     rng = random.Random(f"{family} {seed}")
     heads, vocabulary, positions = rng.choice([1, 3, 5]), rng.randint(30, 60), rng.randint(24, 40)
     width = heads * rng.choice([4, 6, 8])
     act = rng.choice(["gelu", "relu", "silu", "gelu_new"])
     common = dict(vocab_size=vocabulary, tie_word_embeddings=seed % 2 == 0)
     labels = dict(num_labels=2 if "QuestionAnswering" in architecture else 3)
-    if family in ("bert", "roberta", "electra"):
+    if "type_vocab_size" in names:  # as BERT
         fields = dict(
             hidden_size=width, intermediate_size=rng.randint(10, 30), num_hidden_layers=rng.randint(1, 3),
             num_attention_heads=heads, hidden_act=act, max_position_embeddings=positions,
             type_vocab_size=rng.choice([1, 2, 3]), layer_norm_eps=rng.choice([1e-12, 1e-5]),
         )  # fmt: skip
-        fields |= dict(embedding_size=width) if family == "electra" else {}
+        fields |= dict(embedding_size=width) if "embedding_size" in names else {}
     elif family == "distilbert":
         fields = dict(
             dim=width, hidden_dim=rng.randint(10, 30), n_layers=rng.randint(1, 3), n_heads=heads, activation=act,
@@ -57,7 +62,7 @@ def random_config(family, architecture, seed):
             last = vocabulary - 1
             fields |= dict(pad_token_id=last, decoder_start_token_id=last, eos_token_id=0, forced_eos_token_id=0)
             fields |= dict(share_encoder_decoder_embeddings=rng.random() < 0.5, decoder_vocab_size=vocabulary)
-    return getattr(transformers, FAMILIES[family].CONFIG)(**common, **labels, **fields)
+    return config_class(**common, **labels, **fields)
 
 
 def random_model(architecture, config, dtype=torch.float32):
@@ -109,12 +114,13 @@ def given_to(model, position_ids=None):
 
 def reads_twice(model):
     """Heads whose decoder reads the source too."""
-    pair = model.config.is_encoder_decoder
-    return pair and type(model).__name__.endswith(("ForSequenceClassification", "ForQuestionAnswering"))
+    return model.config.is_encoder_decoder and type(model).__name__.endswith(
+        ("ForSequenceClassification", "ForQuestionAnswering")
+    )
 
 
 def outputs_of(model, given):
-    """All tensors that both families return, under one name; only real tokens."""
+    """All tensors that both families return, under one name; only of tokens that are not padding."""
     with torch.no_grad():
         outputs = model(**given)
     found = {}

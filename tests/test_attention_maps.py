@@ -1,4 +1,4 @@
-"""Attention maps are softmax(Q K^T / sqrt(d_k)) of the checkpoint's weights, and pictures that appear whole or not at all."""
+"""Attention maps are softmax(Q K^T / sqrt(d_k)) of the checkpoint's weights, and figures that appear whole or not at all."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from checkpoints import perturbed, toy_corpus
 from matplotlib.figure import Figure
 from PIL import Image
 
-from vanilla_transformer.attention_maps import AttentionMaps, attention_maps, draw, save_attention_maps
+from vanilla_transformer.attention_maps import AttentionMaps, attention_maps, plot, save_attention_maps
 from vanilla_transformer.training.tokenizer import train_tokenizer
 from vanilla_transformer_export.cli import main
 
@@ -114,7 +114,7 @@ def test_what_a_model_does_not_read_or_have_is_refused(architecture, arguments, 
         attention_maps(*made(architecture), **arguments)
 
 
-# ---------------------------------------------------------------------------------------------------------------- pictures
+# ----------------------------------------------------------------------------------------------------------------- figures
 
 
 def shown(figure):
@@ -126,9 +126,9 @@ MAPS = AttentionMaps("cross", np.random.default_rng(0).random((2, 3, 4, 5)), lis
 
 
 @pytest.mark.parametrize("layer, head", [(None, None), (1, None), (None, 2), (1, 2)])
-def test_the_picture_has_the_maps_asked_for(layer, head):
+def test_the_figure_has_the_maps_asked_for(layer, head):
     layers, heads = (range(2) if layer is None else [layer]), (range(3) if head is None else [head])
-    figure = draw(MAPS, layer, head)
+    figure = plot(MAPS, layer, head)
     for found, expected in zip(shown(figure), [MAPS.weights[i, j] for i in layers for j in heads], strict=True):
         np.testing.assert_array_equal(found, expected)
     labels = [[label.get_text() for label in axis.get_ticklabels()] for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis)]
@@ -140,7 +140,7 @@ def test_the_picture_has_the_maps_asked_for(layer, head):
 )
 def test_a_layer_or_a_head_that_does_not_exist_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        draw(MAPS, *arguments)
+        plot(MAPS, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def checkpoint(tmp_path_factory):
     return directory
 
 
-def test_the_verb_writes_a_picture_and_replaces_it_with_force_only(checkpoint, tmp_path):
+def test_the_verb_writes_a_figure_and_replaces_it_with_force_only(checkpoint, tmp_path):
     out = tmp_path / "new" / "map.png"
     command = ["attention", str(checkpoint), SOURCE, TARGET, "--out", str(out)]
     main(command)
@@ -176,9 +176,9 @@ def test_the_verb_writes_a_picture_and_replaces_it_with_force_only(checkpoint, t
         (["--head", "-1"], "at least 0 and below 2**63, got -1"),
         (["--head", "x"], "expected a whole number of at least 0, got 'x'"),
         (["--kind", "self"], "no 'self' attention"),
-        (["--out", "map"], "map is no name of a picture, expected one that ends in .eps, .jpeg, .jpg, .pdf, .png,"),
-        (["--out", "map.safetensors"], "map.safetensors is no name of a picture"),
-        (["--out", ".png"], ".png is no name of a picture"),
+        (["--out", "map"], "map is no name of a figure, expected one that ends in .eps, .jpeg, .jpg, .pdf, .png,"),
+        (["--out", "map.safetensors"], "map.safetensors is no name of a figure"),
+        (["--out", ".png"], ".png is no name of a figure"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -194,7 +194,7 @@ def test_the_verb_writes_nothing_when_it_is_asked_for_what_is_not_there(
 
 
 @pytest.mark.parametrize("kind", ["PNG", "pdf", "svg", "jpg", "webp"])
-def test_the_name_of_a_picture_says_its_kind(checkpoint, tmp_path, kind):
+def test_the_name_of_a_figure_tells_its_format(checkpoint, tmp_path, kind):
     save_attention_maps(checkpoint, tmp_path / f"map.{kind}", SOURCE, TARGET, layer=0, head=0)
     assert (tmp_path / f"map.{kind}").stat().st_size > 1000
 
@@ -210,7 +210,7 @@ def test_a_tokenizer_that_is_larger_than_the_vocabulary_is_refused():
         attention_maps(model, train_tokenizer(LINES, 80), LINES[0] + LINES[1])
 
 
-def test_no_room_on_the_disk_leaves_no_half_picture(checkpoint, tmp_path, monkeypatch):
+def test_no_room_on_the_disk_leaves_no_half_figure(checkpoint, tmp_path, monkeypatch):
     def full(figure, file, **options):
         file.write_bytes(b"half")
         raise OSError(28, "No space left on device")

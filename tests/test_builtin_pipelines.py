@@ -80,7 +80,7 @@ def close(found, wanted):
 
 
 def greedy(model, ids, steps):
-    """The most probable token behind everything before, without a cache."""
+    """The most probable token after all those before it, without a cache."""
     for _ in range(steps):
         with torch.no_grad():
             ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], dim=1)
@@ -255,7 +255,7 @@ def test_token_classification_joins_the_tokens_of_an_entity(tags):
     for entity in tagged(tags, TEXTS[0]):
         kind = entity["entity"][2:]
         before = groups[-1][-1] if groups else {"index": None, "entity": "O"}
-        # An entity goes on with an I- of its kind, directly behind it.
+        # An entity goes on with an I- of its kind, directly after it.
         if entity["entity"] == f"I-{kind}" and before["entity"][2:] == kind and before["index"] == entity["index"] - 1:
             groups[-1].append(entity)
         else:

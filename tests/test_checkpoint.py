@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from vanilla_transformer import VanillaDecoderForCausalLM
 from vanilla_transformer.checkpoint import checkpoint_directory, load_checkpoint, load_tokenizer
-from vanilla_transformer.conversion import plan
+from vanilla_transformer.conversion import plan_conversion
 from vanilla_transformer.training.averaging import average
 from vanilla_transformer.training.tokenizer import train_tokenizer
 from vanilla_transformer_export.cli import main
@@ -286,7 +286,7 @@ def test_a_foreign_config_with_layers_that_the_file_does_not_hold_is_refused(tmp
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
     edit_json(tmp_path / "config.json", n_layer=10**9)
     with pytest.raises(ValueError, match="num_hidden_layers is 1000000000 .* expected at most 1 by its tensors"):
-        plan(tmp_path)
+        plan_conversion(tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------- tokenizers, generation

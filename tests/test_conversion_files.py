@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast, pipeline
 
 import vanilla_transformer
-from vanilla_transformer.conversion import convert, plan
+from vanilla_transformer.conversion import convert, plan_conversion
 from vanilla_transformer_export import TextRuntime, export
 from vanilla_transformer_export.cli import main
 
@@ -135,7 +135,7 @@ def test_a_table_of_sinusoids_in_an_old_marian_checkpoint_is_read_and_another_ta
     assert_converts(directory, model, tmp_path)
     edit_tensors(directory, lambda t: t.update({name: table + 0.1}))
     with pytest.raises(ValueError, match="encoder.embed_positions.weight is not the table of sinusoids"):
-        plan(directory)
+        plan_conversion(directory)
 
 
 def test_a_base_model_without_a_pooler(tmp_path):
@@ -232,7 +232,7 @@ UNREPRESENTABLE = [
 @pytest.mark.parametrize(
     "family, architecture, field", UNREPRESENTABLE, ids=lambda x: next(iter(x)) if isinstance(x, dict) else x
 )
-def test_what_cannot_be_represented_is_refused_by_name(family, architecture, field, tmp_path):
+def test_what_cannot_be_represented_is_rejected_with_the_field_s_name(family, architecture, field, tmp_path):
     directory, _ = saved(architecture, family, tmp_path)
     edit_json(directory / "config.json", **field)
     [(name, value)] = field.items()
@@ -245,47 +245,47 @@ def test_an_odd_width_has_no_sinusoids(tmp_path):
     directory, _ = saved("MarianModel", "marian", tmp_path)
     edit_json(directory / "config.json", d_model=15, encoder_attention_heads=3, decoder_attention_heads=3)
     with pytest.raises(ValueError, match="d_model=15 cannot be converted: sinusoids need an even width"):
-        plan(directory)
+        plan_conversion(directory)
 
 
 @pytest.mark.parametrize("architecture", ["BertLMHeadModel", None])
 def test_an_architecture_without_a_counterpart_is_refused(architecture, bert):
     edit_json(bert[0] / "config.json", architectures=architecture and [architecture])
     with pytest.raises(ValueError, match=r"architectures=.* cannot be converted, expected one of BertModel, "):
-        plan(bert[0])
+        plan_conversion(bert[0])
 
 
 def test_another_family_is_refused(bert):
     edit_json(bert[0] / "config.json", model_type="t5")
     with pytest.raises(ValueError, match="is a t5 checkpoint, expected one of bert, roberta, "):
-        plan(bert[0])
+        plan_conversion(bert[0])
 
 
 def test_one_of_ours_needs_a_family(bert, tmp_path):
     convert(bert[0], tmp_path / "ours")
     with pytest.raises(ValueError, match="is a vanilla-encoder checkpoint already, expected a family to convert it to"):
-        plan(tmp_path / "ours")
+        plan_conversion(tmp_path / "ours")
     with pytest.raises(ValueError, match="is a bert checkpoint, expected one of vanilla-encoder, "):
-        plan(bert[0], to="bert")
+        plan_conversion(bert[0], to="bert")
 
 
 def test_unknown_tensors_are_named(bert):
     edit_tensors(bert[0], lambda t: t.update({"bert.adapter.weight": torch.ones(3), "extra": torch.ones(2)}))
     with pytest.raises(ValueError, match="has tensors that BertForMaskedLM does not know: adapter.weight, extra"):
-        plan(bert[0])
+        plan_conversion(bert[0])
 
 
 def test_missing_tensors_are_named(bert):
     names = ["encoder.layer.0.output.dense.bias", "cls.predictions.transform.dense.weight"]
     edit_tensors(bert[0], lambda t: [t.pop(f"bert.{names[0]}"), t.pop(names[1])])
     with pytest.raises(ValueError, match=f"lacks tensors that BertForMaskedLM needs: {', '.join(names)}$"):
-        plan(bert[0])
+        plan_conversion(bert[0])
 
 
 def test_misshapen_tensors_are_named(bert):
     edit_json(bert[0] / "config.json", intermediate_size=999)
     with pytest.raises(ValueError, match=r"intermediate.dense.weight gives .*up_proj.weight the shape .*, expected \(999, "):
-        plan(bert[0])
+        plan_conversion(bert[0])
 
 
 def test_tied_tensors_that_differ_are_refused_and_nothing_is_written(bert, tmp_path):
@@ -307,7 +307,7 @@ def test_a_pickle_that_holds_more_than_tensors_is_refused_and_not_run(bert, tmp_
     (bert[0] / "model.safetensors").unlink()
     torch.save({"weight": Payload()}, bert[0] / "pytorch_model.bin")
     with pytest.raises(ValueError, match="pytorch_model.bin does not load with weights_only=True"):
-        plan(bert[0])
+        plan_conversion(bert[0])
     assert not (tmp_path / "payload-ran").exists()
 
 
@@ -315,23 +315,23 @@ def test_a_truncated_file_is_refused(bert):
     data = (bert[0] / "model.safetensors").read_bytes()
     (bert[0] / "model.safetensors").write_bytes(data[: len(data) // 2])
     with pytest.raises(ValueError, match=f"model.safetensors is not a whole safetensors file \\({len(data) // 2} bytes\\)"):
-        plan(bert[0])
+        plan_conversion(bert[0])
 
 
 def test_a_hub_id_that_cannot_be_reached_is_named():
     with pytest.raises(FileNotFoundError, match="someone/nothing is neither a checkpoint directory nor on the Hub"):
-        plan("someone/nothing")
+        plan_conversion("someone/nothing")
 
 
 def test_missing_files_are_named(bert, tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere does not exist, expected a checkpoint directory or a Hub id"):
-        plan(tmp_path / "nowhere")
+        plan_conversion(tmp_path / "nowhere")
     (bert[0] / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="has no weights: expected model.safetensors or pytorch_model.bin, found"):
-        plan(bert[0])
+        plan_conversion(bert[0])
     (bert[0] / "config.json").unlink()
     with pytest.raises(FileNotFoundError, match="has no config.json"):
-        plan(bert[0])
+        plan_conversion(bert[0])
 
 
 def test_both_ways_a_conversion_is_kept_unless_forced_and_then_replaced(bert, tmp_path):

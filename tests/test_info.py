@@ -30,19 +30,21 @@ def test_parameters_add_up_to_those_of_the_model(model, tmp_path):
 @pytest.mark.parametrize("lengths", [(5, 3), (9, 6)])
 def test_flops_are_those_torch_counts(model, lengths, tmp_path):
     source, target = lengths
-    config, flops = model.config, info(tmp_path)["flops"]
-    is_pair, is_decoder = config.is_encoder_decoder, "Decoder" in type(model).__name__
+    config = model.config
+    flops = info(tmp_path)["flops"]
+    is_encoder_decoder = config.is_encoder_decoder
+    is_decoder = "Decoder" in type(model).__name__
     given = dict(input_ids=torch.zeros(1, source, dtype=int))
-    given |= dict(decoder_input_ids=torch.zeros(1, target, dtype=int)) if is_pair else {}
+    given |= dict(decoder_input_ids=torch.zeros(1, target, dtype=int)) if is_encoder_decoder else {}
     model.set_attn_implementation("eager")
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(**given)
-    if is_pair:
+    if is_encoder_decoder:
         looks = config.encoder_layers * source**2 + config.decoder_layers * (target**2 + source * target)
     else:
         looks = config.num_hidden_layers * source**2
     expected = flops.get("source token", 0) * source + flops.get("sequence", 0)
-    expected += flops.get("target token", 0) * (target if is_pair else source if is_decoder else 0)
+    expected += flops.get("target token", 0) * (target if is_encoder_decoder else source if is_decoder else 0)
     assert counter.get_total_flops() == expected + looks * flops["attention to one token, per layer"]
 
 

@@ -221,7 +221,7 @@ def test_an_empty_list_gives_an_empty_list(translate):
 
 def test_generation_ends_with_the_token_of_the_stop_sequence(translate, monkeypatch):
     plain = translate(TEXTS[0], return_tensors=True)[0]["translation_token_ids"].tolist()
-    monkeypatch.setattr(translate.tokenizer, "encode", lambda text, add_special_tokens: [plain[1]])  # behind the start token
+    monkeypatch.setattr(translate.tokenizer, "encode", lambda text, add_special_tokens: [plain[1]])  # after the start token
     [stopped] = translate(TEXTS[0], stop_sequence="any", return_tensors=True)
     assert stopped["translation_token_ids"].tolist() == plain[:2]
 
@@ -277,7 +277,7 @@ def test_a_missing_tokenizer_is_refused(translate):
         Text2TextGenerationPipeline(translate.model)
 
 
-# -------------------------------------------------------------------------------------- what the model's config says of a task
+# -------------------------------------------------------------------------------------- what the model's config has for a task
 
 
 @pytest.fixture(scope="module")

@@ -268,7 +268,7 @@ def test_padding_on_the_left_puts_the_context_in_front(make_model):
 
 def test_batches_padded_on_the_left_give_the_same_answers():
     tokenizer = word_pieces(padding_side="left")
-    # Absolute positions would be others behind padding.
+    # Absolute positions would be others after padding.
     model = build(functools.partial(ours, position_embedding_type="relative"), tokenizer)
     answer = pipeline("question-answering", model=model, tokenizer=tokenizer, handle_impossible_answer=True, top_k=4)
     alone = [answer(**example) for example in EXAMPLES]

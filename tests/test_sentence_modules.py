@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 
-from vanilla_transformer.conversion import convert, plan
+from vanilla_transformer.conversion import convert, plan_conversion
 from vanilla_transformer.training.averaging import average
 from vanilla_transformer.training.tokenizer import train_tokenizer
 from vanilla_transformer_export import Runtime, export
@@ -261,7 +261,7 @@ def test_adapters_and_code_are_said_to_be_left_out(base, tmp_path):
         (theirs / name).write_text("{}")
     edit_json(theirs / "config.json", auto_map={"AutoModel": "modeling_other.Model", "AutoConfig": "someone/x--there.Config"})
     expected = ["adapter_config.json", "adapter_model.safetensors", "modeling_other.py"]
-    assert "adapter_config.json is left out" in str(plan(theirs)).splitlines()
+    assert "adapter_config.json is left out" in str(plan_conversion(theirs)).splitlines()
     assert convert(theirs, tmp_path / "ours")["left_out"] == expected
 
 

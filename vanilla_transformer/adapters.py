@@ -1,11 +1,11 @@
-"""Where PEFT puts adapters if nobody says: each of its methods looks the model's type up in a dictionary of its own."""
+"""The modules that PEFT puts adapters on by default: each of its methods has a dictionary of them by the type of the model."""
 
 import re
 import sys
 
 DICTIONARY = re.compile(r"TRANSFORMERS_MODELS_TO_(\w+)_MODULES_MAPPING")
 QUERIES_AND_VALUES = ["q_proj", "v_proj"]  # Hu et al. 2021, LoRA, section 7.1
-MODULES = {
+TARGET_MODULES = {
     "IA3_TARGET": ["k_proj", "v_proj", "down_proj"],  # Liu et al. 2022, section 3.3
     "IA3_FEEDFORWARD": ["down_proj"],  # of these, where what goes in is scaled
     "LNTUNING_TARGET": ["self_attn_norm", "cross_attn_norm", "feed_forward_norm"],
@@ -13,8 +13,8 @@ MODULES = {
 
 
 def register_adapters(model_type: str) -> None:
-    """Puts `model_type` into PEFT's dictionaries if it has been imported; what they say already stays."""
+    """Puts `model_type` into PEFT's dictionaries if it has been imported. Entries that they have already stay."""
     constants = sys.modules.get("peft.utils.constants")
     for name, dictionary in vars(constants).items() if constants else ():
         if found := DICTIONARY.fullmatch(name):
-            dictionary.setdefault(model_type, list(MODULES.get(found[1], QUERIES_AND_VALUES)))
+            dictionary.setdefault(model_type, list(TARGET_MODULES.get(found[1], QUERIES_AND_VALUES)))

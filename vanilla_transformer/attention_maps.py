@@ -1,14 +1,15 @@
-"""Where each head looks: attention weights as arrays and as pictures."""
+"""Where each head looks: attention weights as arrays and as figures."""
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .checkpoint import load_checkpoint, load_tokenizer, readers_errors
 from .errors import UsageError
@@ -16,11 +17,15 @@ from .files import new_file
 from .info import depth_fields
 from .modeling_vanilla_transformer import shifted_right
 
-KINDS = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}  # of seq2seq
-PICTURES = ("eps", "jpeg", "jpg", "pdf", "png", "ps", "svg", "svgz", "tif", "tiff", "webp")
+# The outputs of seq2seq models by the kind of attention.
+OUTPUTS = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
+FORMATS = ("eps", "jpeg", "jpg", "pdf", "png", "ps", "svg", "svgz", "tif", "tiff", "webp")
 DPI = 100
-LARGEST_MAPS = 2**27  # values of all layers and heads, one gigabyte
-SMALL, TOKEN, LARGEST = 1.5, 0.25, 50.0  # inches: a map of a grid, a token of a map by itself, a picture at most
+MAX_MAP_VALUES = 2**27  # of all layers and heads, one gigabyte
+# Inches of a side: of a map in a grid, of a token in a map alone, and of a figure at most.
+MAP_INCHES = 1.5
+TOKEN_INCHES = 0.25
+MAX_INCHES = 50.0
 
 
 @dataclass
@@ -34,57 +39,72 @@ class AttentionMaps:
 
 
 def save_attention_maps(
-    checkpoint: str | os.PathLike, out: str | os.PathLike, *texts: str, layer=None, head=None, kind=None, force=False
+    checkpoint: str | os.PathLike,
+    out: str | os.PathLike,
+    *texts: str,
+    layer: int | None = None,
+    head: int | None = None,
+    kind: str | None = None,
+    force: bool = False,
 ) -> None:
-    """Writes the picture `draw` makes of a checkpoint's `attention_maps` of `texts` to the file `out`.
+    """Writes the figure that `plot` makes of a checkpoint's `attention_maps` of `texts`, a source and perhaps a target, to the
+    file `out`, whose ending is the format. An existing `out` is replaced with `force` only.
 
     Raises:
         FileExistsError: if `out` exists and `force` is not given.
-        UsageError: as `attention_maps` and `draw`, and for the name of a file that is no picture.
+        UsageError: as `attention_maps` and `plot`, and for the name of a file that is no figure.
         FileNotFoundError, ValueError: as `attention_maps`, `checkpoint.load_checkpoint` and `checkpoint.load_tokenizer`.
     """
-    if Path(out).suffix.lower().removeprefix(".") not in PICTURES:
-        raise UsageError(f"{out} is no name of a picture, expected one that ends in .{', .'.join(PICTURES)}")
+    if Path(out).suffix.lower().removeprefix(".") not in FORMATS:
+        raise UsageError(f"{out} is no name of a figure, expected one that ends in .{', .'.join(FORMATS)}")
     with new_file(out, force, [checkpoint]) as file:
-        model, tokenizer = load_checkpoint(checkpoint), load_tokenizer(checkpoint)
-        figure = draw(attention_maps(model, tokenizer, *texts, kind=kind), layer, head)
+        model = load_checkpoint(checkpoint)
+        tokenizer = load_tokenizer(checkpoint)
+        figure = plot(attention_maps(model, tokenizer, *texts, kind=kind), layer, head)
         figure.savefig(file, dpi=DPI)
 
 
 def attention_maps(
-    model: PreTrainedModel, tokenizer, source: str, target: str | None = None, kind: str | None = None
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    source: str,
+    target: str | None = None,
+    kind: str | None = None,
 ) -> AttentionMaps:
-    """Of a text's self-attention, or for seq2seq of `kind` "encoder", "decoder" or "cross" (the default), where a `target`
-    that is not given is the model's own translation, by its generation settings without sampling. `model` is left in
-    evaluation mode, with the eager attention implementation.
+    """The self-attention of the text `source`. For seq2seq models `kind` is "encoder", "decoder" or "cross" (the default), and
+    a `target` that is not given is the model's own translation, by its generation settings without sampling. `model` is left
+    in evaluation mode, with the eager attention implementation.
 
     Raises:
         UsageError: for a kind that the model does not have, and a target it does not read or needs.
         ValueError: for a text without tokens or with more than maps can show.
     """
-    name, is_pair = type(model).__name__, model.config.is_encoder_decoder
-    kinds = tuple(KINDS) if is_pair else ("decoder",) if "Decoder" in name else ("encoder",)
+    name = type(model).__name__
+    is_encoder_decoder = model.config.is_encoder_decoder
+    kinds = tuple(OUTPUTS) if is_encoder_decoder else (model.config.model_type.removeprefix("vanilla-"),)
     kind = kinds[-1] if kind is None else kind
     if kind not in kinds:
         raise UsageError(f"{name} has no {kind!r} attention, expected one of {', '.join(kinds)}")
-    if target is not None and not is_pair:
+    if target is not None and not is_encoder_decoder:
         raise UsageError(f"{name} reads one text, got the target {target!r} too")
     for text in [source] if target is None else [source, target]:
         check_tokens(model, tokenizer, text)
     model.eval().set_attn_implementation("eager")  # the others give no weights
     # A decoder goes on from a text: the token that ends one is not in it.
     ids = tokenizer(source, return_tensors="pt", add_special_tokens=kinds != ("decoder",))["input_ids"]
-    inputs, read = {"input_ids": ids}, {kinds[0]: ids}
+    inputs = {"input_ids": ids}
+    read = {kinds[0]: ids}
     with torch.no_grad():
-        if is_pair:
+        if is_encoder_decoder:
             inputs["decoder_input_ids"] = read["decoder"] = decoder_input_ids(model, tokenizer, ids, target)
         outputs = model.base_model(**inputs, output_attentions=True)
-    queries, keys = (read["decoder"], ids) if kind == "cross" else (read[kind], read[kind])
-    weights = torch.cat(outputs[KINDS[kind] if is_pair else "attentions"]).double().numpy()
+    queries = read["decoder" if kind == "cross" else kind]
+    keys = ids if kind == "cross" else queries
+    weights = torch.cat(outputs[OUTPUTS[kind] if is_encoder_decoder else "attentions"]).double().numpy()
     return AttentionMaps(kind, weights, *(tokenizer.convert_ids_to_tokens(row[0]) for row in (queries, keys)))
 
 
-def check_tokens(model, tokenizer, text):
+def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str) -> None:
     with readers_errors(tokenizer.name_or_path or "the tokenizer"):  # a damaged tokenizer may panic, and only here
         ids = tokenizer(text)["input_ids"]
         own = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -93,11 +113,13 @@ def check_tokens(model, tokenizer, text):
     if (largest := max(ids)) >= (size := model.config.vocab_size):
         raise ValueError(f"the tokenizer gives the token {largest}, expected one of [0, {size - 1}], the model's vocabulary")
     maps = max(getattr(model.config, name) for name in depth_fields(model.config)) * model.config.num_attention_heads
-    if len(ids) > (most := math.isqrt(LARGEST_MAPS // maps)):
+    if len(ids) > (most := math.isqrt(MAX_MAP_VALUES // maps)):
         raise ValueError(f"a text has {len(ids)} tokens, expected at most {most} for maps of {maps} layers and heads")
 
 
-def decoder_input_ids(model, tokenizer, ids, target):
+def decoder_input_ids(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor, target: str | None
+) -> torch.Tensor:
     """The target's tokens shifted right, without the last one, which is only predicted."""
     if target is not None:
         return shifted_right(tokenizer(text_target=target, return_tensors="pt")["input_ids"], model.config)
@@ -106,16 +128,17 @@ def decoder_input_ids(model, tokenizer, ids, target):
     return model.generate(ids, do_sample=False, num_return_sequences=1)[:, :-1]
 
 
-def draw(maps: AttentionMaps, layer: int | None = None, head: int | None = None) -> Figure:
-    """A grid of all layers and heads, or of those of the one `layer` or `head`; one map alone has its tokens beside it.
+def plot(maps: AttentionMaps, layer: int | None = None, head: int | None = None) -> Figure:
+    """A grid of the maps of all layers and heads, or of one `layer` or `head`, counted from 0. One map alone shows its tokens.
 
     Raises:
         UsageError: for a layer or a head that does not exist.
     """
-    layers, heads = (chosen(*found) for found in zip(("layer", "head"), (layer, head), maps.weights.shape))
+    layers = chosen("layer", layer, maps.weights.shape[0])
+    heads = chosen("head", head, maps.weights.shape[1])
     is_alone = len(layers) == len(heads) == 1
     sides = (len(maps.keys), len(maps.queries)) if is_alone else (len(heads), len(layers))
-    size = [min(1.5 + side * (TOKEN if is_alone else SMALL), LARGEST) for side in sides]
+    size = [min(1.5 + side * (TOKEN_INCHES if is_alone else MAP_INCHES), MAX_INCHES) for side in sides]
     figure = Figure(figsize=size, layout="constrained")  # no pyplot: nothing outlives the call
     grid = figure.subplots(len(layers), len(heads), squeeze=False)
     for row, layer in zip(grid, layers):
@@ -132,7 +155,7 @@ def draw(maps: AttentionMaps, layer: int | None = None, head: int | None = None)
     return figure
 
 
-def chosen(name, index, count):
+def chosen(name: str, index: int | None, count: int) -> Sequence[int]:
     if index is not None and not 0 <= index < count:
         raise UsageError(f"{name} is {index}, expected one of 0 to {count - 1}")
     return range(count) if index is None else [index]

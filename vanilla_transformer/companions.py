@@ -1,4 +1,5 @@
-"""What sentence-transformers makes of a model's states stands in files beside the weights: they go where the weights go.
+"""The files of sentence-transformers beside the weights, which say what is made of a model's states. They go where the weights
+go.
 
 `modules.json` names what follows the model, each with a folder: pooling, linear maps, normalisation. Prompts, the activation of
 a cross-encoder and the longest sequence are in files of their own.
@@ -8,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import huggingface_hub
@@ -17,9 +18,10 @@ from huggingface_hub.errors import CachedRepoTreeNotFoundError
 from .checkpoint import CONFIG, checkpoint_directory, read_json, readers_errors, shown
 from .files import COMPANION, MODULES
 
-MODULE_CONFIG, MODULE_WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")
-# Kinds of modules, and of what files each needs one.
-KINDS = {"Pooling": ((MODULE_CONFIG,),), "Dense": ((MODULE_CONFIG,), MODULE_WEIGHTS), "Normalize": ()}
+MODULE_CONFIG = "config.json"
+MODULE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+# Of each kind of module, tuples of the names of files: it needs one of each.
+REQUIRED_FILES = {"Pooling": ((MODULE_CONFIG,),), "Dense": ((MODULE_CONFIG,), MODULE_WEIGHTS), "Normalize": ()}
 # What transformers reads beside the weights and a checkpoint of another family has no place for.
 ADAPTERS = re.compile(r"adapter_config\.json|adapter_model\.(safetensors|bin)|custom_generate/generate\.py")
 
@@ -34,10 +36,10 @@ class Module:
 
 @dataclass(frozen=True)
 class Companions:
-    """The `modules` behind a model, and the `files` of sentence-transformers by the names they have in a checkpoint."""
+    """The `modules` after a model, and the `files` of sentence-transformers by the names they have in a checkpoint."""
 
-    modules: tuple[Module, ...]
-    files: dict[str, Path]
+    modules: tuple[Module, ...] = ()
+    files: dict[str, Path] = field(default_factory=dict)
 
     def copy(self, directory: Path) -> None:
         for name, file in self.files.items():
@@ -45,7 +47,7 @@ class Companions:
             shutil.copyfile(file, directory / name)
 
     def facts(self) -> list[dict]:
-        """What is done with the states, in order: the `type` of each module, and what its config says."""
+        """What is done with the states, in order: the `type` of each module, and the content of its config."""
         files = [self.files.get(f"{module.folder}/{MODULE_CONFIG}") for module in self.modules]
         return [{"type": module.kind, **(read_json(file) if file else {})} for module, file in zip(self.modules, files)]
 
@@ -71,7 +73,7 @@ def companions(source: str | os.PathLike) -> Companions:
 
 
 def read_modules(path: Path) -> tuple[Module, ...]:
-    """Those behind the model; none without a file."""
+    """Those after the model; none without a file."""
     if not path.is_file():
         return ()
     with readers_errors(path):
@@ -81,8 +83,8 @@ def read_modules(path: Path) -> tuple[Module, ...]:
     first, *rest = [module_of(path, entry) for entry in content]
     if first != Module("Transformer", ""):
         raise ValueError(f"{path} begins with a {first.kind} in {first.folder!r}, expected a Transformer in ''")
-    if unknown := [module.kind for module in rest if module.kind not in KINDS]:
-        raise ValueError(f"{path} has modules of type {', '.join(unknown)}, expected {', '.join(KINDS)}")
+    if unknown := [module.kind for module in rest if module.kind not in REQUIRED_FILES]:
+        raise ValueError(f"{path} has modules of type {', '.join(unknown)}, expected {', '.join(REQUIRED_FILES)}")
     return tuple(rest)
 
 
@@ -96,13 +98,13 @@ def module_of(path: Path, entry: object) -> Module:
 
 def files_of(directory: Path, module: Module) -> list[str]:
     """Of several weights the first that is there."""
-    found = {}
+    files = {}
     for names in ((MODULE_CONFIG,), MODULE_WEIGHTS):
         places = [f"{module.folder}/{name}" for name in names]
-        found[names] = [place for place in places if (directory / place).is_file()][:1]
-        if names in KINDS[module.kind] and not found[names]:
+        files[names] = [place for place in places if (directory / place).is_file()][:1]
+        if names in REQUIRED_FILES[module.kind] and not files[names]:
             raise FileNotFoundError(f"{directory} lacks {' or '.join(places)}, which {MODULES} asks for")
-    return [name for names in found.values() for name in names]
+    return [name for names in files.values() for name in names]
 
 
 def left_out(source: str | os.PathLike, content: dict) -> list[str]:

@@ -5,6 +5,7 @@ import math
 import os
 import re
 from collections import Counter
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 BYTES = {"float32": 4, "float16 or bfloat16": 2, "int8": 1, "int4": 0.5}
 
 
-def info(source: str | os.PathLike) -> dict:
+def info(source: str | os.PathLike) -> dict[str, Any]:
     """Of the checkpoint directory or Hub id `source`; only its config is read.
 
     Returns `architecture`, `variant`, `shape` (config fields), `parameters` (by block, each counted once where it is tied),
@@ -29,15 +30,15 @@ def info(source: str | os.PathLike) -> dict:
         ValueError: if it is damaged or not one of ours.
     """
     config, model_class = config_and_class(source)
-    name = model_class.__name__
     model = with_one_layer(model_class, config)
     parameters = parameters_by_block(model, config)
     total = sum(parameters.values())
     heads = config.num_attention_heads * (config.head_dim + config.value_head_dim)
-    decoder_layers = config.get_text_config(decoder=True).num_hidden_layers if "Encoder" not in name else 0
+    variant = config.model_type.removeprefix("vanilla-")
+    decoder_layers = config.get_text_config(decoder=True).num_hidden_layers if variant != "encoder" else 0
     return {
-        "architecture": name,
-        "variant": config.model_type.removeprefix("vanilla-"),
+        "architecture": model_class.__name__,
+        "variant": variant,
         "shape": {field: getattr(config, field) for field in shape_fields(config)},
         "parameters": parameters,
         "total_parameters": total,
@@ -47,11 +48,11 @@ def info(source: str | os.PathLike) -> dict:
     }
 
 
-def depth_fields(config):
+def depth_fields(config: VanillaTransformerConfig) -> tuple[str, ...]:
     return ("encoder_layers", "decoder_layers") if config.is_encoder_decoder else ("num_hidden_layers",)
 
 
-def shape_fields(config):
+def shape_fields(config: VanillaTransformerConfig) -> tuple[str, ...]:
     widths = ("hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "value_head_dim", "vocab_size")
     return (*depth_fields(config), *widths, "position_embedding_type", "norm_first", "tie_word_embeddings")
 
@@ -65,7 +66,7 @@ def with_one_layer(model_class: type[PreTrainedModel], config: VanillaTransforme
         return model_class(shallow)
 
 
-def times(name: str, config: VanillaTransformerConfig | None) -> int:
+def repeats(name: str, config: VanillaTransformerConfig | None) -> int:
     """How often the model of `config` has what has this name in the model `with_one_layer`; once for `None`, a whole model."""
     if config is None:
         return 1
@@ -76,17 +77,18 @@ def times(name: str, config: VanillaTransformerConfig | None) -> int:
 def parameters_by_block(model: PreTrainedModel, config: VanillaTransformerConfig | None = None) -> dict[str, int]:
     """Embeddings, all layers of a stack together, final norms, and the modules of the head. `config` is that of the whole model
     if `model` is the one `with_one_layer`."""
-    found = Counter()
+    counts = Counter()
     for name, parameter in model.named_parameters():
         block = re.match(r"((encoder|decoder)\.)?(layers|\w+)", name.removeprefix("model.")).group()
-        found[block] += parameter.numel() * times(name, config)
-    return dict(found)
+        counts[block] += parameter.numel() * repeats(name, config)
+    return dict(counts)
 
 
 def flops(model: PreTrainedModel, config: VanillaTransformerConfig | None = None) -> dict[str, int]:
-    """Of the matrix products, as `info` says; `config` as in `parameters_by_block`."""
-    found = Counter()
-    is_pair, is_decoder = model.config.is_encoder_decoder, "Decoder" in type(model).__name__
+    """Of the matrix products, per source token, target token and sequence, see `info`. `config` as in `parameters_by_block`."""
+    counts = Counter()
+    is_encoder_decoder = model.config.is_encoder_decoder
+    is_decoder = model.config.model_type == "vanilla-decoder"
     sentence_heads = ("pooler", "next_sentence", "score")
     if not model.can_generate() and "TokenClassification" not in type(model).__name__:
         sentence_heads += ("classifier",)
@@ -94,16 +96,16 @@ def flops(model: PreTrainedModel, config: VanillaTransformerConfig | None = None
         sentence_heads += ("dense",)
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            per = "target token" if is_decoder or (is_pair and "encoder." not in name) else "source token"
+            per = "target token" if is_decoder or (is_encoder_decoder and "encoder." not in name) else "source token"
             if ".cross_attn.k_proj" in name or ".cross_attn.v_proj" in name:
                 per = "source token"
             if any(part in sentence_heads for part in name.split(".")):
                 per = "sequence"
-            found[per] += 2 * module.in_features * module.out_features * times(name, config)
-    return dict(found)
+            counts[per] += 2 * module.in_features * module.out_features * repeats(name, config)
+    return dict(counts)
 
 
-def report(facts: dict) -> str:
+def report(facts: dict[str, Any]) -> str:
     """The result of `info` as text."""
     lines = [f"{facts['architecture']} ({facts['variant']})", ", ".join(f"{k}={v}" for k, v in facts["shape"].items()), ""]
     rows = {f"parameters in {block}": f"{count:,}" for block, count in facts["parameters"].items()}

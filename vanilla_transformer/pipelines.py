@@ -45,14 +45,14 @@ PIPELINES = {
 }
 
 
-def register_pipelines():
+def register_pipelines() -> None:
     """Make `transformers.pipeline` find the classes of `PIPELINES` under their tasks, and every `translation_xx_to_yy`.
 
     Doing it again changes nothing, and a task that somebody else has registered stays theirs.
     """
     registry = transformers.pipelines.PIPELINE_REGISTRY
     for task, (pipeline_class, model_class, default) in PIPELINES.items():
-        # transformers 5 refuses the names in `REMOVED_TASKS` before it looks into the registry.
+        # transformers 5 rejects the names in `REMOVED_TASKS` before it looks into the registry.
         getattr(transformers.pipelines, "REMOVED_TASKS", {}).pop(task, None)
         # `registry.register_pipeline` is for code that travels with a checkpoint: a pipeline registered by it writes itself
         # into the checkpoints it saves, which then ask for `trust_remote_code`.

@@ -1,10 +1,12 @@
 """`pipeline("question-answering")`: the span of a context that answers a question (Devlin et al. 2019, section 4.2)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from types import GeneratorType
+from typing import Any
 
 import torch
 from torch.utils.data import Dataset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pipelines.base import ChunkPipeline
 
 
@@ -47,7 +49,7 @@ class QuestionAnsweringPipeline(ChunkPipeline):
     _load_feature_extractor = False
     _load_tokenizer = True
 
-    def __init__(self, model, tokenizer=None, **kwargs):
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, **kwargs: Any) -> None:
         if not getattr(tokenizer, "is_fast", False):
             name = "None" if tokenizer is None else type(tokenizer).__name__
             raise ValueError(f"question answering needs a fast tokenizer, which knows its characters' offsets: got {name}")
@@ -83,13 +85,28 @@ class QuestionAnsweringPipeline(ChunkPipeline):
 
         return given(preprocess), {}, given(postprocess)
 
-    def __call__(self, *args, question=None, context=None, data=None, X=None, **kwargs):  # noqa: N803, the name of version 4
+    def __call__(
+        self,
+        *args: Any,
+        question: str | Sequence[str] | None = None,
+        context: str | Sequence[str] | None = None,
+        data: Any = None,
+        X: Any = None,  # noqa: N803, the name of version 4
+        **kwargs: Any,
+    ) -> Any:
         examples = _examples(args, question, context, data if data is not None else X)
         if isinstance(examples, list) and len(examples) < 2:
             return super().__call__(examples[0], **kwargs) if examples else []
         return super().__call__(examples, **kwargs)
 
-    def preprocess(self, example, max_seq_len=None, doc_stride=None, max_question_len=None, padding=False):
+    def preprocess(
+        self,
+        example: Any,
+        max_seq_len: int | None = None,
+        doc_stride: int | None = None,
+        max_question_len: int | None = None,
+        padding: bool | str = False,
+    ) -> Iterator[dict[str, Any]]:
         question, context = _question_and_context(example)
         if max_seq_len is None:
             max_seq_len = min(self.tokenizer.model_max_length, 384)
@@ -102,7 +119,7 @@ class QuestionAnsweringPipeline(ChunkPipeline):
         if max_question_len is not None and question_len > max_question_len:
             question = question[: question_tokens["offset_mapping"][max_question_len - 1][1]]
             question_len = max_question_len
-        # The tokenizer refuses windows that do not advance, without saying why. A short context needs none.
+        # The tokenizer rejects windows that do not advance, without a reason. A short context needs none.
         room = max_seq_len - question_len - self.tokenizer.num_special_tokens_to_add(pair=True)
         if room <= doc_stride:
             context_len = len(self.tokenizer(context, add_special_tokens=False, verbose=False)["input_ids"])
@@ -139,10 +156,19 @@ class QuestionAnsweringPipeline(ChunkPipeline):
             raise ValueError(f"expected a model with start and end logits, got {type(self.model).__name__}")
         return {"start_logits": outputs["start_logits"], "end_logits": outputs["end_logits"], **inputs}
 
-    def postprocess(self, windows, top_k=1, max_answer_len=15, handle_impossible_answer=False, align_to_words=True):
-        answers, null_scores = {}, []
+    def postprocess(
+        self,
+        windows: Iterable[dict[str, Any]],
+        top_k: int = 1,
+        max_answer_len: int = 15,
+        handle_impossible_answer: bool = False,
+        align_to_words: bool = True,
+    ) -> dict[str, Any] | list[dict[str, Any]]:
+        answers = {}
+        null_scores = []
         for window in windows:
-            encoding, context = window["encoding"], window["context"]
+            encoding = window["encoding"]
+            context = window["context"]
             sequence = 1 if self.tokenizer.padding_side == "right" else 0
             tokens = [index for index, found in enumerate(encoding.sequence_ids) if found == sequence]
             start, end, null_score = self._probabilities(window, tokens)
@@ -165,7 +191,8 @@ class QuestionAnsweringPipeline(ChunkPipeline):
 
     def _probabilities(self, window, tokens):
         """Of each of the context's `tokens` to be the answer's first and last one, and of the CLS token to be both."""
-        ids, cls_id = window["encoding"].ids, self.tokenizer.cls_token_id
+        ids = window["encoding"].ids
+        cls_id = self.tokenizer.cls_token_id
         cls = [ids.index(cls_id)] if cls_id in ids and ids.index(cls_id) not in tokens else []
         probabilities = []
         for name in ("start_logits", "end_logits"):

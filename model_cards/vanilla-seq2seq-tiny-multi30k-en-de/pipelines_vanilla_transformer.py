@@ -4,8 +4,9 @@ transformers 4. This file imports nothing of the package, so a checkpoint can ca
 
 import re
 import warnings
+from typing import Any
 
-from transformers import GenerationConfig, Pipeline
+from transformers import BatchEncoding, GenerationConfig, Pipeline, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
@@ -33,7 +34,7 @@ class Text2TextGenerationPipeline(Pipeline):
             (`max_new_tokens=256, num_beams=4`), in this order. `max_length` takes the place of a `max_new_tokens` that comes
             later in this order, and the reverse. A `generation_config` in a call leaves only the model's own to look in.
 
-    The text is put behind the `prefix` of the model config's `task_specific_params[task]`, or of the model config, if any.
+    The text follows the `prefix` of the model config's `task_specific_params[task]`, or of the model config, if any.
 
     Raises:
         TypeError: for a text that is no string.
@@ -49,7 +50,7 @@ class Text2TextGenerationPipeline(Pipeline):
     _default_generation_config = GenerationConfig(max_new_tokens=256, num_beams=4)
     return_name = "generated"
 
-    def __init__(self, model, tokenizer=None, **kwargs):
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, **kwargs: Any) -> None:
         if not (model.config.is_encoder_decoder and model.can_generate()):
             raise ValueError(f"expected an encoder-decoder model that generates, got {type(model).__name__}")
         if tokenizer is None:
@@ -87,7 +88,7 @@ class Text2TextGenerationPipeline(Pipeline):
             generate_kwargs.update(tokenizer=self.tokenizer, assistant_tokenizer=self.assistant_tokenizer)
         return _given(preprocess), _one_limit(generate_kwargs), _given(postprocess)
 
-    def __call__(self, inputs, **kwargs):
+    def __call__(self, inputs: Any, **kwargs: Any) -> Any:
         if isinstance(inputs, list) and not inputs:
             return []
         results = super().__call__(inputs, **kwargs)
@@ -95,7 +96,7 @@ class Text2TextGenerationPipeline(Pipeline):
             return [result[0] for result in results]
         return results
 
-    def preprocess(self, text, **kwargs):
+    def preprocess(self, text: str, **kwargs: Any) -> BatchEncoding:
         if not isinstance(text, str):
             raise TypeError(f"the text must be a string, got {text!r}")
         if not text.strip():
@@ -107,10 +108,10 @@ class Text2TextGenerationPipeline(Pipeline):
                 f"the tokenizer gave token id {largest}, but the model's vocabulary has {vocab_size} entries: "
                 "they do not belong together"
             )
-        inputs.pop("token_type_ids", None)  # `generate` refuses what the model does not take
+        inputs.pop("token_type_ids", None)  # `generate` rejects what the model does not take
         return inputs
 
-    def tokenize(self, text, truncation=False):
+    def tokenize(self, text: str, truncation: bool | str = False) -> BatchEncoding:
         return self.tokenizer((self.prefix or "") + text, return_tensors="pt", truncation=truncation)
 
     def _forward(self, model_inputs, **generate_kwargs):
@@ -118,7 +119,8 @@ class Text2TextGenerationPipeline(Pipeline):
         if "generation_config" in generate_kwargs:
             kwargs = chosen = generate_kwargs
         else:
-            kwargs, chosen = self._prepare_generate_kwargs(generate_kwargs), {**self._generate_kwargs, **generate_kwargs}
+            kwargs = self._prepare_generate_kwargs(generate_kwargs)
+            chosen = {**self._generate_kwargs, **generate_kwargs}
         # The default of the pipeline is no choice of anybody, so nothing is said about it.
         chosen = self._get_set_generation_params(chosen)
         if limit := chosen.get("max_new_tokens") or chosen.get("max_length"):
@@ -126,10 +128,12 @@ class Text2TextGenerationPipeline(Pipeline):
         output_ids = self.model.generate(**model_inputs, **kwargs)
         return {"output_ids": output_ids.reshape(rows, -1, output_ids.shape[-1])}  # (texts, sequences of each, T)
 
-    def check_length(self, input_length, limit):
+    def check_length(self, input_length: int, limit: int) -> None:
         """Warns where `limit`, the longest output allowed, looks wrong for an input of this length."""
 
-    def postprocess(self, model_outputs, return_tensors=False, clean_up_tokenization_spaces=False):
+    def postprocess(
+        self, model_outputs: dict[str, Any], return_tensors: bool = False, clean_up_tokenization_spaces: bool = False
+    ) -> list[dict[str, Any]]:
         sequences = model_outputs["output_ids"][0]
         if return_tensors:
             return [{f"{self.return_name}_token_ids": ids} for ids in sequences]
@@ -147,7 +151,7 @@ class SummarizationPipeline(Text2TextGenerationPipeline):
 
     return_name = "summary"
 
-    def check_length(self, input_length, limit):
+    def check_length(self, input_length: int, limit: int) -> None:
         if input_length < limit:
             logger.warning(
                 f"The input has {input_length} tokens and its summary may have {limit}: a summary is usually shorter, "
@@ -169,7 +173,9 @@ class TranslationPipeline(Text2TextGenerationPipeline):
         preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
         return {**preprocess, **_given({"src_lang": src_lang, "tgt_lang": tgt_lang})}, forward, postprocess
 
-    def tokenize(self, text, truncation=False, src_lang=None, tgt_lang=None):
+    def tokenize(
+        self, text: str, truncation: bool | str = False, src_lang: str | None = None, tgt_lang: str | None = None
+    ) -> BatchEncoding:
         if hasattr(self.tokenizer, "_build_translation_inputs"):
             if src_lang is None and tgt_lang is None and (pair := LANGUAGE_PAIR.fullmatch(self.task)):
                 src_lang, tgt_lang = pair.groups()
@@ -181,18 +187,18 @@ class TranslationPipeline(Text2TextGenerationPipeline):
             logger.warning_once(f"{name} has no languages to choose, so {src_lang=} and {tgt_lang=} have no effect.")
         return super().tokenize(text, truncation)
 
-    def check_length(self, input_length, limit):
+    def check_length(self, input_length: int, limit: int) -> None:
         if input_length > 0.9 * limit:
             logger.warning(
                 f"The input has {input_length} tokens and its translation may have {limit} only: consider a larger max_length."
             )
 
 
-def _given(parameters):
+def _given(parameters: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in parameters.items() if value is not None}
 
 
-def _one_limit(generate_kwargs):
+def _one_limit(generate_kwargs: dict[str, Any]) -> dict[str, Any]:
     """`generate` prefers `max_new_tokens` wherever it was set, so the limit that is given here switches off the other one."""
     limits = {"max_length", "max_new_tokens"}
     if len(limits & generate_kwargs.keys()) == 1:

@@ -1,39 +1,49 @@
 """Other projects' checkpoints -> ours, and back: only tensors and names.
 
-    convert       BERT, RoBERTa, DistilBERT, ELECTRA -> encoder; GPT-2, OPT -> decoder; BART, mBART, Marian -> seq2seq;
-                  with `to`, ours -> BERT, GPT-2, OPT, BART, mBART, Marian
-    plan          the same, decided and checked, nothing written; printed, it is the mapping
-    from_torch    state dicts of torch.nn.TransformerEncoder, TransformerDecoder and Transformer -> ours
-    convert_torch the same from file to checkpoint
+    convert           a checkpoint of one of `FAMILIES` -> ours; with `to`, ours -> one of those that convert back
+    plan_conversion   the same, decided and checked, nothing written; printed, it is the mapping of tensors
+    from_torch        state dicts of torch.nn.TransformerEncoder, TransformerDecoder and Transformer -> ours
+    convert_torch     the same from file to checkpoint
 
-Differences of layout are removed by permuting, slicing or joining weights. What a config cannot represent is refused before
-anything is written.
+Differences of layout are removed by permuting, slicing or joining weights. What a config cannot represent is an error that
+names the field, before anything is written. A family is a line in `registry` and a module, see `converter.Converter`.
 """
 
+import importlib
 import os
+import warnings
+from typing import Any
+
+import torch
 
 from ..checkpoint import limit_generation
 from ..errors import UsageError
 from ..files import new_directory
-from .plan import Plan, plan_to_ours, plan_to_theirs
+from .conversion_plan import ConversionPlan
+from .planning import plan_conversion
+from .registry import FAMILIES, Family
 from .tensors import TensorFiles
 from .torch_nn import check_fields, from_torch
 
-__all__ = ["Plan", "check_fields", "convert", "convert_torch", "from_torch", "plan"]
+__all__ = [
+    "FAMILIES",
+    "ConversionPlan",
+    "Family",
+    "check_fields",
+    "convert",
+    "convert_torch",
+    "from_torch",
+    "plan_conversion",
+]
 
 
-def plan(source: str | os.PathLike, to: str | None = None) -> Plan:
-    """What `convert` would do. Raises: as `convert`, but for `out`."""
-    return plan_to_ours(source) if to is None else plan_to_theirs(source, to)
-
-
-def convert(source: str | os.PathLike, out: str | os.PathLike, to: str | None = None, force: bool = False) -> dict:
+def convert(source: str | os.PathLike, out: str | os.PathLike, to: str | None = None, force: bool = False) -> dict[str, Any]:
     """Converts the checkpoint `source`, a directory or Hub id, into the directory `out`: config, weights (one tensor at a
     time, in the dtypes they have), generation config and tokenizer. Returns what was written.
 
     Args:
-        to: by default another project's checkpoint becomes ours; `"bert"`, `"gpt2"`, `"opt"`, `"bart"`, `"mbart"` or
-            `"marian"` makes one of ours a checkpoint of that family.
+        to: by default another project's checkpoint becomes ours; the name of a family in `FAMILIES` that converts back, as
+            `"bert"`, makes one of ours a checkpoint of that family.
         force: replace `out` if we wrote it.
 
     Raises:
@@ -43,14 +53,18 @@ def convert(source: str | os.PathLike, out: str | os.PathLike, to: str | None = 
             misshapen tensors, tied tensors that differ, and pickles that hold more than tensors.
     """
     with new_directory(out, force, [source]) as directory:
-        found = plan(source, to)
-        found.save(directory)
-    return found.facts(out)
+        plan = plan_conversion(source, to)
+        plan.save(directory)
+    return plan.facts(out)
 
 
 def convert_torch(
-    source: str | os.PathLike, out: str | os.PathLike, embeddings: str | os.PathLike | None, force: bool = False, **fields
-) -> dict:
+    source: str | os.PathLike,
+    out: str | os.PathLike,
+    embeddings: str | os.PathLike | None,
+    force: bool = False,
+    **fields: Any,
+) -> dict[str, Any]:
     """`from_torch` on the files `source` and `embeddings` (safetensors, or pickles of tensors), saved as the checkpoint
     `out`. `fields` are those of `from_torch`, `num_attention_heads` among them. Returns what was written.
 
@@ -63,10 +77,23 @@ def convert_torch(
     if embeddings is None:
         raise UsageError("embeddings must be given, a file with embed_tokens: a state dict does not hold them")
     with new_directory(out, force, [source, embeddings]) as directory:
-        read = ({name: files.read(name) for name in files.shapes} for files in map(TensorFiles, (source, embeddings)))
-        state_dict, tables = read
-        model = from_torch(state_dict, embeddings=tables, **fields)
+        model = from_torch(read_tensors(source), embeddings=read_tensors(embeddings), **fields)
         if model.can_generate():
             limit_generation(model.generation_config, model.config)
         model.save_pretrained(directory)
     return {"out": str(out), "architecture": type(model).__name__, "parameters": model.num_parameters()}
+
+
+def read_tensors(file: str | os.PathLike) -> dict[str, torch.Tensor]:
+    tensors = TensorFiles(file)
+    return {name: tensors.read(name) for name in tensors.shapes}
+
+
+def __getattr__(name: str) -> Any:
+    """Old names, for one release."""
+    if name == "plan":  # a module that can be called, see there
+        return importlib.import_module(f"{__name__}.plan")
+    if name == "Plan":
+        warnings.warn("conversion.Plan is now conversion.ConversionPlan", DeprecationWarning, stacklevel=2)
+        return ConversionPlan
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

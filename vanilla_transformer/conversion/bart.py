@@ -1,8 +1,13 @@
-"""BART (Lewis et al. 2020): an encoder-decoder with learned positions that start at 2, a norm behind the embeddings, and
-post-norm. `BartForCausalLM` is its decoder alone, which may still be given an encoder's states."""
+"""BART (Lewis et al. 2020): an encoder-decoder with learned positions that start at 2, a norm after the embeddings, and
+post-norm. `BartForCausalLM` is its decoder alone, which still has cross-attention to an encoder's states."""
 
-from .fields import require
-from .tensors import ROW, Pair, linear, pair, without_rows, zeros
+from collections.abc import Collection
+
+from transformers import PreTrainedConfig
+
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from .fields import Fields, require
+from .tensors import ROW, TensorMap, drop_rows, linear, tensor_map, zeros
 
 CONFIG = "BartConfig"
 ARCHITECTURES = {
@@ -16,23 +21,23 @@ PREFIX = "model."
 UNUSED = r"(encoder|decoder)\.version"
 
 
-def config(theirs, architecture, names):
+def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
     fields = decoder_fields(theirs) if is_decoder(architecture) else seq2seq_fields(theirs, names)
     return fields | {"position_embedding_type": "learned", "embedding_norm": True}
 
 
-def is_decoder(architecture):
+def is_decoder(architecture: str) -> bool:
     return architecture.endswith("CausalLM")
 
 
-def decoder_fields(theirs):
-    """Of the decoder alone."""
+def decoder_fields(theirs: PreTrainedConfig) -> Fields:
+    """The config fields of the decoder alone, ours from theirs."""
     require(theirs, decoder_layerdrop=0)
     fields = stack_fields(theirs, "decoder")
     return fields | {"num_hidden_layers": theirs.decoder_layers, "add_cross_attention": True, "lm_head_bias": False}
 
 
-def seq2seq_fields(theirs, names):
+def seq2seq_fields(theirs: PreTrainedConfig, names: Collection[str]) -> Fields:
     """The config fields that BART, mBART and Marian share, ours from theirs."""
     require(
         theirs,
@@ -50,7 +55,7 @@ def seq2seq_fields(theirs, names):
     }
 
 
-def stack_fields(theirs, side):
+def stack_fields(theirs: PreTrainedConfig, side: str) -> Fields:
     return {
         "hidden_size": theirs.d_model,
         "intermediate_size": getattr(theirs, f"{side}_ffn_dim"),
@@ -67,25 +72,25 @@ def stack_fields(theirs, side):
     }
 
 
-def config_back(ours, architecture, norm_first=False):
-    """Those of BART, or with `norm_first` of mBART."""
+def to_source_config(ours: VanillaTransformerConfig, architecture: str, norm_first: bool = False) -> Fields:
+    """The fields of BART, or with `norm_first` of mBART."""
     require(ours, position_embedding_type="learned", embedding_norm=True, norm_first=norm_first, final_norm=norm_first)
     if is_decoder(architecture):
-        return decoder_fields_back(ours) | {"classifier_dropout": ours.classifier_dropout}
+        return source_decoder_fields(ours) | {"classifier_dropout": ours.classifier_dropout}
     require(ours, wrap_last_token=norm_first)
-    return seq2seq_fields_back(ours) | {"classifier_dropout": ours.classifier_dropout}
+    return source_seq2seq_fields(ours) | {"classifier_dropout": ours.classifier_dropout}
 
 
-def decoder_fields_back(ours):
+def source_decoder_fields(ours: VanillaTransformerConfig) -> Fields:
     require(ours, add_cross_attention=True, lm_head_bias=False)
-    fields = stack_fields_back(ours, ("decoder",))
+    fields = source_stack_fields(ours, ("decoder",))
     return fields | {"decoder_layers": ours.num_hidden_layers, "is_decoder": True, "is_encoder_decoder": False}
 
 
-def seq2seq_fields_back(ours):
+def source_seq2seq_fields(ours: VanillaTransformerConfig) -> Fields:
     if ours.tie_word_embeddings:
         require(ours, share_encoder_decoder_embeddings=True)
-    return stack_fields_back(ours, ("encoder", "decoder")) | {
+    return source_stack_fields(ours, ("encoder", "decoder")) | {
         "encoder_layers": ours.encoder_layers,
         "decoder_layers": ours.decoder_layers,
         "decoder_start_token_id": ours.decoder_start_token_id,
@@ -93,7 +98,7 @@ def seq2seq_fields_back(ours):
     }
 
 
-def stack_fields_back(ours, sides):
+def source_stack_fields(ours: VanillaTransformerConfig, sides: tuple[str, ...]) -> Fields:
     require(
         ours,
         position_ids_from="place",
@@ -116,66 +121,68 @@ def stack_fields_back(ours, sides):
     }
 
 
-def pairs(ours, theirs, architecture) -> list[Pair]:
+def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
     if is_decoder(architecture):
-        return decoder_pairs(theirs)
-    found = embeddings(ours, theirs.tie_word_embeddings) + stacks(theirs) + [final_logits_bias(ours)]
+        return decoder_tensor_maps(theirs)
+    maps = embeddings(ours, theirs.tie_word_embeddings) + stacks(theirs) + [final_logits_bias(ours)]
     for side in ("encoder", "decoder"):
-        found += positions(f"model.{side}", side)
-    found += linear("dense", "classification_head.dense") + linear("classifier", "classification_head.out_proj")
-    return found + linear("qa_outputs", "qa_outputs")
+        maps += positions(f"model.{side}", side)
+    maps += linear("dense", "classification_head.dense") + linear("classifier", "classification_head.out_proj")
+    return maps + linear("qa_outputs", "qa_outputs")
 
 
-def decoder_pairs(theirs) -> list[Pair]:
+def decoder_tensor_maps(theirs: PreTrainedConfig) -> list[TensorMap]:
     tied = theirs.tie_word_embeddings
     also = ("lm_head.weight",) if tied else ()
-    found = [pair("model.embeddings.embed_tokens.weight", "decoder.embed_tokens.weight", also=also)]
+    maps = [tensor_map("model.embeddings.embed_tokens.weight", "decoder.embed_tokens.weight", also=also)]
     if not tied:
-        found.append(pair("lm_head.weight", "lm_head.weight"))
-    return found + positions("model", "decoder") + stack("model", "decoder", theirs.decoder_layers)
+        maps.append(tensor_map("lm_head.weight", "lm_head.weight"))
+    return maps + positions("model", "decoder") + stack("model", "decoder", theirs.decoder_layers)
 
 
-def positions(ours, side) -> list[Pair]:
+def positions(ours: str, side: str) -> list[TensorMap]:
     name = f"{ours}.embeddings"
-    table = pair(f"{name}.embed_positions.weight", f"{side}.embed_positions.weight", without_rows(2))
+    table = tensor_map(f"{name}.embed_positions.weight", f"{side}.embed_positions.weight", drop_rows(2))
     return [table, *linear(f"{name}.norm", f"{side}.layernorm_embedding")]
 
 
-def embeddings(ours, tied, shared=True) -> list[Pair]:
-    """Tied and shared, one matrix has up to four names. If only one of both, the matrix of the whole model is unused."""
+def embeddings(ours: VanillaTransformerConfig, tied: bool, shared: bool = True) -> list[TensorMap]:
+    """The matrices of tokens. Tied and shared, one matrix has up to four names. Otherwise `shared.weight` is not used."""
     encoder, decoder = (f"model.{side}.embeddings.embed_tokens.weight" for side in ("encoder", "decoder"))
     if tied and shared:
         also = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
-        return [pair(encoder, "shared.weight", also=also)]
-    found = [
-        pair(encoder, "encoder.embed_tokens.weight"),
-        pair(decoder, "decoder.embed_tokens.weight", also=("lm_head.weight",) if tied else ()),
+        return [tensor_map(encoder, "shared.weight", also=also)]
+    maps = [
+        tensor_map(encoder, "encoder.embed_tokens.weight"),
+        tensor_map(decoder, "decoder.embed_tokens.weight", also=("lm_head.weight",) if tied else ()),
     ]
     if not tied:
-        found.append(pair("lm_head.weight", "lm_head.weight"))
-    return [*found, Pair((), "shared.weight", zeros(ours.vocab_size, ours.hidden_size))] if shared else found
+        maps.append(tensor_map("lm_head.weight", "lm_head.weight"))
+    return [*maps, TensorMap((), "shared.weight", zeros(ours.vocab_size, ours.hidden_size))] if shared else maps
 
 
-def final_logits_bias(ours):
+def final_logits_bias(ours: VanillaTransformerConfig) -> TensorMap:
     if ours.lm_head_bias:
-        return pair("lm_head.bias", "final_logits_bias", ROW)
-    return Pair((), "final_logits_bias", zeros(1, ours.vocab_size))
+        return tensor_map("lm_head.bias", "final_logits_bias", ROW)
+    return TensorMap((), "final_logits_bias", zeros(1, ours.vocab_size))
 
 
-def stacks(theirs) -> list[Pair]:
+def stacks(theirs: PreTrainedConfig) -> list[TensorMap]:
     both = {"encoder": theirs.encoder_layers, "decoder": theirs.decoder_layers}
-    return [found for side, count in both.items() for found in stack(f"model.{side}", side, count)]
+    return [entry for side, count in both.items() for entry in stack(f"model.{side}", side, count)]
 
 
-def stack(ours, side, count) -> list[Pair]:
-    found, attentions = [], {"self_attn": "self_attn"} | ({"cross_attn": "encoder_attn"} if side == "decoder" else {})
+def stack(ours: str, side: str, count: int) -> list[TensorMap]:
+    maps = []
+    attentions = {"self_attn": "self_attn"} | ({"cross_attn": "encoder_attn"} if side == "decoder" else {})
     for i in range(count):
-        layer, their_layer = f"{ours}.layers.{i}", f"{side}.layers.{i}"
+        layer = f"{ours}.layers.{i}"
+        their_layer = f"{side}.layers.{i}"
         for attention, name in attentions.items():
             for projection, their_projection in (("q", "q"), ("k", "k"), ("v", "v"), ("o", "out")):
-                found += linear(f"{layer}.{attention}.{projection}_proj", f"{their_layer}.{name}.{their_projection}_proj")
-            found += linear(f"{layer}.{attention}_norm", f"{their_layer}.{name}_layer_norm")
-        found += linear(f"{layer}.feed_forward.up_proj", f"{their_layer}.fc1")
-        found += linear(f"{layer}.feed_forward.down_proj", f"{their_layer}.fc2")
-        found += linear(f"{layer}.feed_forward_norm", f"{their_layer}.final_layer_norm")
-    return found
+                maps += linear(f"{layer}.{attention}.{projection}_proj", f"{their_layer}.{name}.{their_projection}_proj")
+            maps += linear(f"{layer}.{attention}_norm", f"{their_layer}.{name}_layer_norm")
+        maps += linear(f"{layer}.feed_forward.up_proj", f"{their_layer}.fc1")
+        maps += linear(f"{layer}.feed_forward.down_proj", f"{their_layer}.fc2")
+        maps += linear(f"{layer}.feed_forward_norm", f"{their_layer}.final_layer_norm")
+    return maps

@@ -1,7 +1,12 @@
 """BERT (Devlin et al. 2019): an encoder with learned positions, token types, post-norm, a pooler and a masked-LM transform."""
 
-from .fields import require
-from .tensors import Pair, linear, pair, zeros
+from collections.abc import Collection
+
+from transformers import PreTrainedConfig
+
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from .fields import Fields, require
+from .tensors import TensorMap, linear, tensor_map, zeros
 
 CONFIG = "BertConfig"
 ARCHITECTURES = {
@@ -18,8 +23,8 @@ PREFIX = "bert."
 POOLED = ("Model", "PreTraining", "NextSentencePrediction", "SequenceClassification", "MultipleChoice")
 
 
-def config(theirs, architecture, names):
-    require(theirs, is_decoder=False, add_cross_attention=False, position_embedding_type=(None, "absolute"))
+def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
+    require_encoder(theirs)
     has_pooler = architecture != "BertModel" or "pooler.dense.weight" in names
     return encoder_fields(theirs) | {
         "max_position_embeddings": theirs.max_position_embeddings,
@@ -28,7 +33,12 @@ def config(theirs, architecture, names):
     }
 
 
-def encoder_fields(theirs):
+def require_encoder(theirs: PreTrainedConfig) -> None:
+    """What BERT, RoBERTa and ELECTRA can be configured to be besides encoders with absolute positions."""
+    require(theirs, is_decoder=False, add_cross_attention=False, position_embedding_type=(None, "absolute"))
+
+
+def encoder_fields(theirs: PreTrainedConfig) -> Fields:
     """The config fields that BERT, RoBERTa and ELECTRA share, ours from theirs."""
     dropout = theirs.hidden_dropout_prob
     return {
@@ -50,7 +60,7 @@ def encoder_fields(theirs):
     }
 
 
-def config_back(ours, architecture):
+def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
     require(
         ours,
         position_embedding_type="learned",
@@ -86,51 +96,52 @@ def config_back(ours, architecture):
     }
 
 
-def pairs(ours, theirs, architecture) -> list[Pair]:
+def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
     tied = theirs.tie_word_embeddings
-    found = body(ours, also=("cls.predictions.decoder.weight",) if tied else ())
-    found.append(pair("model.embeddings.embed_positions.weight", "embeddings.position_embeddings.weight"))
-    found += linear("model.pooler.dense", "pooler.dense")
-    found += linear("transform.dense", "cls.predictions.transform.dense")
-    found += linear("transform.norm", "cls.predictions.transform.LayerNorm")
-    found += vocabulary_bias(ours, tied, "cls.predictions")
+    maps = body(ours, also=("cls.predictions.decoder.weight",) if tied else ())
+    maps.append(tensor_map("model.embeddings.embed_positions.weight", "embeddings.position_embeddings.weight"))
+    maps += linear("model.pooler.dense", "pooler.dense")
+    maps += linear("transform.dense", "cls.predictions.transform.dense")
+    maps += linear("transform.norm", "cls.predictions.transform.LayerNorm")
+    maps += vocabulary_bias(ours, tied, "cls.predictions")
     if not tied:
-        found.append(pair("lm_head.weight", "cls.predictions.decoder.weight"))
-    found += linear("next_sentence", "cls.seq_relationship")
-    return found + linear(classifier_of(architecture), "classifier") + linear("qa_outputs", "qa_outputs")
+        maps.append(tensor_map("lm_head.weight", "cls.predictions.decoder.weight"))
+    maps += linear("next_sentence", "cls.seq_relationship")
+    return maps + linear(classifier_of(architecture), "classifier") + linear("qa_outputs", "qa_outputs")
 
 
-def classifier_of(architecture):
+def classifier_of(architecture: str) -> str:
     return "choice_classifier" if architecture.endswith("MultipleChoice") else "classifier"
 
 
-def vocabulary_bias(ours, tied, head) -> list[Pair]:
+def vocabulary_bias(ours: VanillaTransformerConfig, tied: bool, head: str) -> list[TensorMap]:
     """The bias is a parameter of the head and, under another name, of the projection inside it. Tied, they are one; untied,
     the projection's is used."""
     if tied:
-        return [pair("lm_head.bias", f"{head}.bias", also=(f"{head}.decoder.bias",))]
+        return [tensor_map("lm_head.bias", f"{head}.bias", also=(f"{head}.decoder.bias",))]
     return [
-        pair("lm_head.bias", f"{head}.decoder.bias", otherwise=(f"{head}.bias",)),
-        Pair((), f"{head}.bias", zeros(ours.vocab_size)),
+        tensor_map("lm_head.bias", f"{head}.decoder.bias", otherwise=(f"{head}.bias",)),
+        TensorMap((), f"{head}.bias", zeros(ours.vocab_size)),
     ]
 
 
-def body(ours, also=()) -> list[Pair]:
+def body(ours: VanillaTransformerConfig, also: tuple[str, ...] = ()) -> list[TensorMap]:
     """Embeddings without positions, and layers, as BERT, RoBERTa and ELECTRA name them."""
-    found = [pair("model.embeddings.embed_tokens.weight", "embeddings.word_embeddings.weight", also=also)]
+    maps = [tensor_map("model.embeddings.embed_tokens.weight", "embeddings.word_embeddings.weight", also=also)]
     types = "embeddings.token_type_embeddings.weight"
     if ours.type_vocab_size:
-        found.append(pair("model.embeddings.embed_token_types.weight", types))
+        maps.append(tensor_map("model.embeddings.embed_token_types.weight", types))
     else:
-        found.append(Pair((), types, zeros(1, ours.hidden_size)))
-    found += linear("model.embeddings.norm", "embeddings.LayerNorm")
+        maps.append(TensorMap((), types, zeros(1, ours.hidden_size)))
+    maps += linear("model.embeddings.norm", "embeddings.LayerNorm")
     for i in range(ours.num_hidden_layers):
-        layer, their_layer = f"model.layers.{i}", f"encoder.layer.{i}"
+        layer = f"model.layers.{i}"
+        their_layer = f"encoder.layer.{i}"
         for projection, name in (("q", "query"), ("k", "key"), ("v", "value")):
-            found += linear(f"{layer}.self_attn.{projection}_proj", f"{their_layer}.attention.self.{name}")
-        found += linear(f"{layer}.self_attn.o_proj", f"{their_layer}.attention.output.dense")
-        found += linear(f"{layer}.self_attn_norm", f"{their_layer}.attention.output.LayerNorm")
-        found += linear(f"{layer}.feed_forward.up_proj", f"{their_layer}.intermediate.dense")
-        found += linear(f"{layer}.feed_forward.down_proj", f"{their_layer}.output.dense")
-        found += linear(f"{layer}.feed_forward_norm", f"{their_layer}.output.LayerNorm")
-    return found
+            maps += linear(f"{layer}.self_attn.{projection}_proj", f"{their_layer}.attention.self.{name}")
+        maps += linear(f"{layer}.self_attn.o_proj", f"{their_layer}.attention.output.dense")
+        maps += linear(f"{layer}.self_attn_norm", f"{their_layer}.attention.output.LayerNorm")
+        maps += linear(f"{layer}.feed_forward.up_proj", f"{their_layer}.intermediate.dense")
+        maps += linear(f"{layer}.feed_forward.down_proj", f"{their_layer}.output.dense")
+        maps += linear(f"{layer}.feed_forward_norm", f"{their_layer}.output.LayerNorm")
+    return maps

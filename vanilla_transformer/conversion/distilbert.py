@@ -1,7 +1,13 @@
 """DistilBERT (Sanh et al. 2019): BERT without token types and pooler; its sentence heads have a linear map and a ReLU."""
 
+from collections.abc import Collection
+
+from transformers import PreTrainedConfig
+
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from .bert import classifier_of
-from .tensors import Pair, linear, pair
+from .fields import Fields
+from .tensors import TensorMap, linear, tensor_map
 
 CONFIG = "DistilBertConfig"
 ARCHITECTURES = {
@@ -15,7 +21,7 @@ ARCHITECTURES = {
 PREFIX = "distilbert."
 
 
-def config(theirs, architecture, names):
+def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
     return {
         "hidden_size": theirs.dim,
         "intermediate_size": theirs.hidden_dim,
@@ -37,27 +43,28 @@ def config(theirs, architecture, names):
     }
 
 
-def pairs(ours, theirs, architecture) -> list[Pair]:
+def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
     tied = theirs.tie_word_embeddings
     also = ("vocab_projector.weight",) if tied else ()
-    found = [
-        pair("model.embeddings.embed_tokens.weight", "embeddings.word_embeddings.weight", also=also),
-        pair("model.embeddings.embed_positions.weight", "embeddings.position_embeddings.weight"),
+    maps = [
+        tensor_map("model.embeddings.embed_tokens.weight", "embeddings.word_embeddings.weight", also=also),
+        tensor_map("model.embeddings.embed_positions.weight", "embeddings.position_embeddings.weight"),
         *linear("model.embeddings.norm", "embeddings.LayerNorm"),
     ]
     for i in range(ours.num_hidden_layers):
-        layer, their_layer = f"model.layers.{i}", f"transformer.layer.{i}"
+        layer = f"model.layers.{i}"
+        their_layer = f"transformer.layer.{i}"
         for projection in "qkv":
-            found += linear(f"{layer}.self_attn.{projection}_proj", f"{their_layer}.attention.{projection}_lin")
-        found += linear(f"{layer}.self_attn.o_proj", f"{their_layer}.attention.out_lin")
-        found += linear(f"{layer}.self_attn_norm", f"{their_layer}.sa_layer_norm")
-        found += linear(f"{layer}.feed_forward.up_proj", f"{their_layer}.ffn.lin1")
-        found += linear(f"{layer}.feed_forward.down_proj", f"{their_layer}.ffn.lin2")
-        found += linear(f"{layer}.feed_forward_norm", f"{their_layer}.output_layer_norm")
-    found += linear("transform.dense", "vocab_transform")
-    found += linear("transform.norm", "vocab_layer_norm")
-    found.append(pair("lm_head.bias", "vocab_projector.bias"))
+            maps += linear(f"{layer}.self_attn.{projection}_proj", f"{their_layer}.attention.{projection}_lin")
+        maps += linear(f"{layer}.self_attn.o_proj", f"{their_layer}.attention.out_lin")
+        maps += linear(f"{layer}.self_attn_norm", f"{their_layer}.sa_layer_norm")
+        maps += linear(f"{layer}.feed_forward.up_proj", f"{their_layer}.ffn.lin1")
+        maps += linear(f"{layer}.feed_forward.down_proj", f"{their_layer}.ffn.lin2")
+        maps += linear(f"{layer}.feed_forward_norm", f"{their_layer}.output_layer_norm")
+    maps += linear("transform.dense", "vocab_transform")
+    maps += linear("transform.norm", "vocab_layer_norm")
+    maps.append(tensor_map("lm_head.bias", "vocab_projector.bias"))
     if not tied:
-        found.append(pair("lm_head.weight", "vocab_projector.weight"))
-    found += linear("model.pooler.dense", "pre_classifier")
-    return found + linear(classifier_of(architecture), "classifier") + linear("qa_outputs", "qa_outputs")
+        maps.append(tensor_map("lm_head.weight", "vocab_projector.weight"))
+    maps += linear("model.pooler.dense", "pre_classifier")
+    return maps + linear(classifier_of(architecture), "classifier") + linear("qa_outputs", "qa_outputs")

@@ -1,9 +1,14 @@
 """ELECTRA (Clark et al. 2020) with embeddings as wide as its layers. The discriminator becomes a classifier of tokens with
 one score, above 0 for a token that was replaced."""
 
-from .bert import body, classifier_of, encoder_fields
-from .fields import require
-from .tensors import Pair, linear, pair
+from collections.abc import Collection
+
+from transformers import PreTrainedConfig
+
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from .bert import body, classifier_of, encoder_fields, require_encoder
+from .fields import Fields, require
+from .tensors import TensorMap, linear, tensor_map
 
 CONFIG = "ElectraConfig"
 ARCHITECTURES = {
@@ -18,8 +23,8 @@ ARCHITECTURES = {
 PREFIX = "electra."
 
 
-def config(theirs, architecture, names):
-    require(theirs, is_decoder=False, add_cross_attention=False, position_embedding_type=(None, "absolute"))
+def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
+    require_encoder(theirs)
     require(theirs, embedding_size=theirs.hidden_size)
     pooler_act = "gelu"
     if architecture == "ElectraForMultipleChoice":
@@ -36,19 +41,19 @@ def config(theirs, architecture, names):
     return fields
 
 
-def pairs(ours, theirs, architecture) -> list[Pair]:
+def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
     tied = theirs.tie_word_embeddings
-    found = body(ours, also=("generator_lm_head.weight",) if tied else ())
-    found.append(pair("model.embeddings.embed_positions.weight", "embeddings.position_embeddings.weight"))
-    found += linear("transform.norm", "generator_predictions.LayerNorm")
-    found.append(pair("lm_head.bias", "generator_lm_head.bias"))
+    maps = body(ours, also=("generator_lm_head.weight",) if tied else ())
+    maps.append(tensor_map("model.embeddings.embed_positions.weight", "embeddings.position_embeddings.weight"))
+    maps += linear("transform.norm", "generator_predictions.LayerNorm")
+    maps.append(tensor_map("lm_head.bias", "generator_lm_head.bias"))
     if not tied:
-        found.append(pair("lm_head.weight", "generator_lm_head.weight"))
-    found += linear("qa_outputs", "qa_outputs")
+        maps.append(tensor_map("lm_head.weight", "generator_lm_head.weight"))
+    maps += linear("qa_outputs", "qa_outputs")
     if architecture == "ElectraForPreTraining":
-        found += linear("transform.0", "discriminator_predictions.dense")
-        return found + linear("classifier", "discriminator_predictions.dense_prediction")
-    found += linear("transform.dense", "generator_predictions.dense")
+        maps += linear("transform.0", "discriminator_predictions.dense")
+        return maps + linear("classifier", "discriminator_predictions.dense_prediction")
+    maps += linear("transform.dense", "generator_predictions.dense")
     if architecture == "ElectraForSequenceClassification":
-        return found + linear("model.pooler.dense", "classifier.dense") + linear("classifier", "classifier.out_proj")
-    return found + linear("model.pooler.dense", "sequence_summary.summary") + linear(classifier_of(architecture), "classifier")
+        return maps + linear("model.pooler.dense", "classifier.dense") + linear("classifier", "classifier.out_proj")
+    return maps + linear("model.pooler.dense", "sequence_summary.summary") + linear(classifier_of(architecture), "classifier")

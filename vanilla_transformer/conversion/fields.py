@@ -1,13 +1,17 @@
 """Config fields, theirs and ours."""
 
+from typing import Any
+
 from transformers import PreTrainedConfig
 
+Fields = dict[str, Any]
 
-def require(config: PreTrainedConfig, **expected) -> None:
-    """Each field must have the value named, or one of a tuple of values.
+
+def require(config: PreTrainedConfig, **expected: Any) -> None:
+    """Each field of `config` must have the value of the argument of its name, or one of a tuple of values.
 
     Raises:
-        ValueError: naming the field, its value, and what would do.
+        ValueError: that names the field, its value and the values expected.
     """
     for name, values in expected.items():
         values = values if isinstance(values, tuple) else (values,)

@@ -1,8 +1,13 @@
 """GPT-2 (Radford et al. 2019): a pre-norm decoder with learned positions, its linear maps stored transposed and queries,
 keys and values as one."""
 
-from .fields import require
-from .tensors import SAME, THIRDS, THIRDS_TRANSPOSED, TRANSPOSED, Op, Pair, linear, pair, scaled
+from collections.abc import Collection
+
+from transformers import PreTrainedConfig
+
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from .fields import Fields, require
+from .tensors import SAME, THIRDS, THIRDS_TRANSPOSED, TRANSPOSED, Op, TensorMap, linear, scaled, tensor_map
 
 CONFIG = "GPT2Config"
 ARCHITECTURES = {
@@ -16,7 +21,7 @@ PREFIX = "transformer."
 UNUSED = r"h\.\d+\.attn\.(bias|masked_bias)"  # causal masks
 
 
-def config(theirs, architecture, names):
+def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
     require(theirs, add_cross_attention=False)
     dropouts = (getattr(theirs, name, None) for name in ("classifier_dropout", "hidden_dropout"))
     return {
@@ -39,7 +44,7 @@ def config(theirs, architecture, names):
     }
 
 
-def config_back(ours, architecture):
+def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
     require(
         ours,
         position_embedding_type="learned",
@@ -71,43 +76,44 @@ def config_back(ours, architecture):
     }
 
 
-def pairs(ours, theirs, architecture) -> list[Pair]:
+def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
     tied = theirs.tie_word_embeddings
-    found = [
-        pair("model.embeddings.embed_tokens.weight", "wte.weight", also=("lm_head.weight",) if tied else ()),
-        pair("model.embeddings.embed_positions.weight", "wpe.weight"),
+    maps = [
+        tensor_map("model.embeddings.embed_tokens.weight", "wte.weight", also=("lm_head.weight",) if tied else ()),
+        tensor_map("model.embeddings.embed_positions.weight", "wpe.weight"),
         *linear("model.norm", "ln_f"),
-        pair("score.weight", "score.weight"),
+        tensor_map("score.weight", "score.weight"),
         *linear("classifier", "classifier"),
         *linear("qa_outputs", "qa_outputs"),
     ]
     if not tied:
-        found.append(pair("lm_head.weight", "lm_head.weight"))
+        maps.append(tensor_map("lm_head.weight", "lm_head.weight"))
     for i in range(ours.num_hidden_layers):
-        layer, their_layer = f"model.layers.{i}", f"h.{i}"
+        layer = f"model.layers.{i}"
+        their_layer = f"h.{i}"
         query_scale = scaled_queries(ours, theirs, i)
         for part, op in (("weight", THIRDS_TRANSPOSED), ("bias", THIRDS)):
             projections = tuple(f"{layer}.self_attn.{projection}_proj.{part}" for projection in "qkv")
-            found.append(Pair(projections, f"{their_layer}.attn.c_attn.{part}", first_scaled(op, query_scale)))
+            maps.append(TensorMap(projections, f"{their_layer}.attn.c_attn.{part}", first_scaled(op, query_scale)))
         for name, their_name in (
             ("self_attn.o_proj", "attn.c_proj"),
             ("feed_forward.up_proj", "mlp.c_fc"),
             ("feed_forward.down_proj", "mlp.c_proj"),
         ):
-            found.append(pair(f"{layer}.{name}.weight", f"{their_layer}.{their_name}.weight", TRANSPOSED))
-            found.append(pair(f"{layer}.{name}.bias", f"{their_layer}.{their_name}.bias"))
-        found += linear(f"{layer}.self_attn_norm", f"{their_layer}.ln_1")
-        found += linear(f"{layer}.feed_forward_norm", f"{their_layer}.ln_2")
-    return found
+            maps.append(tensor_map(f"{layer}.{name}.weight", f"{their_layer}.{their_name}.weight", TRANSPOSED))
+            maps.append(tensor_map(f"{layer}.{name}.bias", f"{their_layer}.{their_name}.bias"))
+        maps += linear(f"{layer}.self_attn_norm", f"{their_layer}.ln_1")
+        maps += linear(f"{layer}.feed_forward_norm", f"{their_layer}.ln_2")
+    return maps
 
 
-def scaled_queries(ours, theirs, layer):
+def scaled_queries(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, layer: int) -> float:
     """What GPT-2 leaves out of, or adds to, the division of scores by sqrt(d_k) goes into the queries."""
     factor = 1.0 if theirs.scale_attn_weights else ours.head_dim**0.5
     return factor / (layer + 1) if theirs.scale_attn_by_inverse_layer_idx else factor
 
 
-def first_scaled(op, factor):
+def first_scaled(op: Op, factor: float) -> Op:
     if factor == 1:
         return op
     scale = scaled(factor)

@@ -1,16 +1,19 @@
 """Marian (Junczys-Dowmunt et al. 2018), the architecture of OPUS-MT: the paper's model, but for the order of its sinusoids.
 
 Marian has all sines first and then all cosines, the paper (3.5) interleaves them. They are added to the residual stream,
-whose order is nobody's concern: every weight that reads the stream or writes to it is reordered.
+which has no preferred order: every weight that reads the stream or writes to it is reordered.
 """
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import torch
+from transformers import PreTrainedConfig
 
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from . import bart
-from .fields import require
-from .tensors import Op, Pair, then
+from .fields import Fields, require
+from .tensors import Op, TensorFiles, TensorMap, then
 
 CONFIG = "MarianConfig"
 ARCHITECTURES = {
@@ -18,12 +21,12 @@ ARCHITECTURES = {
     "MarianMTModel": "VanillaSeq2SeqForConditionalGeneration",
 }
 PREFIX = "model."
-UNUSED = r"(encoder|decoder)\.embed_positions\.weight"  # sinusoids; `check_tensors` sees to it
-WRITERS = ("o_proj.weight", "o_proj.bias", "down_proj.weight", "down_proj.bias", "norm.weight", "norm.bias")
-READERS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "up_proj.weight", "embed_tokens.weight", "lm_head.weight")
+UNUSED = r"(encoder|decoder)\.embed_positions\.weight"  # sinusoids, see `check_tensors`
+STREAM_WRITERS = ("o_proj.weight", "o_proj.bias", "down_proj.weight", "down_proj.bias", "norm.weight", "norm.bias")
+STREAM_READERS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "up_proj.weight", "embed_tokens.weight", "lm_head.weight")
 
 
-def config(theirs, architecture, names):
+def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
     require(theirs, decoder_vocab_size=(None, theirs.vocab_size))
     if theirs.d_model % 2:
         raise ValueError(f"d_model={theirs.d_model} cannot be converted: sinusoids need an even width")
@@ -33,31 +36,35 @@ def config(theirs, architecture, names):
     }
 
 
-def config_back(ours, architecture):
+def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
     require(ours, position_embedding_type="sinusoidal", embedding_norm=False)
     require(ours, norm_first=False, final_norm=False, wrap_last_token=False)
-    return bart.seq2seq_fields_back(ours) | {"share_encoder_decoder_embeddings": True}
+    return bart.source_seq2seq_fields(ours) | {"share_encoder_decoder_embeddings": True}
 
 
-def pairs(ours, theirs, architecture) -> list[Pair]:
+def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
     width = ours.hidden_size
     order = torch.arange(width).view(2, width // 2).T.flatten()  # ours 0, 1, 2, 3 ... is theirs 0, D/2, 1, D/2 + 1 ...
-    found = bart.embeddings(ours, theirs.tie_word_embeddings, theirs.share_encoder_decoder_embeddings)
-    return [in_order(entry, order) for entry in found + bart.stacks(theirs)] + [bart.final_logits_bias(ours)]
+    maps = bart.embeddings(ours, theirs.tie_word_embeddings, theirs.share_encoder_decoder_embeddings)
+    return [reordered(entry, order) for entry in maps + bart.stacks(theirs)] + [bart.final_logits_bias(ours)]
 
 
-def in_order(entry, order):
+def reordered(entry: TensorMap, order: torch.Tensor) -> TensorMap:
     name = entry.ours[0] if entry.ours else ""
-    if not name.endswith(WRITERS + READERS):
+    if not name.endswith(STREAM_WRITERS + STREAM_READERS):
         return entry
-    axis = 0 if name.endswith(WRITERS) else 1
+    axis = 0 if name.endswith(STREAM_WRITERS) else 1
     back = order.argsort()
-    reordered = Op("reordered", lambda t: (t.index_select(axis, order),), lambda t: t.index_select(axis, back))
-    return replace(entry, op=then(entry.op, reordered))
+    reorder = Op("reordered", lambda t: (t.index_select(axis, order),), lambda t: t.index_select(axis, back))
+    return replace(entry, op=then(entry.op, reorder))
 
 
-def check_tensors(files, theirs):
-    """Old files hold the table of sinusoids. Another table would be lost."""
+def check_tensors(files: TensorFiles, theirs: PreTrainedConfig) -> None:
+    """Old files hold the table of sinusoids, which is not converted.
+
+    Raises:
+        ValueError: for another table, which would be lost.
+    """
     for side in ("encoder", "decoder"):
         name = f"{side}.embed_positions.weight"
         if name in files.shapes:

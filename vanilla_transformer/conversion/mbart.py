@@ -1,7 +1,13 @@
 """mBART (Liu et al. 2020): BART with pre-norm, and a sequence's last token, its language, in front of it for the decoder."""
 
+from collections.abc import Collection
+
+from transformers import PreTrainedConfig
+
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from . import bart
-from .tensors import Pair, linear
+from .fields import Fields
+from .tensors import TensorMap, linear
 
 CONFIG = "MBartConfig"
 ARCHITECTURES = {f"M{theirs}": ours for theirs, ours in bart.ARCHITECTURES.items()}
@@ -9,17 +15,17 @@ PREFIX = "model."
 UNUSED = bart.UNUSED
 
 
-def config(theirs, architecture, names):
+def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
     wraps = {} if bart.is_decoder(architecture) else {"wrap_last_token": True}
-    return bart.config(theirs, architecture, names) | {"norm_first": True, **wraps}
+    return bart.to_vanilla_config(theirs, architecture, names) | {"norm_first": True, **wraps}
 
 
-def config_back(ours, architecture):
-    return bart.config_back(ours, architecture, norm_first=True)
+def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
+    return bart.to_source_config(ours, architecture, norm_first=True)
 
 
-def pairs(ours, theirs, architecture) -> list[Pair]:
-    found = bart.pairs(ours, theirs, architecture)
+def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
+    maps = bart.tensor_maps(ours, theirs, architecture)
     if bart.is_decoder(architecture):
-        return found + linear("model.norm", "decoder.layer_norm")
-    return found + [norm for side in ("encoder", "decoder") for norm in linear(f"model.{side}.norm", f"{side}.layer_norm")]
+        return maps + linear("model.norm", "decoder.layer_norm")
+    return maps + [norm for side in ("encoder", "decoder") for norm in linear(f"model.{side}.norm", f"{side}.layer_norm")]

@@ -1,8 +1,13 @@
 """OPT (Zhang et al. 2022): a decoder with learned positions, counted from the mask; pre-norm, except for one size.
-Row 0 of its table is read by nobody, row 1 by padding."""
+No token reads row 0 of its table, and padding reads row 1."""
 
-from .fields import require
-from .tensors import Pair, linear, pair, without_rows
+from collections.abc import Collection
+
+from transformers import PreTrainedConfig
+
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from .fields import Fields, require
+from .tensors import TensorMap, drop_rows, linear, tensor_map
 
 CONFIG = "OPTConfig"
 ARCHITECTURES = {
@@ -14,7 +19,7 @@ ARCHITECTURES = {
 PREFIX = "model."
 
 
-def config(theirs, architecture, names):
+def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
     require(theirs, word_embed_proj_dim=(None, theirs.hidden_size), layer_norm_elementwise_affine=True, layerdrop=0)
     norm_first = theirs.do_layer_norm_before
     return {
@@ -38,7 +43,7 @@ def config(theirs, architecture, names):
     }
 
 
-def config_back(ours, architecture):
+def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
     require(
         ours,
         position_embedding_type="learned",
@@ -73,24 +78,26 @@ def config_back(ours, architecture):
     }
 
 
-def pairs(ours, theirs, architecture) -> list[Pair]:
+def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
     tied = theirs.tie_word_embeddings
+    bias = ours.linear_bias
     also = ("lm_head.weight",) if tied else ()
-    found = [
-        pair("model.embeddings.embed_tokens.weight", "decoder.embed_tokens.weight", also=also),
-        pair("model.embeddings.embed_positions.weight", "decoder.embed_positions.weight", without_rows(1)),
+    maps = [
+        tensor_map("model.embeddings.embed_tokens.weight", "decoder.embed_tokens.weight", also=also),
+        tensor_map("model.embeddings.embed_positions.weight", "decoder.embed_positions.weight", drop_rows(1)),
         *linear("model.norm", "decoder.final_layer_norm"),
-        pair("score.weight", "score.weight"),
+        tensor_map("score.weight", "score.weight"),
         *linear("qa_outputs", "qa_outputs"),
     ]
     if not tied:
-        found.append(pair("lm_head.weight", "lm_head.weight"))
+        maps.append(tensor_map("lm_head.weight", "lm_head.weight"))
     for i in range(ours.num_hidden_layers):
-        layer, their_layer, bias = f"model.layers.{i}", f"decoder.layers.{i}", ours.linear_bias
+        layer = f"model.layers.{i}"
+        their_layer = f"decoder.layers.{i}"
         for projection, name in (("q", "q"), ("k", "k"), ("v", "v"), ("o", "out")):
-            found += linear(f"{layer}.self_attn.{projection}_proj", f"{their_layer}.self_attn.{name}_proj", bias)
-        found += linear(f"{layer}.self_attn_norm", f"{their_layer}.self_attn_layer_norm")
-        found += linear(f"{layer}.feed_forward.up_proj", f"{their_layer}.fc1", bias)
-        found += linear(f"{layer}.feed_forward.down_proj", f"{their_layer}.fc2", bias)
-        found += linear(f"{layer}.feed_forward_norm", f"{their_layer}.final_layer_norm")
-    return found
+            maps += linear(f"{layer}.self_attn.{projection}_proj", f"{their_layer}.self_attn.{name}_proj", bias)
+        maps += linear(f"{layer}.self_attn_norm", f"{their_layer}.self_attn_layer_norm")
+        maps += linear(f"{layer}.feed_forward.up_proj", f"{their_layer}.fc1", bias)
+        maps += linear(f"{layer}.feed_forward.down_proj", f"{their_layer}.fc2", bias)
+        maps += linear(f"{layer}.feed_forward_norm", f"{their_layer}.final_layer_norm")
+    return maps

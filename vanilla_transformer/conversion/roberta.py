@@ -1,9 +1,14 @@
 """RoBERTa (Liu et al. 2019): BERT without next-sentence prediction. Its positions count the ids that are not
-padding, and start behind the padding id, which is the row of padding; those before it are read by nobody."""
+padding. They start after the padding id, which is the row of padding. No token reads the rows before that one."""
 
-from .bert import body, classifier_of, encoder_fields, vocabulary_bias
-from .fields import require
-from .tensors import Pair, linear, pair, without_rows
+from collections.abc import Collection
+
+from transformers import PreTrainedConfig
+
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from .bert import body, classifier_of, encoder_fields, require_encoder, vocabulary_bias
+from .fields import Fields
+from .tensors import TensorMap, drop_rows, linear, tensor_map
 
 CONFIG = "RobertaConfig"
 ARCHITECTURES = {
@@ -17,11 +22,11 @@ ARCHITECTURES = {
 PREFIX = "roberta."
 
 
-def config(theirs, architecture, names):
-    require(theirs, is_decoder=False, add_cross_attention=False, position_embedding_type=(None, "absolute"))
+def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
+    require_encoder(theirs)
     if theirs.pad_token_id is None or theirs.pad_token_id < 0:
-        raise ValueError(f"pad_token_id={theirs.pad_token_id} cannot be converted, expected a token: positions start behind it")
-    has_pooler = architecture != "RobertaModel" or "pooler.dense.weight" in names
+        raise ValueError(f"pad_token_id={theirs.pad_token_id} cannot be converted, expected a token: positions start after it")
+    has_pooler = not architecture.endswith("Model") or "pooler.dense.weight" in names
     return encoder_fields(theirs) | {
         "max_position_embeddings": theirs.max_position_embeddings - theirs.pad_token_id - 1,
         "position_ids_from": "ids",
@@ -30,17 +35,17 @@ def config(theirs, architecture, names):
     }
 
 
-def pairs(ours, theirs, architecture) -> list[Pair]:
+def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
     tied = theirs.tie_word_embeddings
-    found = body(ours, also=("lm_head.decoder.weight",) if tied else ())
-    used = without_rows(theirs.pad_token_id)
-    found.append(pair("model.embeddings.embed_positions.weight", "embeddings.position_embeddings.weight", used))
-    found += linear("transform.dense", "lm_head.dense")
-    found += linear("transform.norm", "lm_head.layer_norm")
-    found += vocabulary_bias(ours, tied, "lm_head")
+    maps = body(ours, also=("lm_head.decoder.weight",) if tied else ())
+    used = drop_rows(theirs.pad_token_id)
+    maps.append(tensor_map("model.embeddings.embed_positions.weight", "embeddings.position_embeddings.weight", used))
+    maps += linear("transform.dense", "lm_head.dense")
+    maps += linear("transform.norm", "lm_head.layer_norm")
+    maps += vocabulary_bias(ours, tied, "lm_head")
     if not tied:
-        found.append(pair("lm_head.weight", "lm_head.decoder.weight"))
-    found += linear("qa_outputs", "qa_outputs")
-    if architecture == "RobertaForSequenceClassification":
-        return found + linear("model.pooler.dense", "classifier.dense") + linear("classifier", "classifier.out_proj")
-    return found + linear("model.pooler.dense", "pooler.dense") + linear(classifier_of(architecture), "classifier")
+        maps.append(tensor_map("lm_head.weight", "lm_head.decoder.weight"))
+    maps += linear("qa_outputs", "qa_outputs")
+    if architecture.endswith("ForSequenceClassification"):
+        return maps + linear("model.pooler.dense", "classifier.dense") + linear("classifier", "classifier.out_proj")
+    return maps + linear("model.pooler.dense", "pooler.dense") + linear(classifier_of(architecture), "classifier")

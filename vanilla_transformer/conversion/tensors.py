@@ -1,15 +1,16 @@
-"""Tensor files read and written one tensor at a time, and the pairs that say which tensor becomes which.
+"""Tensor files read and written one tensor at a time, and the maps of which tensor becomes which.
 
-A conversion is a list of `Pair`s. Read forwards they make our tensors of another project's, read backwards the reverse.
+A conversion is a list of `TensorMap`s. Read forwards they make our tensors of another project's, read backwards the reverse.
 """
 
 import json
 import math
 import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -17,12 +18,12 @@ from transformers.utils import logging
 
 from ..checkpoint import TORCH_DTYPES, WEIGHTS, Shapes, stored_shapes, weight_files
 
-DTYPES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 PICKLE = "pytorch_model.bin"
 logger = logging.get_logger(__name__)
 
 
-# ---------------------------------------------------------------------------------------------------------------- pairs
+# ----------------------------------------------------------------------------------------------------------------- maps
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ THIRDS_TRANSPOSED = Op(
 )
 
 
-def without_rows(count: int) -> Op:
+def drop_rows(count: int) -> Op:
     """Their position tables start with `count` rows that no token reads."""
     return Op(f"from row {count}", lambda t: (t[count:],), lambda t: torch.cat([torch.zeros_like(t[:1]).expand(count, -1), t]))
 
@@ -69,9 +70,10 @@ def then(first: Op, second: Op) -> Op:
 
 
 @dataclass(frozen=True)
-class Pair:
+class TensorMap:
     """Tensors that are the same thing. `also` are other names of theirs for it: a file has one or several of them, and
-    where it has several they must be equal. `otherwise` is what to read where a file has none of these."""
+    where it has several they must be equal. `otherwise` is what to read where a file has none of these. Without `ours` it is
+    a tensor that they need and we do not have."""
 
     ours: tuple[str, ...]
     theirs: str
@@ -84,13 +86,13 @@ class Pair:
         return (self.theirs, *self.also, *self.otherwise)
 
 
-def pair(ours: str, theirs: str, op: Op = SAME, also: tuple[str, ...] = (), otherwise: tuple[str, ...] = ()) -> Pair:
-    return Pair((ours,), theirs, op, also, otherwise)
+def tensor_map(ours: str, theirs: str, op: Op = SAME, also: tuple[str, ...] = (), otherwise: tuple[str, ...] = ()) -> TensorMap:
+    return TensorMap((ours,), theirs, op, also, otherwise)
 
 
-def linear(ours: str, theirs: str, bias: bool = True) -> list[Pair]:
+def linear(ours: str, theirs: str, bias: bool = True) -> list[TensorMap]:
     """The weight and the bias of a linear map or a LayerNorm."""
-    return [pair(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")[: 1 + bias]]
+    return [tensor_map(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")[: 1 + bias]]
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -107,7 +109,7 @@ class TensorFiles:
         ValueError: for a file that is not whole, or a pickle that holds more than tensors.
     """
 
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: str | os.PathLike) -> None:
         self.path = Path(path)
         self.shapes: Shapes = {}
         self._where: dict[str, tuple[Path, str]] = {}
@@ -115,12 +117,12 @@ class TensorFiles:
         for file in [self.path] if self.path.is_file() else weight_files(self.path, (WEIGHTS, PICKLE)):
             self._open_safetensors(file) if file.suffix == ".safetensors" else self._open_pickle(file)
 
-    def _open_safetensors(self, file):
+    def _open_safetensors(self, file: Path) -> None:
         found = stored_shapes(file)
         self.shapes |= found
         self._where |= {name: (file, name) for name in found}
 
-    def _open_pickle(self, file):
+    def _open_pickle(self, file: Path) -> None:
         is_mapped = zipfile.is_zipfile(file)
         try:
             tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped)
@@ -132,8 +134,8 @@ class TensorFiles:
         if not isinstance(tensors, dict) or not all(map(is_named_tensor, tensors, tensors.values())):
             raise ValueError(f"{file} holds {type(tensors).__name__}, expected a state dict: names and dense tensors")
         for name, tensor in tensors.items():
-            if tensor.dtype not in DTYPES:
-                raise ValueError(f"{file}: {name} is of type {tensor.dtype}, expected one of {list(DTYPES.values())}")
+            if tensor.dtype not in DTYPE_NAMES:
+                raise ValueError(f"{file}: {name} is of type {tensor.dtype}, expected one of {list(DTYPE_NAMES.values())}")
         self._pickled |= tensors
         self.shapes |= {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
@@ -161,13 +163,14 @@ def is_named_tensor(name: object, value: object) -> bool:
 # ------------------------------------------------------------------------------------------------------------- writing
 
 
-def write_safetensors(path: Path, shapes: Shapes, tensors) -> None:
-    """Writes `tensors`, pairs of name and tensor in the order of `shapes`, one after the other: the header, which comes
-    first, needs their shapes and types only."""
-    header, start = {"__metadata__": {"format": "pt"}}, 0
+def write_safetensors(path: Path, shapes: Shapes, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Writes `tensors`, names and tensors in the order of `shapes`, one after the other: the header, which comes first,
+    needs their shapes and types only."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    start = 0
     for name, (shape, dtype) in shapes.items():
         end = start + math.prod(shape) * dtype.itemsize
-        header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+        header[name] = {"dtype": DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
         start = end
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)

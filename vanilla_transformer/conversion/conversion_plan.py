@@ -1,0 +1,140 @@
+"""A conversion, checked before anything is written."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.dynamic_module_utils import custom_object_save
+
+from ..checkpoint import Shapes, learned_positions, save_tokenizer
+from ..companions import Companions
+from ..files import new_directory
+from .tensors import TensorFiles, write_safetensors
+
+
+@dataclass(frozen=True)
+class TensorStep:
+    """Tensors of the source, by name, that become tensors of the result; the names of equal ones are in `same`."""
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    function: Callable[..., tuple[torch.Tensor, ...]]
+    note: str
+    same: tuple[str, ...] = ()
+
+
+@dataclass
+class ConversionPlan:
+    """What `write` will write: the checkpoint of `model`, whose parameters are on the meta device, without values.
+
+    `left_out` are tensors of the source that belong to its family but not to its architecture, and files that change what
+    a model does and are not converted. Printed, a plan is the mapping of tensors.
+
+    Raises:
+        ValueError: for tensors of the source whose shapes do not fit the config.
+    """
+
+    model: PreTrainedModel
+    files: TensorFiles
+    steps: list[TensorStep]
+    left_out: list[str]
+    generation_config: GenerationConfig | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+    companions: Companions = field(default_factory=Companions)
+
+    def __post_init__(self) -> None:
+        self.shapes: Shapes = {}
+        for step in self.steps:
+            inputs = [self._on_meta(name) for name in step.reads]
+            outputs = self._outputs(step, inputs)
+            dtypes = [tensor.dtype for tensor in outputs] if step.reads else [self.model.config.dtype] * len(outputs)
+            for name, tensor, dtype in zip(step.writes, outputs, dtypes, strict=True):
+                self.shapes[name] = (tuple(tensor.shape), dtype)
+        self._check_shapes()
+
+    def _on_meta(self, name: str) -> torch.Tensor:
+        shape, dtype = self.files.shapes[name]
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def _outputs(self, step: TensorStep, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        try:
+            with torch.device("meta"):
+                outputs = step.function(*inputs)
+        except (IndexError, RuntimeError):  # fewer axes than it has to have, or of other lengths
+            outputs = ()
+        if len(outputs) == len(step.writes):
+            return outputs
+        found = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in zip(step.reads, inputs))
+        raise ValueError(f"{self.files.path} has {found}, which gives no {' and '.join(step.writes)} ({step.note})")
+
+    def _check_shapes(self) -> None:
+        tied = self.model.get_expanded_tied_weights_keys(all_submodels=True)
+        expected = {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items() if name not in tied}
+        optional = set(self.model._keys_to_ignore_on_load_missing or ())  # as sinusoids, which a model computes
+        difference = sorted(expected.keys() ^ self.shapes.keys())
+        if difference := [name for name in difference if not {name, f"model.{name}"} & optional]:
+            raise RuntimeError(f"the mapping of {type(self.model).__name__} is not complete: {difference}")
+        for step in self.steps:
+            for name in step.writes:
+                if (found := self.shapes[name][0]) != expected[name]:
+                    raise ValueError(
+                        f"{', '.join(step.reads)} gives {name} the shape {found}, expected {expected[name]} by the config"
+                    )
+
+    def __str__(self) -> str:
+        lines = [f"{type(self.model).__name__}, {len(self.shapes)} tensors"]
+        for step in self.steps:
+            sources = " = ".join((*step.reads, *step.same)) or "(new)"
+            shapes = ", ".join(f"{name} {list(self.shapes[name][0])}" for name in step.writes)
+            lines.append(f"{sources} -> {shapes}" + f"  ({step.note})" * bool(step.note))
+        return "\n".join([*lines, *(f"{name} is left out" for name in self.left_out)])
+
+    def write(self, out: str | os.PathLike, force: bool = False) -> dict[str, Any]:
+        """Writes the checkpoint directory `out`, and returns its `facts`.
+
+        Raises:
+            FileExistsError: if `out` cannot be written, see `files.new_directory`.
+            ValueError: as `save`.
+        """
+        with new_directory(out, force, [self.files.path]) as directory:
+            self.save(directory)
+        return self.facts(out)
+
+    def save(self, directory: Path) -> None:
+        """Writes the checkpoint's files, tensor by tensor. Raises ValueError if tensors that must be equal are not."""
+        write_safetensors(directory / "model.safetensors", self.shapes, self.tensors())
+        if self.model._auto_class is not None:
+            custom_object_save(self.model, directory, config=self.model.config)
+        self.model.config.save_pretrained(directory)
+        if self.generation_config is not None:
+            self.generation_config.save_pretrained(directory)
+        if self.tokenizer is not None:
+            rows = learned_positions(self.model.config)
+            save_tokenizer(self.tokenizer, directory, rows and min(rows, self.tokenizer.model_max_length))
+        self.companions.copy(directory)
+
+    def facts(self, out: str | os.PathLike) -> dict[str, Any]:
+        """What was written to `out`."""
+        return {
+            "out": str(out),
+            "architecture": type(self.model).__name__,
+            "tensors": len(self.shapes),
+            "parameters": sum(torch.Size(shape).numel() for shape, _ in self.shapes.values()),
+            "left_out": self.left_out,
+            "tokenizer": type(self.tokenizer).__name__ if self.tokenizer is not None else None,
+            "modules": [module.kind for module in self.companions.modules],
+        }
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Of the result, by name, one after the other in the order of `shapes`."""
+        for step in self.steps:
+            sources = [self.files.read(name) for name in step.reads]
+            for name in step.same:
+                if not torch.equal(self.files.read(name), sources[0]):
+                    raise ValueError(f"{name} differs from {step.reads[0]}, expected one matrix: tie_word_embeddings is true")
+            for name, tensor in zip(step.writes, step.function(*sources), strict=True):
+                yield name, tensor.to(self.shapes[name][1])

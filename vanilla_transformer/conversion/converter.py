@@ -1,0 +1,45 @@
+"""What the module of a family holds, and the modules by the families' names."""
+
+import importlib
+from collections.abc import Collection
+from typing import Protocol, cast
+
+from transformers import PreTrainedConfig
+
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from .fields import Fields
+from .registry import FAMILIES
+from .tensors import TensorMap
+
+
+class Converter(Protocol):
+    """All that is known of a family. `theirs` is a config of the family's own class, `ours` one of this project's.
+
+    A module may also have:
+        `to_source_config(ours, architecture)`: the fields of their config by ours, for a family that converts back.
+        `UNUSED`: a regular expression of the names of tensors that are no weights, as masks in old files.
+        `check_tensors(files, theirs)`, which raises ValueError if one of those is not what it has to be.
+    """
+
+    CONFIG: str
+    """The name of their config class in transformers."""
+    ARCHITECTURES: dict[str, str]
+    """The names of their model classes in transformers, each with the name of ours."""
+    PREFIX: str
+    """What the names of the base model's tensors begin with in files of a model with a head."""
+
+    def to_vanilla_config(self, theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
+        """The fields of our config by theirs and by the `names` of the tensors; labels and special tokens are common.
+
+        Raises:
+            ValueError: for a field that our config cannot represent.
+        """
+
+    def tensor_maps(self, ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
+        """Of all tensors, those of other heads too: the ones that a model does not have are passed over."""
+
+
+def converter_of(model_type: str) -> Converter:
+    """Raises KeyError for a `model_type` that is not registered."""
+    module = importlib.import_module(f".{FAMILIES[model_type].module}", __package__)
+    return cast(Converter, module)

@@ -1,0 +1,244 @@
+"""How a checkpoint converts, decided by its config and by the names and shapes of its tensors."""
+
+import re
+from collections.abc import Collection, Iterable
+from os import PathLike
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import CONFIG_MAPPING, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
+
+import vanilla_transformer
+
+from ..checkpoint import (
+    CONFIG,
+    CONFIGS,
+    GENERATION_CONFIG,
+    VOCABULARIES,
+    check_depth,
+    checkpoint_directory,
+    limit_generation,
+    load_tokenizer,
+    made_config,
+    read_json,
+    read_raw_config,
+    readers_errors,
+)
+from ..companions import companions, left_out
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..files import VERSION_KEY
+from .conversion_plan import ConversionPlan, TensorStep
+from .converter import Converter, converter_of
+from .fields import Fields, require
+from .registry import FAMILIES
+from .tensors import TensorFiles, TensorMap
+
+logger = logging.get_logger(__name__)
+
+# The fields about labels and tokens, which mean the same in all configs.
+SPECIAL_TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
+COMMON_FIELDS = (*SPECIAL_TOKEN_IDS, "sep_token_id", "vocab_size", "tie_word_embeddings", "use_cache")
+COMMON_FIELDS += ("id2label", "label2id", "problem_type", "task_specific_params")
+COMMON_FIELDS += ("sentence_transformers", "sbert_ce_default_activation_function")  # of a cross-encoder: what its score passes
+
+
+def plan_conversion(source: str | PathLike, to: str | None = None) -> ConversionPlan:
+    """What `convert` would do, checked, with nothing written. Raises: as `convert`, but for `out`."""
+    return plan_to_vanilla(source) if to is None else plan_to_source(source, to)
+
+
+# ------------------------------------------------------------------------------------------------------------------- ours
+
+
+def plan_to_vanilla(source: str | PathLike) -> ConversionPlan:
+    """Another project's checkpoint -> ours."""
+    path, theirs = open_checkpoint(source)
+    if theirs.model_type in CONFIGS:
+        raise ValueError(f"{source} is a {theirs.model_type} checkpoint already, expected a family to convert it to")
+    converter = converter_of(theirs.model_type)
+    architecture = architecture_of(theirs, converter.ARCHITECTURES)
+    files = TensorFiles(path)
+    files.rename(lambda name: modern_name(name).removeprefix(converter.PREFIX))
+    model_class = getattr(vanilla_transformer, converter.ARCHITECTURES[architecture])
+    with readers_errors(path / CONFIG):
+        fields = common_fields(theirs) | converter.to_vanilla_config(theirs, architecture, files.shapes)
+        config = model_class.config_class(**fields)
+    check_depth(config, files.shapes, path)
+    if hasattr(converter, "check_tensors"):
+        converter.check_tensors(files, theirs)
+
+    model = empty_model(model_class, config, files, theirs)
+    steps, unused = steps_to_vanilla(model, converter, theirs, architecture, files)
+    return attach_other_files(ConversionPlan(model, files, steps, unused), source, path)
+
+
+def steps_to_vanilla(
+    model: PreTrainedModel, converter: Converter, theirs: PreTrainedConfig, architecture: str, files: TensorFiles
+) -> tuple[list[TensorStep], list[str]]:
+    """The steps, and the names of tensors that only other architectures of the family have."""
+    is_base = not hasattr(model, "model")
+    wanted = model.state_dict().keys()
+    steps = []
+    missing = []
+    for entry in converter.tensor_maps(model.config, theirs, architecture):
+        ours = tuple(name.removeprefix("model.") if is_base else name for name in entry.ours)
+        if not wanted >= set(ours) or not ours:
+            continue
+        if stored := stored_names(entry, files):
+            steps.append(TensorStep((stored[0],), ours, entry.op.to_ours, entry.op.name, tuple(stored[1:])))
+        else:
+            missing.append(entry.theirs)
+    check_missing(missing, architecture, files)
+    used = {name for step in steps for name in (*step.reads, *step.same)}
+    no_weights = re.compile(getattr(converter, "UNUSED", "$^"))
+    rest = [name for name in files.shapes if not no_weights.fullmatch(name) and "position_ids" not in name]
+    known = (
+        name
+        for other in converter.ARCHITECTURES
+        for entry in converter.tensor_maps(model.config, theirs, other)
+        for name in entry.all_theirs
+    )
+    return steps, left_over(rest, used, known, f"{files.path} has tensors that {architecture} does not know")
+
+
+def stored_names(entry: TensorMap, files: TensorFiles) -> list[str]:
+    """The names that a file has for a tensor of theirs: several are equal."""
+    stored = [name for name in (entry.theirs, *entry.also) if name in files.shapes]
+    return stored or [name for name in entry.otherwise if name in files.shapes][:1]
+
+
+def modern_name(name: str) -> str:
+    """Checkpoints that were converted from TensorFlow have other names for LayerNorm's parameters."""
+    return re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
+
+
+# ----------------------------------------------------------------------------------------------------------------- theirs
+
+
+def plan_to_source(source: str | PathLike, to: str) -> ConversionPlan:
+    """Our checkpoint -> one of the family `to`, which converts back."""
+    families = [name for name, family in FAMILIES.items() if family.converts_back]
+    if to not in families:
+        raise ValueError(f"checkpoints can be converted to {', '.join(families)}, got {to!r}")
+    path, ours = open_checkpoint(source)
+    if ours.model_type not in CONFIGS:
+        raise ValueError(f"{source} is a {ours.model_type} checkpoint, expected one of {', '.join(CONFIGS)}")
+    converter = converter_of(to)
+    names = {our_name: name for name, our_name in converter.ARCHITECTURES.items()}
+    architecture = names[architecture_of(ours, names)]
+    require(ours, head_dim=ours.hidden_size // ours.num_attention_heads, value_head_dim=ours.head_dim)
+    config_class = getattr(transformers, converter.CONFIG)
+    mark = {VERSION_KEY: vanilla_transformer.__version__}  # that we wrote it, and may replace it
+    config = config_class(**common_fields(ours), **converter.to_source_config(ours, architecture), **mark)
+    files = TensorFiles(path)
+    check_depth(ours, files.shapes, path)
+    if not any(name.startswith("model.") for name in files.shapes):
+        files.rename(lambda name: f"model.{name}")
+    model = empty_model(getattr(transformers, architecture), config, files, ours)
+    steps, unused = steps_to_source(model, converter, ours, architecture, files)
+    return attach_other_files(ConversionPlan(model, files, steps, unused), source, path)
+
+
+def steps_to_source(
+    model: PreTrainedModel, converter: Converter, ours: VanillaTransformerConfig, architecture: str, files: TensorFiles
+) -> tuple[list[TensorStep], list[str]]:
+    """The steps, and the names of tensors that the architecture has no place for although the family has."""
+    wanted = model.state_dict().keys()
+    maps = converter.tensor_maps(ours, model.config, architecture)
+    steps = []
+    missing = []
+    for entry in maps:
+        theirs = entry.theirs if entry.theirs in wanted else converter.PREFIX + entry.theirs
+        if theirs not in wanted:
+            continue
+        missing += [name for name in entry.ours if name not in files.shapes]
+        to_theirs = entry.op.to_theirs
+        steps.append(TensorStep(entry.ours, (theirs,), lambda *parts, f=to_theirs: (f(*parts),), entry.op.name))
+    check_missing(missing, architecture, files)
+    used = {name for step in steps for name in step.reads}
+    known = (name for entry in maps for name in entry.ours)
+    return steps, left_over(files.shapes, used, known, f"{files.path} has tensors that {architecture} has no place for")
+
+
+# ------------------------------------------------------------------------------------------------------------------- both
+
+
+def open_checkpoint(source: str | PathLike) -> tuple[Path, PreTrainedConfig]:
+    """The directory, downloaded if `source` is a Hub id, and its config."""
+    path = checkpoint_directory(source)
+    if not Path(source).is_dir() and not list(path.glob("*.safetensors")):
+        path = checkpoint_directory(source, ("pytorch_model*.bin",))  # pickles only if there is nothing else
+    content, _ = read_raw_config(path)
+    if (model_type := content["model_type"]) not in (*FAMILIES, *CONFIGS):
+        raise ValueError(f"{source} is a {model_type} checkpoint, expected one of {', '.join(FAMILIES)}")
+    return path, made_config(CONFIGS.get(model_type) or CONFIG_MAPPING[model_type], content, path)
+
+
+def architecture_of(config: PreTrainedConfig, known: Collection[str]) -> str:
+    name = (config.architectures or ["none"])[0]
+    if name not in known:
+        raise ValueError(f"architectures={config.architectures!r} cannot be converted, expected one of {', '.join(known)}")
+    return name
+
+
+def common_fields(config: PreTrainedConfig) -> Fields:
+    fields = {name: getattr(config, name, None) for name in COMMON_FIELDS}
+    fields = {name: value for name, value in fields.items() if value is not None or name in SPECIAL_TOKEN_IDS}
+    for name in fields.keys() & {*SPECIAL_TOKEN_IDS, "sep_token_id"}:
+        tokens = fields[name] if isinstance(fields[name], list) else [fields[name]]
+        if any(token is not None and not 0 <= token < config.vocab_size for token in tokens):
+            logger.warning(f"{name}={fields[name]!r} is outside the vocabulary of {config.vocab_size}: set to None")
+            fields[name] = None
+    return fields
+
+
+def empty_model(
+    model_class: type[PreTrainedModel], config: PreTrainedConfig, files: TensorFiles, source_config: PreTrainedConfig
+) -> PreTrainedModel:
+    """On the meta device. Its dtype is that of the source's config, or of its tensors."""
+    floats = [dtype for _, dtype in files.shapes.values() if dtype.is_floating_point]
+    if not floats:
+        raise ValueError(f"{files.path} has no tensors of floating point, found {sorted(files.shapes)[:5]}")
+    config.dtype = source_config.dtype or floats[0]
+    config.architectures = [model_class.__name__]
+    with torch.device("meta"):
+        return model_class(config)
+
+
+def check_missing(names: list[str], architecture: str, files: TensorFiles) -> None:
+    if names:
+        raise ValueError(f"{files.path} lacks tensors that {architecture} needs: {', '.join(names)}")
+
+
+def left_over(names: Iterable[str], used: set[str], known: Iterable[str], fault: str) -> list[str]:
+    """Those of `names` that are not `used`, in order. Raises ValueError, which begins with `fault`, for others than `known`."""
+    rest = sorted(set(names) - used)
+    if unknown := sorted(set(rest).difference(known)):
+        raise ValueError(f"{fault}: {', '.join(unknown)}")
+    return rest
+
+
+def attach_other_files(plan: ConversionPlan, source: str | PathLike, path: Path) -> ConversionPlan:
+    """The generation config, the tokenizer and sentence-transformers' files of the source."""
+    plan.companions = companions(source)
+    content, _ = read_raw_config(path)
+    if content["model_type"] not in CONFIGS:  # the code beside our own weights is what is converted
+        plan.left_out += left_out(source, content)
+    if plan.model.can_generate():
+        plan.generation_config = read_generation_config(path)
+        limit_generation(plan.generation_config, plan.model.config)
+    if any((path / name).is_file() for name in VOCABULARIES):
+        plan.tokenizer = load_tokenizer(path)
+    return plan
+
+
+def read_generation_config(path: Path) -> GenerationConfig:
+    """Old checkpoints have it inside config.json."""
+    has_file = (path / GENERATION_CONFIG).is_file()
+    file = path / (GENERATION_CONFIG if has_file else CONFIG)
+    read_json(file)
+    options = {} if has_file else {"config_file_name": CONFIG, "_from_model_config": True}
+    with readers_errors(file):
+        return GenerationConfig.from_pretrained(path, **options)

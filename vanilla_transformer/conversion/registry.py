@@ -1,0 +1,48 @@
+"""The families of checkpoints that convert: a line here, and a module beside this one that is a `converter.Converter`.
+
+This file imports nothing but the standard library, so that the command line can run it by its path for its help: importing
+the package imports torch.
+"""
+
+from typing import NamedTuple
+
+VARIANTS = ("encoder", "decoder", "seq2seq")
+
+
+class Family(NamedTuple):
+    """A family of checkpoints.
+
+    `model_type` is that of its config.json and, with `_` for `-`, the name of its module. `name` is for readers. `variant`
+    is what most of its checkpoints become. Checkpoints of ours become its checkpoints if `converts_back`.
+    """
+
+    model_type: str
+    name: str
+    variant: str
+    converts_back: bool = False
+
+    @property
+    def module(self) -> str:
+        return self.model_type.replace("-", "_")
+
+
+REGISTERED = (
+    Family("bert", "BERT", "encoder", converts_back=True),
+    Family("roberta", "RoBERTa", "encoder"),
+    Family("distilbert", "DistilBERT", "encoder"),
+    Family("electra", "ELECTRA", "encoder"),
+    Family("gpt2", "GPT-2", "decoder", converts_back=True),
+    Family("opt", "OPT", "decoder", converts_back=True),
+    Family("bart", "BART", "seq2seq", converts_back=True),
+    Family("mbart", "mBART", "seq2seq", converts_back=True),
+    Family("marian", "Marian (OPUS-MT)", "seq2seq", converts_back=True),
+)
+FAMILIES = {family.model_type: family for family in REGISTERED}
+
+
+def table_rows() -> list[str]:
+    """The rows of names by variant in the tables of README.md and docs/."""
+    variants = [[family for family in REGISTERED if family.variant == variant] for variant in VARIANTS]
+    sources = [", ".join(family.name for family in families) for families in variants]
+    results = [", ".join(family.name for family in families if family.converts_back) for families in variants]
+    return [f"| converts from | {' | '.join(sources)} |", f"| converts to | {' | '.join(results)} |"]
