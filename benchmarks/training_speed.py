@@ -35,7 +35,7 @@ from vanilla_transformer.training.dry_run import quiet_trainer
 from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import read_recipe
 from vanilla_transformer.training.trainer import training_arguments, training_dataset
-from vanilla_transformer_export.cli import key_value
+from vanilla_transformer_export.arguments import key_value
 
 PACKAGES = ("vanilla-transformer", "torch", "transformers", "accelerate", "datasets")
 STRATEGIES = ("random", "group_by_length")  # of the Trainer

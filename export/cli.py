@@ -1,17 +1,76 @@
-"""The `vanilla-transformer` command. Its verbs have no logic of their own; each imports what it needs when it runs."""
+"""The `vanilla-transformer` command. Each verb declares its arguments beside its function, which has no logic of its own and
+imports what it needs when it runs."""
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import signal
 import sys
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
+from .arguments import (
+    Parser,
+    add_field,
+    add_output,
+    add_set,
+    natural,
+    one_of,
+    one_or_more_of,
+    output_of,
+    path,
+    positive,
+    source,
+    unicode,
+)
 from .errors import UsageError
 
+PROGRAM = "vanilla-transformer"
+CHECKPOINT = "checkpoint directory or Hub id"
+DEVICES = ("cpu", "cuda", "tensorrt")
+ATTENTION_KINDS = ("encoder", "decoder", "cross")
 
-def train(args):
+
+class Verb(NamedTuple):
+    run: Callable[[argparse.Namespace], None]
+    declare: Callable[[Parser], None]
+    help: str
+    extras: str  # of the package, which it needs
+    renamed: Mapping[str, str]  # flags of the release before, and their names now
+
+
+VERBS: dict[str, Verb] = {}
+
+
+def verb(help: str, declare: Callable[[Parser], None], extras: str, renamed: Mapping[str, str] | None = None):
+    """Makes a function of the parsed arguments the verb of its name, with the arguments that `declare` adds to a parser."""
+
+    def register(run):
+        VERBS[run.__name__] = Verb(run, declare, help, extras, renamed or {})
+        return run
+
+    return register
+
+
+# ---------------------------------------------------------------------------------------------------- train and average
+
+
+def train_arguments(parser: Parser) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", help="a recipe's name (a wrong one lists them) or its .toml file")
+    parser.add_argument("--data", type=path, metavar="DIR", help="directory of the recipe's text files")
+    parser.add_argument("--output", type=path, required=True, help="checkpoint to write; OUTPUT-run holds the state")
+    add_set(parser, "change the recipe: training.learning_rate=1e-3, model.dropout=0.2 ...")
+    parser.add_argument("--dry-run", action="store_true", help="print sizes, time and memory of a few updates; write nothing")
+    parser.add_argument("--force", action="store_true", help="replace OUTPUT if it is a checkpoint of ours")
+    parser.add_argument("--restart", action="store_true", help="begin anew: move OUTPUT-run, if it is there, to a free name")
+
+
+@verb("train a model with a recipe", train_arguments, extras="train,cpu")
+def train(args: argparse.Namespace) -> None:
     from accelerate import PartialState
 
     from vanilla_transformer.training.recipe import read_recipe
@@ -32,85 +91,229 @@ def train(args):
         say(result)
 
 
-def average(args):
+def average_arguments(parser: Parser) -> None:
+    parser.add_argument("checkpoints", nargs="+", type=source, metavar="CHECKPOINT", help="checkpoints of one model")
+    parser.add_argument("--output", type=path, required=True, help="checkpoint to write")
+    parser.add_argument("--force", action="store_true", help="replace OUTPUT if it is ours")
+
+
+@verb("write the mean of several checkpoints", average_arguments, extras="torch", renamed={"--out": "--output"})
+def average(args: argparse.Namespace) -> None:
     from vanilla_transformer.training.averaging import average
 
-    average(args.checkpoints, args.out, args.force)
+    average(args.checkpoints, args.output, args.force)
 
 
-def convert(args):
+# ---------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def convert_arguments(parser: Parser) -> None:
+    families = converters()
+    known = ", ".join(family.name for family in families)
+    source_help = f"{CHECKPOINT} ({known}), or the file of a torch.nn.Transformer's state dict"
+    parser.add_argument("source", type=source, metavar="SOURCE", help=source_help)
+    add_output(parser, "checkpoint to write; none is needed with --dry-run")
+    back = [family.model_type for family in families if family.converts_back]
+    to_help = f"convert one of our checkpoints to this family: {', '.join(back)}"
+    parser.add_argument("--to", type=one_of("family", back), metavar="FAMILY", help=to_help)
+    parser.add_argument("--dry-run", action="store_true", help="print which tensor becomes which; write nothing")
+    parser.add_argument("--embeddings", type=path, metavar="FILE", help="has embed_tokens; a state dict of torch needs it")
+    add_set(parser, "a config field; a state dict of torch needs num_attention_heads")
+    parser.add_argument("--force", action="store_true", help="replace OUTPUT if it is ours")
+
+
+def converters() -> tuple:
+    """The registered families. Their file is run by its path: to import the package that it is in would import torch."""
+    from importlib.util import find_spec
+    from runpy import run_path
+
+    package = find_spec("vanilla_transformer").submodule_search_locations[0]
+    return run_path(f"{package}/conversion/registry.py")["REGISTERED"]
+
+
+@verb("convert another project's checkpoint to ours, or back", convert_arguments, extras="torch")
+def convert(args: argparse.Namespace) -> None:
     from vanilla_transformer import conversion
 
     is_file = Path(args.source).is_file()
     others = {"--to": args.to, "--dry-run": args.dry_run} if is_file else {"--embeddings": args.embeddings, "--set": args.set}
-    for name, value in others.items():
-        if value:
+    for name, given in others.items():
+        if given:
             kinds = "checkpoints" if is_file else "a file with a state dict"
             raise UsageError(f"{name} is for {kinds}, and {args.source} is none")
+    if args.dry_run:
+        say(conversion.plan_conversion(args.source, args.to))
+        return
+    output = output_of(args)
     if is_file:
         fields = dict(args.set)
         conversion.check_fields(fields)
-        say(json.dumps(conversion.convert_torch(args.source, args.out, args.embeddings, args.force, **fields)))
-    elif args.dry_run:
-        say(conversion.plan(args.source, args.to))
+        facts = conversion.convert_torch(args.source, output, args.embeddings, args.force, **fields)
     else:
-        say(json.dumps(conversion.convert(args.source, args.out, args.to, args.force)))
+        facts = conversion.convert(args.source, output, args.to, args.force)
+    say(json.dumps(facts))
 
 
-def info(args):
+def info_arguments(parser: Parser) -> None:
+    parser.add_argument("checkpoint", type=source, metavar="CHECKPOINT", help=CHECKPOINT)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+@verb("show shape, parameters, memory and FLOPs of a checkpoint", info_arguments, extras="torch")
+def info(args: argparse.Namespace) -> None:
     from vanilla_transformer.info import info, report
 
-    facts = info(args.directory)
+    facts = info(args.checkpoint)
     say(json.dumps(facts) if args.json else report(facts))
 
 
-def attention(args):
+def attention_arguments(parser: Parser) -> None:
+    parser.add_argument("checkpoint", type=source, metavar="CHECKPOINT", help=CHECKPOINT)
+    parser.add_argument("source", type=unicode, metavar="SOURCE", help="a text")
+    target_help = "its translation; that of the model if not given"
+    parser.add_argument("target", type=unicode, nargs="?", metavar="TARGET", help=target_help)
+    kind_help = "of models that have all three: encoder, decoder or cross (if not given)"
+    parser.add_argument("--kind", type=one_of("kind of attention", ATTENTION_KINDS), help=kind_help)
+    parser.add_argument("--layer", type=natural, metavar="N", help="from 0 on; all if not given")
+    parser.add_argument(
+        "--head", type=natural, metavar="N", help="from 0 on; all if not given; with a layer, one map with its tokens"
+    )
+    parser.add_argument("--output", type=path, required=True, metavar="FILE", help="figure to write: .png, .svg, .pdf ...")
+    parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
+
+
+@verb("draw the attention weights of each head", attention_arguments, extras="train", renamed={"--out": "--output"})
+def attention(args: argparse.Namespace) -> None:
     from vanilla_transformer.attention_maps import save_attention_maps
 
     texts = [args.source] if args.target is None else [args.source, args.target]
-    shown = {"layer": args.layer, "head": args.head, "kind": args.kind}
-    save_attention_maps(args.checkpoint, args.out, *texts, **shown, force=args.force)
+    selected = {"layer": args.layer, "head": args.head, "kind": args.kind}
+    save_attention_maps(args.checkpoint, args.output, *texts, **selected, force=args.force)
 
 
-def export(args):
+# ------------------------------------------------------------------------------------------------------ export and verify
+
+
+def export_arguments(parser: Parser) -> None:
+    from .targets.registry import default_target, known_targets, targets
+
+    parser.add_argument("checkpoint", type=source, metavar="CHECKPOINT", help=CHECKPOINT)
+    add_output(parser, "export directory to write")
+    target_help = ", ".join(f"{target.name} ({target.help})" for target in targets())
+    target_type = one_of("target", [target.name for target in targets()])
+    parser.add_argument("--target", type=target_type, default=default_target(), help=f"{target_help}; default: %(default)s")
+    dtypes = dict.fromkeys(dtype for target in targets() for dtype in target.dtypes)
+    several = " and ".join(target.name for target in targets() if target.is_standard)
+    dtype_help = f"of the weights: {known_targets()}; if not given fp32, on GPUs fp16, or bf16 where float16 overflows"
+    dtype_help += f"; {several}: also several in one directory, as fp32,int8"
+    parser.add_argument("--dtype", type=one_or_more_of("dtype", dtypes), help=dtype_help)
+    opsets = [f"{target.name} {min(target.opsets)} to {max(target.opsets)}" for target in targets() if len(target.opsets) > 1]
+    opset_help = f"of the graphs: {', '.join(opsets)}; the lowest if not given"
+    parser.add_argument("--opset", type=positive, metavar="N", help=opset_help)
+    shortlist_help = "text: only its tokens, and the special ones, can be generated"
+    parser.add_argument("--shortlist", type=path, metavar="FILE", help=shortlist_help)
+    parser.add_argument("--force", action="store_true", help="replace OUTPUT if it is ours")
+
+
+@verb("write a checkpoint as ONNX graphs", export_arguments, extras="torch,cpu")
+def export(args: argparse.Namespace) -> None:
+    output = output_of(args)
+
     from vanilla_transformer.files import output_path
 
     from .exporting import export
     from .shortlist import shortlist_from_text
 
-    output_path(args.out, [] if args.shortlist is None else [args.shortlist])
+    output_path(output, [] if args.shortlist is None else [args.shortlist])
     tokens = None if args.shortlist is None else shortlist_from_text(args.shortlist, args.checkpoint)
     settings = {"target": args.target, "dtype": args.dtype, "shortlist": tokens, "opset": args.opset}
-    manifest = export(args.checkpoint, args.out, args.force, **settings)
+    manifest = export(args.checkpoint, output, args.force, **settings)
     files = {name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")}
     others = {f"parity of {dtype}": facts["parity"] for dtype, facts in manifest.get("other_dtypes", {}).items()}
-    say(json.dumps({"out": str(args.out), "files": files, "parity": manifest["parity"], **others}))
+    say(json.dumps({"out": str(output), "files": files, "parity": manifest["parity"], **others}))
 
 
-def verify(args):
+def verify_arguments(parser: Parser) -> None:
+    parser.add_argument("export", type=path, metavar="EXPORT", help="export directory")
+    parser.add_argument("checkpoint", type=source, metavar="CHECKPOINT", help=CHECKPOINT)
+    parser.add_argument(
+        "--cases", type=positive, default=60, metavar="N", help="random batches to compare; default: %(default)s"
+    )
+    parser.add_argument("--seed", type=natural, default=0, metavar="N", help="of the batches; default: %(default)s")
+    add_metric_arguments(parser)
+
+
+@verb(
+    "compare an export with its checkpoint, and their metrics on text",
+    verify_arguments,
+    extras="torch,cpu",
+    renamed={"--target": "--references"},
+)
+def verify(args: argparse.Namespace) -> None:
     from .exporting import load_checkpoint
     from .parity import verify
     from .runtime.artifact import read_artifact
 
-    model, dtypes = load_checkpoint(args.checkpoint), read_artifact(args.out).dtypes
-    reports = {dtype: verify(args.out, model, args.cases, args.seed, dtype=dtype) for dtype in dtypes}
+    model = load_checkpoint(args.checkpoint)
+    dtypes = read_artifact(args.export).dtypes
+    reports = {dtype: verify(args.export, model, args.cases, args.seed, dtype=dtype) for dtype in dtypes}
     for dtype, report in reports.items():
         say(f"{dtype}: {report}" if len(dtypes) > 1 else report)
         if settings := metric_settings(args):
             from .evaluation import compare
 
-            say(json.dumps(compare(args.out, args.checkpoint, dtype, batch_size=args.batch_size, **settings)))
+            say(json.dumps(compare(args.export, args.checkpoint, dtype, batch_size=args.batch_size, **settings)))
     if failures := [failure for report in reports.values() for failure in report.failures]:
         sys.exit("\n".join(failures))
 
 
-def generate(args):
+# ---------------------------------------------------------------------------------------------------- generate and evaluate
+
+
+def generate_arguments(parser: Parser) -> None:
+    parser.add_argument("export", type=path, metavar="EXPORT", help="export directory")
+    text_help = "texts; without any, the lines of standard input"
+    parser.add_argument("text", type=unicode, nargs="*", metavar="TEXT", help=text_help)
+    parser.add_argument(
+        "--threads", type=positive, metavar="N", help="processor threads; all this process may use if not given"
+    )
+    device_help = f"{', '.join(DEVICES)}; that of the target if not given"
+    parser.add_argument("--device", type=one_of("device", DEVICES), help=device_help)
+    parser.add_argument("--dtype", help="which of the export's, if it has several; the first if not given")
+    cache_help = "where tensorrt keeps what it compiled; nowhere if not given"
+    parser.add_argument("--engine-cache", type=path, metavar="DIR", help=cache_help)
+    stream_help = "one text after the other, each as it is generated; without beams"
+    parser.add_argument("--stream", action="store_true", help=stream_help)
+
+    files = parser.add_argument_group("lines", "Of standard input or of a file.")
+    input_help = "a file with a text a line, .gz or plain; a line without words gives an empty one"
+    files.add_argument("--input", type=path, metavar="FILE", help=input_help)
+    output_help = "file for the results, line by line; the same call resumes one that was stopped"
+    files.add_argument("--output", type=path, metavar="FILE", help=output_help)
+    prefix_help = "file: what the translation of each line begins with; for seq2seq"
+    files.add_argument("--target-prefix", type=path, metavar="FILE", help=prefix_help)
+    shape = files.add_mutually_exclusive_group()
+    shape.add_argument("--n-best", type=positive, metavar="N", help="so many results of each line: `line ||| text ||| score`")
+    shape.add_argument("--scores", action="store_true", help="after each result a tab and its score, of log probabilities")
+    batch_help = "lines run together, those of similar length; default: %(default)s"
+    files.add_argument("--batch-size", type=positive, default=32, metavar="N", help=batch_help)
+    files.add_argument("--force", action="store_true", help="replace the --output FILE")
+
+    add_generation_options(parser)
+    add_set(parser, "a generation option by its name, the value in JSON: top_p=0.9, eos_token_id=null ...")
+
+
+@verb("translate or continue text with an export", generate_arguments, extras="cpu")
+def generate(args: argparse.Namespace) -> None:
+    from .runtime.options import check
+
+    check_sources(args)
+    options = check(generation_options(args) | dict(args.set))
+
     from .runtime.lines import Batches, generate_file, read_lines
     from .runtime.text import TextRuntime
 
-    check_sources(args)
-    runtime = TextRuntime(args.out, args.threads, device=args.device, engine_cache=args.engine_cache, dtype=args.dtype)
-    options = generation_options(args) | dict(args.set)
+    runtime = TextRuntime(args.export, args.threads, device=args.device, engine_cache=args.engine_cache, dtype=args.dtype)
     if args.stream:
         for text in args.text or lines_of_standard_input():
             for piece in runtime.stream(text, **options) if text.strip() or args.text else ():
@@ -128,7 +331,7 @@ def generate(args):
             say("\n".join(window))
 
 
-def check_sources(args):
+def check_sources(args: argparse.Namespace) -> None:
     """What is generated from: texts, the lines of standard input, or those of a file."""
     if args.input is not None and args.text:
         raise UsageError("--input goes without texts, expected one of them")
@@ -142,7 +345,7 @@ def check_sources(args):
             raise UsageError(f"--{name.replace('_', '-')} is for lines, expected no texts and no --stream")
 
 
-def lines_of_standard_input():
+def lines_of_standard_input() -> Iterator[str]:
     from .runtime.lines import lines_of
 
     if sys.stdin is None or sys.stdin.closed:
@@ -150,19 +353,75 @@ def lines_of_standard_input():
     return lines_of(sys.stdin.buffer, "standard input")
 
 
-def evaluate(args):
+def evaluate_arguments(parser: Parser) -> None:
+    model_help = "checkpoint directory or Hub id (run by torch), or export directory (run by onnxruntime)"
+    parser.add_argument("model", type=source, metavar="MODEL", help=model_help)
+    parser.add_argument("--dtype", help="which of an export's, if it has several; the first if not given")
+    add_metric_arguments(parser)
+    add_generation_options(parser, excluded=["num_return_sequences"])  # a text has one translation
+
+
+@verb(
+    "measure BLEU, perplexity or accuracy on text",
+    evaluate_arguments,
+    extras="train,cpu",
+    renamed={"--target": "--references"},
+)
+def evaluate(args: argparse.Namespace) -> None:
     from .evaluation import evaluate
 
     options = {"batch_size": args.batch_size, "dtype": args.dtype, **metric_settings(args), **generation_options(args)}
-    say(json.dumps(evaluate(args.directory, **options)))
+    say(json.dumps(evaluate(args.model, **options)))
 
 
-def metric_settings(args):
-    names = ("source", "target", "text", "labels", "bleu_tokenize")
-    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+def add_metric_arguments(parser: Parser) -> None:
+    files = parser.add_argument_group("text to measure on")
+    files.add_argument("--source", type=path, metavar="FILE", help="for BLEU: one sentence a line, .gz or plain")
+    files.add_argument("--references", type=path, metavar="FILE", help="for BLEU: their translations, line by line")
+    tokenize_help = "of sacreBLEU: 13a (if not given), or none for text that is in tokens already"
+    files.add_argument("--bleu-tokenize", metavar="NAME", help=tokenize_help)
+    text_help = "for (pseudo-)perplexity: any text; for accuracy: one text a line"
+    files.add_argument("--text", type=path, metavar="FILE", help=text_help)
+    labels_help = "for accuracy: the name or id of each text's label, line by line"
+    files.add_argument("--labels", type=path, metavar="FILE", help=labels_help)
+    files.add_argument(
+        "--batch-size", type=positive, default=32, metavar="N", help="sentences run together; default: %(default)s"
+    )
 
 
-def doctor(args):
+def metric_settings(args: argparse.Namespace) -> dict:
+    """The arguments of `evaluate` that `add_metric_arguments` added and that were given."""
+    names = {"source": "source", "target": "references", "text": "text", "labels": "labels", "bleu_tokenize": "bleu_tokenize"}
+    return {name: getattr(args, flag) for name, flag in names.items() if getattr(args, flag) is not None}
+
+
+def add_generation_options(parser: Parser, excluded: Collection[str] = ()) -> None:
+    """A flag for each field of `Options`."""
+    from .runtime.options import Options
+
+    group = parser.add_argument_group("generation", "generation_config.json of the checkpoint replaces these defaults.")
+    for field in dataclasses.fields(Options):
+        if field.name not in excluded:
+            add_field(group, field)
+
+
+def generation_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Those that were given."""
+    from .runtime.options import Options
+
+    given = {field.name: getattr(args, field.name, None) for field in dataclasses.fields(Options)}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+# --------------------------------------------------------------------------------------------------------------- doctor
+
+
+def doctor_arguments(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+@verb("show what is installed here, and what will run where", doctor_arguments, extras="cpu")
+def doctor(args: argparse.Namespace) -> None:
     from .runtime.devices import facts
     from .runtime.doctor import report
 
@@ -170,213 +429,96 @@ def doctor(args):
     say(json.dumps(found) if args.json else report(found))
 
 
-def add_metric_settings(verb):
-    verb.add_argument("--source", type=path, help="for BLEU: one sentence a line, .gz or plain")
-    verb.add_argument("--target", type=path, help="its translations, line by line")
-    verb.add_argument("--bleu-tokenize", help="of sacreBLEU: 13a (if not given), or none for text that is in tokens already")
-    verb.add_argument("--text", type=path, help="for (pseudo-)perplexity: any text; for accuracy: one text a line")
-    verb.add_argument("--labels", type=path, help="for accuracy: the name or id of each text's label, line by line")
-    verb.add_argument("--batch-size", type=positive, default=32, help="sentences run together")
+# ---------------------------------------------------------------------------------------------------------- the command
 
 
-def generation_options(args):
-    names = ("max_new_tokens", "num_beams", "length_penalty")
-    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-
-
-def add_generation_options(verb):
-    verb.add_argument("--num-beams", type=positive, help="1 is greedy; the checkpoint's own setting if not given")
-    verb.add_argument("--max-new-tokens", type=positive, help="the checkpoint's own setting if not given")
-    verb.add_argument("--length-penalty", type=float, help="the checkpoint's own setting if not given")
-
-
-def key_value(text):
-    """`name=value`, the value as JSON where it is that, else as a string."""
-    name, separator, value = unicode(text).partition("=")
-    if not separator:
-        raise argparse.ArgumentTypeError(f"expected key=value, got {text!r}")
-    try:
-        return name, json.loads(value)
-    except json.JSONDecodeError:
-        return name, value
-    except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
-        raise argparse.ArgumentTypeError(f"expected a value in JSON or text, got {text[:40]!r}...: {error}") from None
-
-
-def unicode(text):
-    """An argument that is a text. Bytes that are no UTF-8 may be a path's."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise argparse.ArgumentTypeError(f"expected UTF-8 text, got {os.fsencode(text)!r}") from None
-    return text
-
-
-def source(text):
-    """A directory or Hub id; an empty one, as of a variable that is not set, would be the working directory."""
-    if not text:
-        raise argparse.ArgumentTypeError("expected a path, got ''")
-    return text
-
-
-def path(text):
-    return Path(source(text))
-
-
-def names(text):
-    """One name, or several with commas between."""
-    return text.split(",") if "," in text else text
-
-
-def positive(text):
-    return whole(text, 1)
-
-
-def natural(text):
-    return whole(text, 0)
-
-
-def whole(text, least):
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, got {text[:40]!r}") from None
-    if not least <= value < 2**63:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least {least} and below 2**63, got {text[:40]}")
-    return value
-
-
-def build_parser():
-    formatter = argparse.ArgumentDefaultsHelpFormatter
-    parser = argparse.ArgumentParser(prog="vanilla-transformer", description=__doc__.splitlines()[0])
-    verbs = parser.add_subparsers(required=True, metavar="VERB")
-
-    verb = verbs.add_parser("train", help="train a model as a recipe says", formatter_class=formatter)
-    verb.set_defaults(run=train, extras="train,cpu")
-    verb.add_argument("recipe", help="a recipe's name (a wrong one lists them) or its .toml file")
-    verb.add_argument("--data", type=path, help="directory of the recipe's text files")
-    verb.add_argument("--output", type=path, required=True, help="checkpoint directory to write; OUTPUT-run holds the state")
-    help_of_set = "change the recipe: training.learning_rate=1e-3, model.dropout=0.2 ..."
-    verb.add_argument("--set", type=key_value, action="append", default=[], metavar="KEY=VALUE", help=help_of_set)
-    verb.add_argument("--dry-run", action="store_true", help="print sizes, and time and memory of a few updates; write nothing")
-    verb.add_argument("--force", action="store_true", help="replace OUTPUT if it is a checkpoint of ours")
-    verb.add_argument("--restart", action="store_true", help="begin anew: move OUTPUT-run, if it is there, to a free name")
-
-    verb = verbs.add_parser("average", help="the mean of the weights of several checkpoints", formatter_class=formatter)
-    verb.set_defaults(run=average, extras="torch")
-    verb.add_argument("checkpoints", nargs="+", type=source, help="checkpoint directories of one model")
-    verb.add_argument("--out", type=path, required=True, help="checkpoint directory to write")
-    verb.add_argument("--force", action="store_true", help="replace OUT if it is ours")
-
-    families = "BERT, RoBERTa, DistilBERT, ELECTRA, GPT-2, OPT, BART, mBART or Marian"
-    verb = verbs.add_parser("convert", help="another project's checkpoint -> ours, and back", formatter_class=formatter)
-    verb.set_defaults(run=convert, extras="torch")
-    verb.add_argument(
-        "source", type=source, help=f"checkpoint directory or Hub id ({families}), or a torch.nn.Transformer's state dict file"
-    )
-    verb.add_argument("out", type=path, help="checkpoint directory to write")
-    families = ("bert", "gpt2", "opt", "bart", "mbart", "marian")
-    verb.add_argument("--to", choices=families, help="convert one of our checkpoints to this family")
-    verb.add_argument("--dry-run", action="store_true", help="print which tensor becomes which, and write nothing")
-    verb.add_argument("--embeddings", type=path, help="a file with embed_tokens; a state dict of torch needs it")
-    help_of_set = "a config field; a state dict of torch needs num_attention_heads"
-    verb.add_argument("--set", type=key_value, action="append", default=[], metavar="KEY=VALUE", help=help_of_set)
-    verb.add_argument("--force", action="store_true", help="replace OUT if it is ours")
-
-    verb = verbs.add_parser("info", help="shape, parameters, memory and FLOPs of a checkpoint", formatter_class=formatter)
-    verb.set_defaults(run=info, extras="torch")
-    verb.add_argument("directory", type=source, help="checkpoint directory or Hub id")
-    verb.add_argument("--json", action="store_true", help="print JSON")
-
-    verb = verbs.add_parser("attention", help="draw where each head looks, as PNG", formatter_class=formatter)
-    verb.set_defaults(run=attention, extras="train")
-    verb.add_argument("checkpoint", type=source, help="checkpoint directory or Hub id")
-    verb.add_argument("source", type=unicode, help="a text")
-    verb.add_argument("target", type=unicode, nargs="?", help="its translation; that of the model if not given")
-    verb.add_argument("--kind", help="encoder, decoder or cross (if not given), for models that have all three")
-    verb.add_argument("--layer", type=natural, help="from 0 on; all if not given")
-    verb.add_argument("--head", type=natural, help="from 0 on; all if not given; with a layer, one map with its tokens")
-    verb.add_argument("--out", type=path, required=True, help="file to write")
-    verb.add_argument("--force", action="store_true", help="replace OUT if it is ours")
-
-    verb = verbs.add_parser("export", help="write a checkpoint as ONNX graphs", formatter_class=formatter)
-    verb.set_defaults(run=export, extras="torch,cpu")
-    verb.add_argument("checkpoint", type=source, help="checkpoint directory or Hub id")
-    verb.add_argument("out", type=path, help="export directory to write")
-    verb.add_argument("--target", default="portable", help="portable (standard operators), cpu or cuda (onnxruntime's own)")
-    help_of_dtype = "of the weights: fp32 (if not given) or int8; cpu: int4 too; cuda: fp32, fp16, bf16 (fp16 if it holds), "
-    verb.add_argument("--dtype", type=names, help=f"{help_of_dtype}int8 or int4; portable: several too, as fp32,int8")
-    verb.add_argument("--opset", type=positive, help="of portable graphs, 18 (if not given) to 23")
-    verb.add_argument("--shortlist", type=path, help="text: only its tokens, and the special ones, can be generated")
-    verb.add_argument("--force", action="store_true", help="replace OUT if it is ours")
-
-    verb = verbs.add_parser(
-        "verify", help="compare an export with its checkpoint, and their metrics on text", formatter_class=formatter
-    )
-    verb.set_defaults(run=verify, extras="torch,cpu")
-    verb.add_argument("out", type=path, help="export directory")
-    verb.add_argument("checkpoint", type=source, help="checkpoint directory or Hub id")
-    verb.add_argument("--cases", type=positive, default=60, help="random batches to compare")
-    verb.add_argument("--seed", type=natural, default=0, help="of the batches")
-    add_metric_settings(verb)
-
-    verb = verbs.add_parser("generate", help="translate or continue text with an export", formatter_class=formatter)
-    verb.set_defaults(run=generate, extras="cpu")
-    verb.add_argument("out", type=path, help="export directory")
-    verb.add_argument("text", type=unicode, nargs="*", help="texts; without any, the lines of standard input")
-    verb.add_argument("--threads", type=positive, help="processor threads; all this process may use if not given")
-    verb.add_argument("--device", help="cpu, cuda or tensorrt; that of the target if not given")
-    verb.add_argument("--dtype", help="which of the export's, if it has several; the first if not given")
-    verb.add_argument("--engine-cache", type=path, help="where tensorrt keeps what it compiled; nowhere if not given")
-    verb.add_argument("--stream", action="store_true", help="one text after the other, each as it is generated; without beams")
-    verb.add_argument("--input", type=path, help="file, .gz or plain: a text a line; a line without words gives an empty one")
-    help_of_output = "file for the results, line by line; the same call goes on where one that was stopped was"
-    verb.add_argument("--output", type=path, help=help_of_output)
-    verb.add_argument("--target-prefix", type=path, help="file: what the translation of each line begins with; for seq2seq")
-    shape = verb.add_mutually_exclusive_group()
-    shape.add_argument("--n-best", type=positive, help="so many results of each line: `line ||| text ||| score`")
-    shape.add_argument("--scores", action="store_true", help="behind each result a tab and its score, of log probabilities")
-    verb.add_argument("--batch-size", type=positive, default=32, help="lines run together, those of similar length")
-    verb.add_argument("--force", action="store_true", help="replace OUTPUT")
-    add_generation_options(verb)
-    help_of_set = "another generation setting: do_sample=true, top_p=0.9, seed=1, no_repeat_ngram_size=3 ..."
-    verb.add_argument("--set", type=key_value, action="append", default=[], metavar="KEY=VALUE", help=help_of_set)
-
-    verb = verbs.add_parser("evaluate", help="BLEU, perplexity or accuracy on text", formatter_class=formatter)
-    verb.set_defaults(run=evaluate, extras="train,cpu")
-    verb.add_argument("directory", type=source, help="checkpoint directory (torch) or export directory (onnxruntime)")
-    verb.add_argument("--dtype", help="which of an export's, if it has several; the first if not given")
-    add_metric_settings(verb)
-    add_generation_options(verb)
-
-    verb = verbs.add_parser("doctor", help="what is installed here, and what will run where", formatter_class=formatter)
-    verb.set_defaults(run=doctor, extras="cpu")
-    verb.add_argument("--json", action="store_true", help="print JSON")
-    return parser
-
-
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the command with `argv`, by default that of the process, and ends the process where something is wrong: with code 2
+    for wrong usage, 1 for any other error, 130 and 143 for interrupts, and one line on standard error."""
     open_standard_streams()
     try:
-        with terminated_as_interrupted():
-            args = build_parser().parse_args(argv)
-            args.run(args)
+        with terminated_as_interrupted(), warnings_in_one_line():
+            run(parse(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt as interrupt:
         fail("interrupted", 143 if isinstance(interrupt, Terminated) else 130)
-    except ImportError as error:
-        remedy = f": pip install 'vanilla-transformer[{args.extras}]'" if error.name else ""
-        fail(f"{error}{remedy}")
     except Exception as error:
-        # What the library raises for wrong input; a config's type checks have classes of their own. Where no room is left,
-        # safetensors and torch have errors of their own too.
-        is_full = type(error).__name__ == "SafetensorError" or "inline_container.cc" in str(error)
-        is_known = isinstance(error, OSError | ValueError | FloatingPointError)
-        if is_full or is_known or type(error).__module__ == "huggingface_hub.errors":
+        if is_expected(error):
             fail(error, getattr(error, "exit_code", 1))
         raise
 
 
-def open_standard_streams():
+def run(args: argparse.Namespace) -> None:
+    try:
+        args.run(args)
+    except ImportError as error:
+        if error.name:  # of a module that is not there; what the library raises itself has a remedy
+            raise ImportError(f"{error}: pip install '{PROGRAM}[{args.extras}]'") from error
+        raise
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments that `argv` are; `run` is the function of their verb.
+
+    Raises:
+        UsageError: for what the command does not take.
+    """
+    if not argv or argv[0] not in VERBS:
+        main_parser().parse(argv[:1], renamed={})  # --help and --version exit, all else is an error
+    name, *words = argv
+    verb = VERBS[name]
+    parser = Parser(prog=f"{PROGRAM} {name}", description=f"{verb.help[0].upper()}{verb.help[1:]}.")
+    parser.set_defaults(run=verb.run, extras=verb.extras)
+    verb.declare(parser)
+    return parser.parse(words, verb.renamed)
+
+
+def main_parser() -> Parser:
+    """What there is besides the verbs."""
+    from importlib.metadata import metadata
+
+    package = metadata(PROGRAM)
+    lines = [f"    {name:<10} {verb.help}" for name, verb in VERBS.items()]
+    parser = Parser(
+        prog=PROGRAM,
+        usage="%(prog)s [-h] [--version] VERB ...",
+        description=package["Summary"],
+        epilog="\n".join(["verbs:", *lines, "", f"`{PROGRAM} VERB --help` lists the arguments of a verb."]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {package['Version']}")
+    parser.add_argument("verb", metavar="VERB", type=one_of("verb", VERBS), help=argparse.SUPPRESS)
+    return parser
+
+
+def is_expected(error: Exception) -> bool:
+    """Whether `error` is what the library, or one that it calls, raises for wrong input, files and devices: no mistake of ours.
+    Those of other libraries are known by name, because none is imported here."""
+    if isinstance(error, OSError | ValueError | FloatingPointError | ImportError):
+        return True
+    if type(error).__module__ == "huggingface_hub.errors":  # a config's type checks
+        return True
+    # Of safetensors and of torch where no room is left on the disk.
+    return type(error).__name__ == "SafetensorError" or "inline_container.cc" in str(error)
+
+
+@contextlib.contextmanager
+def warnings_in_one_line() -> Iterator[None]:
+    """Those for users: what they typed or wrote is old. Where in the code that was found is nothing to them."""
+    before = warnings.formatwarning
+
+    def formatted(message, category, *place):
+        if issubclass(category, FutureWarning | DeprecationWarning):
+            return f"{PROGRAM}: warning: {one_line(message)}\n"
+        return before(message, category, *place)
+
+    warnings.formatwarning = formatted
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
+
+
+def open_standard_streams() -> None:
     """Where one is closed, the next file that is opened gets its number, and whatever a library prints."""
     while (number := os.open(os.devnull, os.O_RDWR)) < 3:
         os.set_inheritable(number, True)
@@ -388,7 +530,7 @@ class Terminated(KeyboardInterrupt):
 
 
 @contextlib.contextmanager
-def terminated_as_interrupted():
+def terminated_as_interrupted() -> Iterator[None]:
     def terminate(*_):
         raise Terminated
 
@@ -419,9 +561,13 @@ def say(result: object) -> None:
         raise OSError(f"standard output cannot be written: {error.strerror or error}") from None
 
 
-def fail(error: object, code: int = 1):
+def one_line(text: object) -> str:
+    return " ".join(str(text).split())
+
+
+def fail(error: object, code: int = 1) -> NoReturn:
     """Ends the process with one line."""
-    line = f"vanilla-transformer: {' '.join(str(error).split())}"
+    line = f"{PROGRAM}: {one_line(error)}"
     if code == 1:
         sys.exit(line)
     print(line, file=sys.stderr)

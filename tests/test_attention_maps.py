@@ -106,7 +106,7 @@ def test_without_a_target_it_is_the_model_s_own_translation():
         (PAIR, dict(source=SOURCE, target=""), "the text '' has no tokens"),
         (ENCODER, dict(source="a", target="b"), "ForMaskedLM reads one text, got the target 'b' too"),
         (DECODER, dict(source="a", kind="cross"), "no 'cross' attention, expected one of decoder"),
-        (PAIR, dict(source="a", kind="self"), "no 'self' attention, expected one of encoder, decoder, cross"),
+        (PAIR, dict(source="a", kind="self"), "no kind of attention 'self', expected one of encoder, decoder, cross"),
     ],
 )
 def test_what_a_model_does_not_read_or_have_is_refused(architecture, arguments, message):
@@ -154,7 +154,7 @@ def checkpoint(tmp_path_factory):
 
 def test_the_verb_writes_a_figure_and_replaces_it_with_force_only(checkpoint, tmp_path):
     out = tmp_path / "new" / "map.png"
-    command = ["attention", str(checkpoint), SOURCE, TARGET, "--out", str(out)]
+    command = ["attention", str(checkpoint), SOURCE, TARGET, "--output", str(out)]
     main(command)
     with Image.open(out) as image:
         grid = image.size
@@ -175,10 +175,10 @@ def test_the_verb_writes_a_figure_and_replaces_it_with_force_only(checkpoint, tm
         (["--layer", "1" + 30 * "0"], "below 2**63, got 1000000000"),
         (["--head", "-1"], "at least 0 and below 2**63, got -1"),
         (["--head", "x"], "expected a whole number of at least 0, got 'x'"),
-        (["--kind", "self"], "no 'self' attention"),
-        (["--out", "map"], "map is no name of a figure, expected one that ends in .eps, .jpeg, .jpg, .pdf, .png,"),
-        (["--out", "map.safetensors"], "map.safetensors is no name of a figure"),
-        (["--out", ".png"], ".png is no name of a figure"),
+        (["--kind", "self"], "no kind of attention 'self'"),
+        (["--output", "map"], "map is no name of a figure, expected one that ends in .eps, .jpeg, .jpg, .pdf, .png,"),
+        (["--output", "map.safetensors"], "map.safetensors is no name of a figure"),
+        (["--output", ".png"], ".png is no name of a figure"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -187,7 +187,7 @@ def test_the_verb_writes_nothing_when_it_is_asked_for_what_is_not_there(
 ):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as caught:
-        main(["attention", str(checkpoint), SOURCE, "--out", "map.png", *options])
+        main(["attention", str(checkpoint), SOURCE, "--output", "map.png", *options])
     assert caught.value.code == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []

@@ -41,10 +41,10 @@ def checkpoint(saved, tmp_path):
 def verbs(checkpoint, out):
     """The arguments of every verb that reads weights, on one checkpoint."""
     return {
-        "average": ["average", checkpoint, checkpoint, "--out", out],
-        "attention": ["attention", checkpoint, "the dog", "--out", f"{out}.png"],
+        "average": ["average", checkpoint, checkpoint, "--output", out],
+        "attention": ["attention", checkpoint, "the dog", "--output", f"{out}.png"],
         "export": ["export", checkpoint, out],
-        "evaluate": ["evaluate", checkpoint, "--source", "a.en", "--target", "a.de"],
+        "evaluate": ["evaluate", checkpoint, "--source", "a.en", "--references", "a.de"],
         "convert": ["convert", checkpoint, out, "--to", "marian"],
     }
 
@@ -379,7 +379,7 @@ def test_no_verb_runs_the_code_of_a_checkpoint_of_ours_or_asks_whether_to(checkp
     for side, text in zip(("en", "de"), ("the dog", "der Hund"), strict=True):
         (tmp_path / f"a.{side}").write_text(f"{text}\n")
     chosen = verbs(checkpoint, tmp_path / "out") | {"info": ["info", checkpoint]}
-    chosen["evaluate"] = ["evaluate", checkpoint, "--source", tmp_path / "a.en", "--target", tmp_path / "a.de"]
+    chosen["evaluate"] = ["evaluate", checkpoint, "--source", tmp_path / "a.en", "--references", tmp_path / "a.de"]
     for verb in ("info", "average", "attention", "evaluate"):
         main([str(argument) for argument in chosen[verb]])
     assert sys.stdin.read(2) == "y\n"

@@ -1,15 +1,20 @@
 """The command: its verbs end to end on tiny data, and its errors, which are one line and no traceback."""
 
 import contextlib
+import dataclasses
+import importlib.metadata
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+import tomllib
+import warnings
 from pathlib import Path
 
 import pytest
@@ -20,11 +25,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from vanilla_transformer import conversion
 from vanilla_transformer.training import averaging
 from vanilla_transformer.training.tokenizer import train_tokenizer
-from vanilla_transformer_export import cli
-from vanilla_transformer_export.cli import key_value, main
+from vanilla_transformer_export import Options, cli
+from vanilla_transformer_export.arguments import key_value, output_of
+from vanilla_transformer_export.cli import VERBS, main
+from vanilla_transformer_export.targets.registry import targets
 
+ROOT = Path(__file__).parents[1]
 COMMAND = Path(sys.executable).with_name("vanilla-transformer")
 TEXTS = [source for source, _ in toy_corpus(6, seed=9)]
 SHAPE = dict(hidden_size=32, intermediate_size=40, num_attention_heads=4, encoder_layers=1, decoder_layers=1, head_dim=6)
@@ -111,7 +120,7 @@ def test_generate_prints_the_translations_of_transformers(trained, translator, o
 
 
 def test_evaluate_gives_the_bleu_of_the_translations_in_torch_and_in_onnxruntime(trained, translator, corpus, capsys):
-    arguments = ("--source", corpus[2], "--target", corpus[3], "--num-beams", 2, "--max-new-tokens", 12, "--batch-size", 7)
+    arguments = ("--source", corpus[2], "--references", corpus[3], "--num-beams", 2, "--max-new-tokens", 12, "--batch-size", 7)
     found = []
     for directory in (trained[0], translator[0]):
         main(["evaluate", str(directory), *map(str, arguments)])
@@ -145,29 +154,95 @@ def test_generate_needs_neither_torch_nor_transformers(translator, tmp_path):
     """Modules of these names that fail stand in front of the real ones."""
     for name in ("torch", "transformers", "onnx", "safetensors"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not installed')")
-    done = command("generate", translator[0], TEXTS[0], env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    search = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = command("generate", translator[0], TEXTS[0], env={**os.environ, "PYTHONPATH": search})
     assert (done.returncode, done.stderr) == (0, "")
 
 
 # ---------------------------------------------------------------------------------------------------------- help and usage
 
 
-def test_help_names_the_verbs_and_loads_nothing_heavy():
-    code = "import sys; from vanilla_transformer_export.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
-    code += "print(sorted({'torch', 'transformers', 'onnxruntime', 'numpy'} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stderr == ""
-    assert done.stdout.endswith("[]\n")
-    for verb in ("train", "average", "attention", "export", "verify", "generate", "evaluate"):
-        assert f"\n    {verb}" in done.stdout
+def test_helps_fit_a_terminal_and_load_nothing_heavy():
+    """All of them in one process that has loaded nothing before."""
+    code = f"""
+import sys
+from vanilla_transformer_export.cli import VERBS, main
+from vanilla_transformer_export.targets.registry import targets
+for words in ([], *([verb] for verb in {[*VERBS]}), ["export"]):
+    try:
+        main([*words, "--help"])
+    except SystemExit as stop:
+        assert not stop.code
+print(sorted({{"torch", "transformers", "onnx", "onnxruntime", "safetensors", "accelerate", "datasets"}} & sys.modules.keys()))
+"""
+    environment = {**os.environ, "COLUMNS": "80"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    *lines, loaded = done.stdout.splitlines()
+    assert loaded == "[]"
+    assert max(len(line) for line in lines if line.startswith(" ")) <= 80
+    assert not [line for line in lines if "default: None" in line or "==" in line]
 
 
-@pytest.mark.parametrize("verb", ["train", "average", "attention", "export", "verify", "generate", "evaluate"])
-def test_each_verb_explains_all_its_options(verb, capsys):
+def test_the_command_describes_the_package_and_lists_the_verbs(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    said = capsys.readouterr().out
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["description"] in " ".join(said.split())
+    assert re.findall(r"^    (\w+) +\w", said, re.MULTILINE) == list(VERBS)
+
+
+def test_helps_list_the_families_and_targets_that_are_registered(capsys):
+    for words, names in (
+        (["convert"], [family.name for family in conversion.FAMILIES.values()]),
+        (["convert"], [name for name, family in conversion.FAMILIES.items() if family.converts_back]),
+        (["export"], [f"{target.name} with {', '.join(target.dtypes)}" for target in targets()]),
+    ):
+        with pytest.raises(SystemExit):
+            main([*words, "--help"])
+        said = " ".join(capsys.readouterr().out.split())
+        assert [name for name in names if name not in said] == []
+
+
+@pytest.mark.parametrize("start", [[COMMAND], [sys.executable, "-m", "vanilla_transformer_export"]], ids=["command", "module"])
+def test_the_version_is_that_of_the_installed_package(start):
+    done = subprocess.run([*start, "--version"], capture_output=True, text=True, timeout=60)
+    expected = importlib.metadata.version("vanilla-transformer")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"vanilla-transformer {expected}\n", "")
+
+
+@pytest.mark.parametrize(
+    "verb, inputs",
+    [
+        ("train", "RECIPE"),
+        ("average", "CHECKPOINT [CHECKPOINT ...]"),
+        ("convert", "SOURCE [OUTPUT]"),
+        ("info", "CHECKPOINT"),
+        ("attention", "CHECKPOINT SOURCE [TARGET]"),
+        ("export", "CHECKPOINT [OUTPUT]"),
+        ("verify", "EXPORT CHECKPOINT"),
+        ("generate", "EXPORT [TEXT ...]"),
+        ("evaluate", "MODEL"),
+        ("doctor", "[-h] [--json]"),
+    ],
+)
+def test_each_verb_explains_its_inputs_and_all_its_flags(verb, inputs, capsys):
     with pytest.raises(SystemExit) as caught:
         main([verb, "--help"])
     assert caught.value.code == 0
-    assert f"usage: vanilla-transformer {verb}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    usage, _, explained = said.partition("\n\n")
+    assert usage.startswith(f"usage: vanilla-transformer {verb} ")
+    assert " ".join(usage.split()).endswith(inputs)
+    for flag in re.findall(r"--[\w-]+", usage):
+        assert re.search(rf"^  .*{flag}\b", explained, re.MULTILINE)
+
+
+def test_every_verb_is_tested_for_its_help():
+    [mark] = test_each_verb_explains_its_inputs_and_all_its_flags.pytestmark
+    assert [verb for verb, _ in mark.args[1]] == list(VERBS)
 
 
 @pytest.mark.parametrize(
@@ -175,13 +250,27 @@ def test_each_verb_explains_all_its_options(verb, capsys):
     [
         ([], "VERB"),
         (["translate"], "'translate'"),
-        (["export"], "checkpoint, out"),
-        (["train"], "recipe, --output"),
+        (["export"], "CHECKPOINT"),
+        (["train"], "--output"),
+        (["train", "--output", "a"], "RECIPE"),
+        (["average", "a"], "--output"),
+        (["attention", "a", "b"], "--output"),
+        (["generate", "a", "--num-beams", "0"], "expected a whole number from 1 to 2**63 - 1, got '0'"),
         (["verify", "a", "b", "--cases", "0"], "expected a whole number of at least 1 and below 2**63, got 0"),
-        (["generate", "a", "--num-beams", "0"], "expected a whole number of at least 1 and below 2**63, got 0"),
         (["generate", "a", "--max-new-tokens", "-3"], "-3"),
         (["generate", "a", "--num-beams", "two"], "'two'"),
-        (["generate", "a", "--temperature", "2"], "--temperature"),
+        (["generate", "a", "--temperature", "0"], "--temperature: expected a float32 number above 0, got '0'"),
+        (["generate", "a", "--top-p", "1.5"], "--top-p: expected a number from 0 to 1, got '1.5'"),
+        (["generate", "a", "--length-penalty", "NaN"], "--length-penalty: expected a float32 number, got 'NaN'"),
+        (["generate", "a", "--seed", "-1"], "--seed: expected a whole number of at least 0, got '-1'"),
+        (["generate", "a", "--top-k", "1.5"], "--top-k: expected a whole number from 0 to 2**63 - 1, got '1.5'"),
+        (["generate", "a", "--early-stopping", "soon"], "--early-stopping: expected True, False or 'never', got 'soon'"),
+        (["generate", "a", "--suppress-tokens", "1,2"], "--suppress-tokens: expected a list of token ids, got '1,2'"),
+        (["generate", "a", "--bad-words-ids", "[1]"], "--bad-words-ids: expected a list of lists of token ids"),
+        (["generate", "a", "--do-sample=2"], "--do-sample"),
+        (["generate", "a", "--set", "num_beams=0"], "num_beams must be a whole number from 1 to 2**63 - 1, got 0"),
+        (["evaluate", "a", "--num-beams", "true"], "expected a whole number from 1 to 2**63 - 1, got 'true'"),
+        (["evaluate", "a", "--num-return-sequences", "2"], "no flag '--num-return-sequences'"),
     ],
 )
 def test_wrong_usage_ends_with_2_and_says_why(arguments, message, capsys):
@@ -189,6 +278,168 @@ def test_wrong_usage_ends_with_2_and_says_why(arguments, message, capsys):
         main(arguments)
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["exprot", "a", "b"], "no verb 'exprot'"),
+        (["--versoin"], "no flag '--versoin'; did you mean '--version'?"),
+        (["train", "trec", "--ouput", "a"], "no flag '--ouput'; did you mean '--output'?"),
+        (["generate", "a", "--num-beam=2"], "no flag '--num-beam'; did you mean '--num-beams'?"),
+        (["export", "a", "b", "--target", "cpuu"], "; did you mean 'cpu'?"),
+        (["export", "a", "b", "--dtype", "fp32,int9"], "no dtype 'int9', expected one of fp32, int8"),
+        (["convert", "a", "b", "--to", "gpt-2"], "; did you mean 'gpt2'?"),
+        (["generate", "a", "--device", "cdua"], "no device 'cdua', expected one of cpu, cuda, tensorrt; did you mean 'cuda'?"),
+        (["attention", "a", "b", "--output", "c", "--kind", "cros"], "; did you mean 'cross'?"),
+        (["generate", "a", "--set", "num_beam=2"], "unknown generation options ['num_beam'], did you mean num_beams?"),
+        (["train", "trec", "--output", "a", "--set", "model.dropuot=0"], "; did you mean 'dropout'?"),
+        (["convert", __file__, "a", "--set", "norm_frist=true"], "; did you mean 'norm_first'?"),
+    ],
+    ids=lambda value: " ".join(value[-2:]).rpartition("/")[2] if isinstance(value, list) else "",
+)
+def test_a_name_that_is_nearly_right_is_wrong_usage_that_names_the_right_one(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    said = capsys.readouterr().err
+    assert (caught.value.code, said.count("\n")) == (2, 1)
+    assert message in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        (["--num-beams", "2", "one", "two"], ["one", "two"]),
+        (["one", "--num-beams", "2", "two"], ["one", "two"]),
+        (["one", "two", "--num-beams=2"], ["one", "two"]),
+        (["--num-beams", "2", "--", "--one", "two"], ["--one", "two"]),
+        (["--num-beams", "2", "- one", "-3"], ["- one", "-3"]),
+    ],
+)
+def test_texts_may_stand_before_and_after_flags(words, text):
+    args = cli.parse(["generate", "export", *words])
+    assert (args.export, args.num_beams, args.text) == (Path("export"), 2, text)
+
+
+# ------------------------------------------------------------------------------------------------- generation, from the fields
+
+
+@pytest.mark.parametrize("verb, excluded", [("generate", set()), ("evaluate", {"num_return_sequences"})])
+def test_every_field_of_the_options_is_a_flag_with_its_help(verb, excluded, capsys):
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    _, _, said = capsys.readouterr().out.partition("\ngeneration:\n")
+    said = " ".join(said.replace("-\n", "-").split())
+    for field in dataclasses.fields(Options):
+        flag = f"--{field.name.replace('_', '-')}"
+        explained = re.search(rf"{flag}\b.*?{re.escape(field.metadata['help'])}", said)
+        assert bool(explained) == (field.name not in excluded), field.name
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("", {}),
+        ("--num-beams 2 --max-new-tokens 5", {"num_beams": 2, "max_new_tokens": 5}),
+        ("--length-penalty -0.5 --temperature 2", {"length_penalty": -0.5, "temperature": 2}),
+        ("--do-sample --seed 0", {"do_sample": True, "seed": 0}),
+        ("--no-do-sample", {"do_sample": False}),
+        ("--early-stopping never", {"early_stopping": "never"}),
+        ("--early-stopping true", {"early_stopping": True}),
+        ("--early-stopping False", {"early_stopping": False}),
+        ("--suppress-tokens [3,4] --bad-words-ids [[3],[4,5]]", {"suppress_tokens": [3, 4], "bad_words_ids": [[3], [4, 5]]}),
+        ("--eos-token-id 3", {"eos_token_id": 3}),
+        ("--eos-token-id=[3,4]", {"eos_token_id": [3, 4]}),
+    ],
+)
+@pytest.mark.parametrize("verb", ["generate", "evaluate"])
+def test_flags_give_the_options_that_they_name(verb, words, expected):
+    found = cli.generation_options(cli.parse([verb, "model", *words.split()]))
+    assert found == expected
+    assert [*map(type, found.values())] == [*map(type, expected.values())]
+
+
+# ---------------------------------------------------------------------------------------------------------------- outputs
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["a", "b"],
+        ["a", "--force", "b"],
+        ["--force", "a", "b"],
+        ["a", "--output", "b"],
+        ["--output=b", "a"],
+        ["--output", "b", "a"],
+    ],
+)
+@pytest.mark.parametrize("verb, first", [("export", "checkpoint"), ("convert", "source")])
+def test_an_output_is_the_last_argument_or_a_flag(verb, first, words):
+    args = cli.parse([verb, *words])
+    assert (getattr(args, first), output_of(args)) == ("a", Path("b"))
+
+
+def test_export_writes_where_the_flag_tells_it(exported, tmp_path, capsys):
+    main(["export", "--output", str(tmp_path / "out"), str(exported("encoder").checkpoint)])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["out"] == str(tmp_path / "out")
+    assert (tmp_path / "out" / "onnx" / "model.onnx").is_file()
+
+
+@pytest.mark.parametrize("verb", ["export", "convert"])
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ([], "no output, expected OUTPUT or --output OUTPUT"),
+        (["b", "--output", "c"], "two outputs, b and --output c: expected one of them"),
+        (["--output", "b", "b"], "two outputs, b and --output b: expected one of them"),
+    ],
+)
+def test_no_output_and_two_are_wrong_usage(verb, words, message, exported, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert error_of(verb, exported("encoder").checkpoint, *words) == f"vanilla-transformer: {message}"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words, name, expected",
+    [
+        (["average", "a", "--out", "b"], "output", Path("b")),
+        (["attention", "a", "text", "--out=b.png"], "output", Path("b.png")),
+        (["evaluate", "a", "--source", "b", "--target", "c"], "references", Path("c")),
+        (["verify", "a", "b", "--source", "c", "--target=d"], "references", Path("d")),
+    ],
+)
+def test_flags_by_their_old_names_work_with_a_warning(words, name, expected):
+    old = {"output": "--out", "references": "--target"}[name]
+    with pytest.warns(FutureWarning, match=f"^{old} is now --{name}, and goes away in the next release$"):
+        args = cli.parse(words)
+    assert getattr(args, name) == expected
+
+
+def test_the_warning_of_an_old_flag_is_one_line_of_the_command():
+    done = command("average", "--out", "a")
+    first, second = done.stderr.splitlines()
+    assert first == "vanilla-transformer: warning: --out is now --output, and goes away in the next release"
+    assert (done.returncode, second.startswith("vanilla-transformer: the following arguments are required: CHECKPOINT")) == (
+        2,
+        True,
+    )
+
+
+def test_warnings_for_users_are_one_line_and_others_as_they_were():
+    before = warnings.formatwarning
+    with cli.warnings_in_one_line():
+        for category in (FutureWarning, DeprecationWarning):
+            assert warnings.formatwarning("two\nlines", category, "a.py", 1) == "vanilla-transformer: warning: two lines\n"
+        assert warnings.formatwarning("text", UserWarning, "a.py", 1, "x = 1") == before(
+            "text", UserWarning, "a.py", 1, "x = 1"
+        )
+    assert warnings.formatwarning is before
+
+
+# ----------------------------------------------------------------------------------------------------------------- values
 
 
 @pytest.mark.parametrize(
@@ -201,6 +452,9 @@ def test_wrong_usage_ends_with_2_and_says_why(arguments, message, capsys):
         ("eos_token_id=[2, 3]", ("eos_token_id", [2, 3])),
         ("hidden_act=gelu", ("hidden_act", "gelu")),
         ('hidden_act="gelu"', ("hidden_act", "gelu")),
+        ("do_sample=True", ("do_sample", True)),
+        ("norm_first=False", ("norm_first", False)),
+        ("sep_token_id=None", ("sep_token_id", None)),
         ("name=a=b", ("name", "a=b")),
         ("name=", ("name", "")),
     ],
@@ -222,13 +476,15 @@ def test_a_field_without_a_name_or_a_value_is_wrong_usage(text, corpus, tmp_path
     [
         (["info", ""], "expected a path, got ''"),
         (["export", "a", ""], "expected a path, got ''"),
-        (["average", "", "--out", "a"], "expected a path, got ''"),
-        (["attention", "a", "\udce9", "--out", "a.png"], "expected UTF-8 text, got b'\\xe9'"),
+        (["average", "", "--output", "a"], "expected a path, got ''"),
+        (["attention", "a", "\udce9", "--output", "a.png"], "expected UTF-8 text, got b'\\xe9'"),
         (["verify", "a", "b", "--seed", "-1"], "expected a whole number of at least 0 and below 2**63, got -1"),
         (["verify", "a", "b", "--cases", "9" * 30], "below 2**63, got 9999"),
         (["verify", "a", "b", "--cases", "9" * 5000], "expected a whole number of at least 1, got '9999"),
-        (["export", "a", "b", "--target", "tpu"], "no target 'tpu' with dtype None, expected one of: portable with"),
-        (["export", "a", "b", "--dtype", "fp8"], "no target 'portable' with dtype 'fp8'"),
+        (["export", "a", "b", "--target", "tpu"], "no target 'tpu', expected one of portable, cpu, cuda"),
+        (["export", "a", "b", "--dtype", "fp8"], "no dtype 'fp8', expected one of fp32, int8"),
+        (["export", "a", "b", "--dtype", "int8,"], "no dtype '', expected one of fp32, int8"),
+        (["export", "a", "b", "--dtype", "int4"], "no target 'portable' with dtype 'int4'"),
     ],
     ids=lambda value: " ".join(value)[:40].encode("ascii", "replace").decode() if isinstance(value, list) else "",
 )
@@ -244,7 +500,7 @@ def test_options_of_wrong_types_and_ranges_are_wrong_usage(arguments, message, c
 @pytest.mark.parametrize("options", [["--num-beams", "99999999"], ["--bleu-tokenize", "nope"]])
 def test_options_of_evaluate_that_no_model_takes_are_wrong_usage(trained, corpus, options, capsys):
     with pytest.raises(SystemExit) as caught:
-        main(["evaluate", str(trained[0]), "--source", str(corpus[2]), "--target", str(corpus[3]), *options])
+        main(["evaluate", str(trained[0]), "--source", str(corpus[2]), "--references", str(corpus[3]), *options])
     assert caught.value.code == 2
     expected = {"99999999": "is 99999999", "nope": "bleu_tokenize must be one of ['none', 'zh', '13a'"}
     assert expected[options[1]] in capsys.readouterr().err
@@ -416,7 +672,7 @@ def test_an_interrupted_verb_ends_with_one_line_its_code_and_nothing_on_disk(tmp
     monkeypatch.setattr(averaging, "averaged", interrupted)
     before, interrupts = signal.getsignal(signal.SIGTERM), signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(SystemExit) as caught:
-        main(["average", "one", "two", "--out", str(tmp_path / "out")])
+        main(["average", "one", "two", "--output", str(tmp_path / "out")])
     signal.signal(signal.SIGINT, interrupts)  # which the processes of a parallel test run ignore
     assert caught.value.code == code
     assert capsys.readouterr().err == "vanilla-transformer: interrupted\n"
@@ -430,8 +686,26 @@ def test_a_full_disk_is_one_line_whoever_finds_it(tmp_path, monkeypatch, error):
         raise error
 
     monkeypatch.setattr(averaging, "averaged", full)
-    assert str(error) in error_of("average", "one", "--out", tmp_path / "out")
+    assert str(error) in error_of("average", "one", "--output", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [KeyError("name"), RuntimeError("a mistake"), AssertionError()])
+def test_a_mistake_of_ours_keeps_its_traceback(tmp_path, monkeypatch, error):
+    def mistaken(_):
+        raise error
+
+    monkeypatch.setattr(averaging, "averaged", mistaken)
+    with pytest.raises(type(error)):
+        main(["average", "one", "--output", str(tmp_path / "out")])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_package_that_is_missing_is_one_line_with_the_extra_that_brings_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vanilla_transformer.info", None)
+    said = error_of("info", "anywhere")
+    assert said.startswith("vanilla-transformer: import of vanilla_transformer.info halted")
+    assert said.endswith(": pip install 'vanilla-transformer[torch]'")
 
 
 def test_no_file_gets_the_number_of_a_closed_standard_stream(tmp_path):

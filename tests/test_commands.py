@@ -125,13 +125,13 @@ def test_commands_of_several_machines_are_what_the_parsers_read(tmp_path):
     calls = commands(script, tmp_path)
     assert [call[0] for call in calls] == ["torchrun", "accelerate", "torchrun", "sbatch"]
     for call in [*calls, *commands("\n".join(span for span in PARSED if "RECIPE" in span), tmp_path)]:
-        read = cli.build_parser().parse_args(ours(call))
+        read = cli.parse(ours(call))
         assert (read.run, read.recipe, str(read.data)) == (cli.train, "RECIPE", "DIR")
 
 
 def test_commands_that_name_no_more_than_options_have_these(tmp_path):
     [call] = commands("vanilla-transformer average CHECKPOINT... --out DIR", tmp_path)
-    assert cli.build_parser().parse_args(ours(call)).run == cli.average
+    assert cli.parse(ours(call)).run == cli.average
     [call] = commands("accelerate launch --cpu", tmp_path)
     assert launch_command_parser().parse_args([*call[2:], "script"]).cpu
 
@@ -251,7 +251,7 @@ def calls_of(path, folder):
 
 def cut(arguments: list[str]) -> list[str]:
     """The arguments with changes behind them that cut sizes and steps; the text they name is made up where they look for it."""
-    read = cli.build_parser().parse_args(arguments)
+    read = cli.parse(arguments)
     recipe = read_recipe(read.recipe, dict(read.set))
     standins.write_text(recipe, read.data)
     changes = [f"{key}={json.dumps(value)}" for key, value in standins.small(recipe).items()]
@@ -260,7 +260,7 @@ def cut(arguments: list[str]) -> list[str]:
 
 def stand_in(arguments: list[str]) -> None:
     """For the result of a command, of which the name says what it is."""
-    read = cli.build_parser().parse_args(arguments)
+    read = cli.parse(arguments)
     name, data = str(read.output), read_recipe(read.recipe, dict(read.set)).data
     if name == "masked":
         standins.checkpoint(Path(name))
@@ -275,11 +275,11 @@ def stand_in(arguments: list[str]) -> None:
 def test_the_commands_of_a_card_run_dry(path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     calls = calls_of(path, tmp_path)
-    assert cli.build_parser().parse_args(calls[-1]).output == Path(path.parent.name)
+    assert cli.parse(calls[-1]).output == Path(path.parent.name)
     for arguments in calls[:-1]:
         stand_in(arguments)
     calls = [*{re.sub(r"\d", "", " ".join(call)): call for call in calls}.values()]  # one of those that differ by a number only
-    before = {*os.listdir(), *(cli.build_parser().parse_args(arguments).data.name for arguments in calls)}
+    before = {*os.listdir(), *(cli.parse(arguments).data.name for arguments in calls)}
     for arguments in calls:
         cli.main([*cut(arguments), "--dry-run"])
         assert "updates" in capsys.readouterr().out

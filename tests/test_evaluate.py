@@ -184,7 +184,7 @@ def test_verify_compares_the_translations_of_both(exported, tmp_path, capsys):
     for side, lines in zip(("en", "de"), zip(*toy_corpus(6, seed=1))):
         (tmp_path / side).write_text("\n".join(lines) + "\n")
     checkpoint, directory = exported("seq2seq", "cpu")
-    arguments = ["--source", str(tmp_path / "en"), "--target", str(tmp_path / "de"), "--cases", "1"]
+    arguments = ["--source", str(tmp_path / "en"), "--references", str(tmp_path / "de"), "--cases", "1"]
     main(["verify", str(directory), str(checkpoint), *arguments])
     found = json.loads(capsys.readouterr().out.splitlines()[1])
     assert (found["metric"], found["difference"]) == ("bleu", 0)
@@ -199,7 +199,7 @@ def test_bleu_of_text_that_is_in_tokens_takes_them_as_they_are(exported, tmp_pat
     for name, lines in (("en", sources), ("de", references)):
         (tmp_path / name).write_text("\n".join(lines) + "\n")
     for tokenize in ("none", "13a"):
-        files = ["--source", str(tmp_path / "en"), "--target", str(tmp_path / "de")]
+        files = ["--source", str(tmp_path / "en"), "--references", str(tmp_path / "de")]
         main(["evaluate", str(checkpoint), *files, "--bleu-tokenize", tokenize])
         found = json.loads(capsys.readouterr().out)
         assert found["bleu"] == round(sacrebleu.corpus_bleu(outputs, [references], tokenize=tokenize).score, 2)

@@ -615,15 +615,16 @@ def test_the_pieces_of_streamed_text_are_the_generated_text(with_words, name):
 
 
 def test_the_command_streams_and_takes_any_setting(with_words, capsys):
-    command = ["generate", str(with_words("causal-cpu")), "w5 w6", "w7", "--max-new-tokens", "6"]
-    command += ["--set", "do_sample=true", "--set", "seed=4", "--set", "suppress_tokens=[2]"]
+    start = ["generate", str(with_words("causal-cpu")), "w5 w6", "w7", "--max-new-tokens", "6"]
+    command = [*start, "--set", "do_sample=true", "--set", "seed=4", "--set", "suppress_tokens=[2]"]
     cli.main([*command, "--stream"])
     streamed = capsys.readouterr().out.splitlines()
     runtime = TextRuntime(with_words("causal-cpu"))
     settings = dict(max_new_tokens=6, do_sample=True, seed=4, suppress_tokens=[2])
     assert streamed == [runtime.generate([text], **settings)[0] for text in ("w5 w6", "w7")]
-    cli.main(command)
-    assert capsys.readouterr().out.splitlines() == runtime.generate(["w5 w6", "w7"], **settings)
+    for same in (command, [*start, "--do-sample", "--seed", "4", "--suppress-tokens", "[2]"]):
+        cli.main(same)
+        assert capsys.readouterr().out.splitlines() == runtime.generate(["w5 w6", "w7"], **settings)
     for change, message in (
         ("top_p=2", "top_p must be a number from 0 to 1, got 2"),
         ("input_ids=1", "unknown generation options ['input_ids'], expected some of"),

@@ -50,8 +50,8 @@ WRITTEN = {
     "convert modules": lambda source, out: ["convert", source / EMBEDDER, out],
     "convert pickles": lambda source, out: ["convert", source / PICKLED, out],
     "convert back": lambda source, out: ["convert", source / CONVERTED, out, "--to", "bert"],
-    "average": lambda source, out: ["average", source / CLASSIFIER, source / CLASSIFIER, "--out", out],
-    "attention": lambda source, out: ["attention", source / CLASSIFIER, "the film wins", "--out", out / "maps.png"],
+    "average": lambda source, out: ["average", source / CLASSIFIER, source / CLASSIFIER, "--output", out],
+    "attention": lambda source, out: ["attention", source / CLASSIFIER, "the film wins", "--output", out / "maps.png"],
     "train": lambda source, out: ["train", out.parents[1] / "recipe.toml", "--output", out, *start(source)],
 }
 

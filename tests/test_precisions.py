@@ -77,10 +77,13 @@ def test_commands_take_either_and_verify_compares_both(both, checkpoint, tmp_pat
     for dtype in ("fp32", "int8"):
         main(["generate", str(both), "--input", str(tmp_path / "in"), "--scores", "--dtype", dtype])
         found[dtype] = capsys.readouterr().out
-        main(["evaluate", str(both), "--source", str(tmp_path / "in"), "--target", str(tmp_path / "in"), "--dtype", dtype])
+        main(["evaluate", str(both), "--source", str(tmp_path / "in"), "--references", str(tmp_path / "in"), "--dtype", dtype])
         assert json.loads(capsys.readouterr().out)["sentences"] == 2
     assert found["fp32"] != found["int8"]
-    for arguments in (["generate", both, "w5"], ["evaluate", both, "--source", tmp_path / "in", "--target", tmp_path / "in"]):
+    for arguments in (
+        ["generate", both, "w5"],
+        ["evaluate", both, "--source", tmp_path / "in", "--references", tmp_path / "in"],
+    ):
         with pytest.raises(SystemExit) as stopped:
             main([*map(str, arguments), "--dtype", "fp16"])
         assert stopped.value.code == 2 and "has no dtype 'fp16', expected one of" in capsys.readouterr().err

@@ -6,7 +6,9 @@ import os
 import numpy as np
 import pytest
 
-from vanilla_transformer_export import batches, cli, text
+from vanilla_transformer_export import cli
+from vanilla_transformer_export.runtime import lines as lines_module
+from vanilla_transformer_export.runtime import text
 
 
 class Echo:
@@ -82,10 +84,10 @@ def test_a_line_may_have_a_megabyte(generate):
 @pytest.mark.parametrize(
     "arguments, name",
     [
-        (["generate", "anywhere", "caf\udce9"], "text"),
+        (["generate", "anywhere", "caf\udce9"], "TEXT"),
         (["generate", "anywhere", "text", "--set", "seed=\udce9"], "--set"),
-        (["attention", "anywhere", "caf\udce9", "--out", "a.png"], "source"),
-        (["attention", "anywhere", "text", "caf\udce9", "--out", "a.png"], "target"),
+        (["attention", "anywhere", "caf\udce9", "--output", "a.png"], "SOURCE"),
+        (["attention", "anywhere", "text", "caf\udce9", "--output", "a.png"], "TARGET"),
     ],
 )
 def test_an_argument_that_is_not_utf_8_is_named(arguments, name, capsys):
@@ -104,6 +106,6 @@ def test_an_empty_line_gives_an_empty_line(generate):
 
 def test_lines_are_answered_in_order_window_by_window(generate, monkeypatch):
     """However long they are, and more than fit into one window."""
-    monkeypatch.setattr(batches, "WINDOW", 2)
+    monkeypatch.setattr(lines_module, "WINDOW", 2)
     lines = ["x" * (length % 7 + 1) + str(length) for length in range(23)]
     assert generate("\n".join(lines).encode(), "--batch-size", "3") == [*map(repr, lines)]

@@ -1,0 +1,182 @@
+"""How the command line reads its words: what kinds of values there are, and a parser whose errors are one line."""
+
+import argparse
+import dataclasses
+import difflib
+import json
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import NoneType
+from typing import Any, NoReturn, get_args
+
+from .errors import UsageError
+
+FLAG = re.compile(r"--\w[\w-]*")
+LITERALS = {"True": True, "False": False, "None": None}  # as Python writes what JSON writes in small letters
+MAX_INT64 = 2**63 - 1
+SHOWN = 40  # characters of a wrong value in an error
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's, with flags and other arguments in any order, flags in full only, and errors of one line.
+
+    Raises:
+        UsageError: where argparse would print its usage and exit.
+    """
+
+    def __init__(self, **settings: Any):
+        super().__init__(allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+    def parse(self, words: Sequence[str], renamed: Mapping[str, str]) -> argparse.Namespace:
+        """The arguments that `words` are. The old flags that `renamed` has new names of work with a FutureWarning."""
+        end = words.index("--") if "--" in words else len(words)  # after it, nothing is a flag
+        flags = [self._current(word, renamed) for word in words[:end]]
+        return self.parse_intermixed_args([*flags, *words[end:]])
+
+    def _current(self, word: str, renamed: Mapping[str, str]) -> str:
+        """`word`, where it is a flag by its new name. A wrong flag is found here: argparse would first miss the right one."""
+        flag, *value = word.split("=", 1)
+        if flag in renamed:
+            warnings.warn(f"{flag} is now {renamed[flag]}, and goes away in the next release", FutureWarning, stacklevel=4)
+            return "=".join([renamed[flag], *value])
+        if FLAG.fullmatch(flag) and flag not in self._option_string_actions:
+            self.error(f"no flag {flag!r}{did_you_mean(flag, self._option_string_actions)}")
+        return word
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def add_field(group: argparse._ArgumentGroup, field: dataclasses.Field) -> None:
+    """The flag of a field whose metadata has its `kind` and `help`; it is `None` if not given."""
+    flag = f"--{field.name.replace('_', '-')}"
+    default = "" if field.default is None else f"; default: {json.dumps(field.default)}"
+    help = f"{field.metadata['help']}{default}".replace("%", "%%")
+    if field.type is bool:
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, help=help)
+    else:
+        group.add_argument(flag, type=of_kind(field.metadata["kind"]), metavar=metavar(field.type), help=help)
+
+
+def metavar(field_type: Any) -> str:
+    kinds = set(get_args(field_type) or [field_type]) - {NoneType}
+    return "N" if kinds == {int} else "X" if kinds == {float} else "JSON"
+
+
+def add_set(parser: Parser, help: str) -> None:
+    """`--set KEY=VALUE`, any number of times: `args.set` is a list of pairs."""
+    parser.add_argument("--set", type=key_value, action="append", default=[], metavar="KEY=VALUE", help=help)
+
+
+def add_output(parser: Parser, help: str) -> None:
+    """OUTPUT or `--output OUTPUT`, which `output_of` gives."""
+    parser.add_argument("positional_output", type=path, nargs="?", metavar="OUTPUT", help=help)
+    parser.add_argument("--output", type=path, help="the same, as a flag")
+
+
+def output_of(args: argparse.Namespace) -> Path:
+    """The output of a verb with `add_output`.
+
+    Raises:
+        UsageError: unless there is exactly one.
+    """
+    match args.positional_output, args.output:
+        case (None, None):
+            raise UsageError("no output, expected OUTPUT or --output OUTPUT")
+        case (output, None) | (None, output):
+            return output
+    raise UsageError(f"two outputs, {args.positional_output} and --output {args.output}: expected one of them")
+
+
+def one_of(what: str, known: Iterable[str]) -> Callable[[str], str]:
+    """The type of an argument that is one of the names `known`."""
+
+    def name(text: str) -> str:
+        if text in known:
+            return text
+        seen = f"no {what} {text[:SHOWN]!r}, expected one of {', '.join(known)}"
+        raise argparse.ArgumentTypeError(f"{seen}{did_you_mean(text, known)}")
+
+    return name
+
+
+def one_or_more_of(what: str, known: Iterable[str]) -> Callable[[str], str | list[str]]:
+    """The type of an argument that is one of the names `known`, or a list of several with commas between."""
+    one = one_of(what, known)
+    return lambda text: [one(name) for name in text.split(",")] if "," in text else one(text)
+
+
+def of_kind(kind: Any) -> Callable[[str], Any]:
+    """The type of an argument in JSON for which `kind.holds`; `kind.expected` are the words for what does."""
+
+    def checked(text: str) -> Any:
+        given = value(unicode(text))
+        if not kind.holds(given):
+            raise argparse.ArgumentTypeError(f"expected {kind.expected}, got {text[:SHOWN]!r}")
+        return given
+
+    return checked
+
+
+def key_value(text: str) -> tuple[str, Any]:
+    """`name=value`, the value as `value` reads it."""
+    name, separator, given = unicode(text).partition("=")
+    if not separator:
+        raise argparse.ArgumentTypeError(f"expected key=value, got {text!r}")
+    return name, value(given)
+
+
+def value(text: str) -> Any:
+    """JSON where it is that, else a string; True, False and None also as Python writes them."""
+    try:
+        return LITERALS[text] if text in LITERALS else json.loads(text)
+    except json.JSONDecodeError:
+        return text
+    except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
+        raise argparse.ArgumentTypeError(f"expected a value in JSON or text, got {text[:SHOWN]!r}...: {error}") from None
+
+
+def unicode(text: str) -> str:
+    """An argument that is a text. Bytes that are no UTF-8 may be a path's."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"expected UTF-8 text, got {os.fsencode(text)!r}") from None
+    return text
+
+
+def source(text: str) -> str:
+    """A directory or Hub id; an empty one, as of a variable that is not set, would be the working directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a path, got ''")
+    return text
+
+
+def path(text: str) -> Path:
+    return Path(source(text))
+
+
+def positive(text: str) -> int:
+    return whole(text, 1)
+
+
+def natural(text: str) -> int:
+    return whole(text, 0)
+
+
+def whole(text: str, least: int) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, got {text[:SHOWN]!r}") from None
+    if not least <= number <= MAX_INT64:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least {least} and below 2**63, got {text[:SHOWN]}")
+    return number
