@@ -72,7 +72,8 @@ def evaluate(
 def compare(export: str | os.PathLike, checkpoint: str | os.PathLike, dtype: str | None = None, **settings) -> dict:
     """`evaluate` of both with the same `settings`: the metric by engine, and the `difference` (export - checkpoint). `dtype` is
     that of the export."""
-    found, expected = evaluate(export, dtype=dtype, **settings), evaluate(checkpoint, **settings)
+    found = evaluate(export, dtype=dtype, **settings)
+    expected = evaluate(checkpoint, **settings)
     metric = next(iter(found))
     difference = found[metric] - expected[metric]
     return {"metric": metric, "onnxruntime": found[metric], "torch": expected[metric], "difference": round(difference, 6)}
@@ -87,7 +88,8 @@ def bleu(engine, source, target, batch_size, /, bleu_tokenize="13a", **options):
     if bleu_tokenize not in BLEU.TOKENIZERS:
         raise UsageError(f"bleu_tokenize must be one of {list(BLEU.TOKENIZERS)}, got {bleu_tokenize!r}")
     sources, targets = zip(*read_parallel(source, target))
-    metric, outputs = BLEU(tokenize=bleu_tokenize), [""] * len(sources)
+    metric = BLEU(tokenize=bleu_tokenize)
+    outputs = [""] * len(sources)
     for chosen in batches(sources, batch_size):
         for index, output in zip(chosen, engine.generate([sources[index] for index in chosen], **options), strict=True):
             outputs[index] = output
@@ -102,7 +104,8 @@ def perplexity(engine, text, batch_size):
         raise ValueError(f"{text} has {len(ids)} tokens, expected at least 2")
     window = min(WINDOW, engine.config["max_position_embeddings"])
     windows = [ids[start : start + window] for start in range(0, len(ids), window)]
-    total, vocabulary = 0.0, engine.config["vocab_size"]
+    total = 0.0
+    vocabulary = engine.config["vocab_size"]
     if ids.max() >= vocabulary:
         raise ValueError(f"the tokenizer gives token id {ids.max()}, expected less than vocab_size, {vocabulary}")
     for chosen in batches(windows, max(1, min(batch_size, MAX_LOGITS // (window * vocabulary)))):
@@ -137,7 +140,8 @@ def accuracy(engine, text, labels, batch_size):
     names |= {str(index): index for index in names.values() if str(index) not in names}
     if unknown := set(wanted) - names.keys():
         raise ValueError(f"{labels} has labels {sorted(unknown)[:5]}, expected some of {sorted(names)}")
-    encodings, right = engine.encode(list(texts), special_tokens=True), 0
+    encodings = engine.encode(list(texts), special_tokens=True)
+    right = 0
     for chosen in batches([encoding.ids for encoding in encodings], batch_size):
         logits = engine.logits(*pad_sequences([encodings[index].ids for index in chosen], engine.config["pad_token_id"]))
         right += int((logits.argmax(axis=-1) == [names[wanted[index]] for index in chosen]).sum())
@@ -180,9 +184,12 @@ class OnnxEngine:
         from .runtime.text import TextRuntime
 
         self.text = TextRuntime(export, dtype=dtype)
-        self.runtime, self.tokenizer = self.text.runtime, self.text.tokenizer
-        self.generate, self.encode = self.text.generate, self.text.encode
-        self.architecture, self.config = self.runtime.artifact.manifest["architecture"], self.runtime.config
+        self.runtime = self.text.runtime
+        self.tokenizer = self.text.tokenizer
+        self.generate = self.text.generate
+        self.encode = self.text.encode
+        self.architecture = self.runtime.artifact.manifest["architecture"]
+        self.config = self.runtime.config
 
     @property
     def mask_token(self):
@@ -218,8 +225,10 @@ class TorchEngine:
 
         from .exporting import load_checkpoint
 
-        self.model, self.text = load_checkpoint(checkpoint), load_tokenizer(checkpoint)
-        self.architecture, self.config = type(self.model).__name__, self.model.config.to_dict()
+        self.model = load_checkpoint(checkpoint)
+        self.text = load_tokenizer(checkpoint)
+        self.architecture = type(self.model).__name__
+        self.config = self.model.config.to_dict()
 
     @property
     def mask_token(self):

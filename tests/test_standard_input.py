@@ -6,7 +6,9 @@ import os
 import numpy as np
 import pytest
 
-from vanilla_transformer_export import batches, cli, text
+from vanilla_transformer_export import cli
+from vanilla_transformer_export.runtime import lines as lines_module
+from vanilla_transformer_export.runtime import text
 
 
 class Echo:
@@ -104,6 +106,6 @@ def test_an_empty_line_gives_an_empty_line(generate):
 
 def test_lines_are_answered_in_order_window_by_window(generate, monkeypatch):
     """However long they are, and more than fit into one window."""
-    monkeypatch.setattr(batches, "WINDOW", 2)
+    monkeypatch.setattr(lines_module, "WINDOW", 2)
     lines = ["x" * (length % 7 + 1) + str(length) for length in range(23)]
     assert generate("\n".join(lines).encode(), "--batch-size", "3") == [*map(repr, lines)]

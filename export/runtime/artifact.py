@@ -85,7 +85,8 @@ def read_artifact(directory: str | os.PathLike) -> Artifact:
         raise FileNotFoundError(f"{directory} has no {MANIFEST}: expected a directory `vanilla-transformer export` wrote")
     stamps = {".": stamp_of(directory.stat())}
     with open(path, "rb") as file:
-        stamps[MANIFEST], content = stamp_of(os.fstat(file.fileno())), file.read()
+        stamps[MANIFEST] = stamp_of(os.fstat(file.fileno()))
+        content = file.read()
     manifest = json_object(path, content)
     if (found := manifest.get("schema_version")) != SCHEMA_VERSION:
         is_newer = isinstance(found, int) and found > SCHEMA_VERSION

@@ -172,7 +172,8 @@ def largest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         if found < rows * count:
             raise ValueError("some logits are NaN, expected numbers")
         if found > rows * count:  # ties for the last places
-            above, equal = scores > least, scores == least
+            above = scores > least
+            equal = scores == least
             chosen = above | equal & (equal.cumsum(axis=1) <= count - above.sum(axis=1, keepdims=True))
         indices = np.flatnonzero(chosen).reshape(rows, count) - np.arange(0, scores.size, width)[:, None]
     values = np.take_along_axis(scores, indices, axis=1)
@@ -186,7 +187,9 @@ class Sampler:
 
     def __init__(self, options):
         self.temperature = np.float32(options.temperature)
-        self.top_k, self.top_p, self.min_p = options.top_k, options.top_p, options.min_p
+        self.top_k = options.top_k
+        self.top_p = options.top_p
+        self.min_p = options.min_p
         self.rng = np.random.default_rng(options.seed)
 
     def __call__(self, logits: np.ndarray) -> np.ndarray:
