@@ -41,6 +41,52 @@ def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch, capsys):
     assert pages.run(page, tmp_path, lambda: capsys.readouterr().out)
 
 
+PAGE = """# A page
+
+```{toctree}
+index
+```
+
+```python
+number = 2
+print(f"{number} dogs")
+```
+
+It prints:
+
+```text
+SHOWN
+```
+
+Not run by the tests: needs a GPU.
+
+```bash
+vanilla-transformer doctor
+```
+"""
+
+
+def test_a_page_is_read_as_its_blocks(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    first, second = blocks(page)
+    assert (first.language, first.reason, first.output) == ("python", None, "SHOWN\n")
+    assert (second.language, second.reason, second.output) == ("bash", "needs a GPU.", None)
+    assert PAGE.splitlines()[first.line] == "number = 2" and PAGE.splitlines()[second.line] == "vanilla-transformer doctor"
+
+
+@pytest.mark.parametrize("shown, is_right", [("2 dogs", True), ("... dogs", True), ("3 dogs", False)])
+def test_what_a_block_prints_is_what_the_page_shows(shown, is_right, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.replace("SHOWN", shown))
+    if is_right:
+        assert pages.run(page, tmp_path, lambda: capsys.readouterr().out) == 1
+        return
+    with pytest.raises(AssertionError, match="page.md:7 prints\n2 dogs"):
+        pages.run(page, tmp_path, lambda: capsys.readouterr().out)
+
+
 def test_each_block_runs_or_has_a_reason_why_not():
     found = {page.name: [block for block in blocks(page) if block.reason] for page in PAGES}
     assert {name: len(marked) for name, marked in found.items() if marked} == NOT_RUN
