@@ -176,9 +176,9 @@ def test_the_verb_writes_a_picture_and_replaces_it_with_force_only(checkpoint, t
         (["--head", "-1"], "at least 0 and below 2**63, got -1"),
         (["--head", "x"], "expected a whole number of at least 0, got 'x'"),
         (["--kind", "self"], "no 'self' attention"),
-        (["--out", "map"], "map is no name of a picture, expected one that ends in .eps, .jpeg, .jpg, .pdf, .png,"),
-        (["--out", "map.safetensors"], "map.safetensors is no name of a picture"),
-        (["--out", ".png"], ".png is no name of a picture"),
+        (["--out", "map"], "map is not the name of an image, expected one that ends in .eps, .jpeg, .jpg, .pdf, .png,"),
+        (["--out", "map.safetensors"], "map.safetensors is not the name of an image"),
+        (["--out", ".png"], ".png is not the name of an image"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -1,4 +1,4 @@
-"""Where each head looks: attention weights as arrays and as pictures."""
+"""Where each head looks: attention weights as arrays and as figures."""
 
 import math
 import os
@@ -14,13 +14,18 @@ from .checkpoint import load_checkpoint, load_tokenizer, readers_errors
 from .errors import UsageError
 from .files import new_file
 from .info import depth_fields
-from .modeling_vanilla_transformer import shifted_right
+from .modeling_vanilla_transformer import shift_tokens_right
 
 KINDS = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}  # of seq2seq
-PICTURES = ("eps", "jpeg", "jpg", "pdf", "png", "ps", "svg", "svgz", "tif", "tiff", "webp")
+KINDS_OF = {"vanilla-encoder": ("encoder",), "vanilla-decoder": ("decoder",), "vanilla-seq2seq": tuple(KINDS)}
+FIGURE_FORMATS = ("eps", "jpeg", "jpg", "pdf", "png", "ps", "svg", "svgz", "tif", "tiff", "webp")
 DPI = 100
-LARGEST_MAPS = 2**27  # values of all layers and heads, one gigabyte
-SMALL, TOKEN, LARGEST = 1.5, 0.25, 50.0  # inches: a map of a grid, a token of a map by itself, a picture at most
+MAX_VALUES = 2**27  # of all layers and heads, one gigabyte
+# Of a figure, in inches.
+MARGIN = 1.5
+MAP_SIDE = 1.5  # of one map in a grid
+TOKEN_SIDE = 0.25  # of one token in a map that is alone
+MAX_SIDE = 50.0
 
 
 @dataclass
@@ -36,15 +41,15 @@ class AttentionMaps:
 def save_attention_maps(
     checkpoint: str | os.PathLike, out: str | os.PathLike, *texts: str, layer=None, head=None, kind=None, force=False
 ) -> None:
-    """Writes the picture `draw` makes of a checkpoint's `attention_maps` of `texts` to the file `out`.
+    """Writes the figure that `draw` makes of a checkpoint's `attention_maps` of `texts` to the file `out`.
 
     Raises:
         FileExistsError: if `out` exists and `force` is not given.
-        UsageError: as `attention_maps` and `draw`, and for the name of a file that is no picture.
+        UsageError: as `attention_maps` and `draw`, and for the name of a file that is of no image format.
         FileNotFoundError, ValueError: as `attention_maps`, `checkpoint.load_checkpoint` and `checkpoint.load_tokenizer`.
     """
-    if Path(out).suffix.lower().removeprefix(".") not in PICTURES:
-        raise UsageError(f"{out} is no name of a picture, expected one that ends in .{', .'.join(PICTURES)}")
+    if Path(out).suffix.lower().removeprefix(".") not in FIGURE_FORMATS:
+        raise UsageError(f"{out} is not the name of an image, expected one that ends in .{', .'.join(FIGURE_FORMATS)}")
     with new_file(out, force, [checkpoint]) as file:
         model, tokenizer = load_checkpoint(checkpoint), load_tokenizer(checkpoint)
         figure = draw(attention_maps(model, tokenizer, *texts, kind=kind), layer, head)
@@ -62,25 +67,26 @@ def attention_maps(
         UsageError: for a kind that the model does not have, and a target it does not read or needs.
         ValueError: for a text without tokens or with more than maps can show.
     """
-    name, is_pair = type(model).__name__, model.config.is_encoder_decoder
-    kinds = tuple(KINDS) if is_pair else ("decoder",) if "Decoder" in name else ("encoder",)
+    is_encoder_decoder = model.config.is_encoder_decoder
+    kinds = KINDS_OF[model.config.model_type]
     kind = kinds[-1] if kind is None else kind
     if kind not in kinds:
-        raise UsageError(f"{name} has no {kind!r} attention, expected one of {', '.join(kinds)}")
-    if target is not None and not is_pair:
-        raise UsageError(f"{name} reads one text, got the target {target!r} too")
+        raise UsageError(f"{type(model).__name__} has no {kind!r} attention, expected one of {', '.join(kinds)}")
+    if target is not None and not is_encoder_decoder:
+        raise UsageError(f"{type(model).__name__} reads one text, got the target {target!r} too")
     for text in [source] if target is None else [source, target]:
         check_tokens(model, tokenizer, text)
     model.eval().set_attn_implementation("eager")  # the others give no weights
     # A decoder goes on from a text: the token that ends one is not in it.
     ids = tokenizer(source, return_tensors="pt", add_special_tokens=kinds != ("decoder",))["input_ids"]
-    inputs, read = {"input_ids": ids}, {kinds[0]: ids}
+    inputs = {"input_ids": ids}
+    read = {kinds[0]: ids}
     with torch.no_grad():
-        if is_pair:
+        if is_encoder_decoder:
             inputs["decoder_input_ids"] = read["decoder"] = decoder_input_ids(model, tokenizer, ids, target)
         outputs = model.base_model(**inputs, output_attentions=True)
     queries, keys = (read["decoder"], ids) if kind == "cross" else (read[kind], read[kind])
-    weights = torch.cat(outputs[KINDS[kind] if is_pair else "attentions"]).double().numpy()
+    weights = torch.cat(outputs[KINDS[kind] if is_encoder_decoder else "attentions"]).double().numpy()
     return AttentionMaps(kind, weights, *(tokenizer.convert_ids_to_tokens(row[0]) for row in (queries, keys)))
 
 
@@ -93,14 +99,14 @@ def check_tokens(model, tokenizer, text):
     if (largest := max(ids)) >= (size := model.config.vocab_size):
         raise ValueError(f"the tokenizer gives the token {largest}, expected one of [0, {size - 1}], the model's vocabulary")
     maps = max(getattr(model.config, name) for name in depth_fields(model.config)) * model.config.num_attention_heads
-    if len(ids) > (most := math.isqrt(LARGEST_MAPS // maps)):
+    if len(ids) > (most := math.isqrt(MAX_VALUES // maps)):
         raise ValueError(f"a text has {len(ids)} tokens, expected at most {most} for maps of {maps} layers and heads")
 
 
 def decoder_input_ids(model, tokenizer, ids, target):
     """The target's tokens shifted right, without the last one, which is only predicted."""
     if target is not None:
-        return shifted_right(tokenizer(text_target=target, return_tensors="pt")["input_ids"], model.config)
+        return shift_tokens_right(tokenizer(text_target=target, return_tensors="pt")["input_ids"], model.config)
     if not model.can_generate():
         raise UsageError(f"{type(model).__name__} cannot generate, expected a target")
     return model.generate(ids, do_sample=False, num_return_sequences=1)[:, :-1]
@@ -115,7 +121,7 @@ def draw(maps: AttentionMaps, layer: int | None = None, head: int | None = None)
     layers, heads = (chosen(*found) for found in zip(("layer", "head"), (layer, head), maps.weights.shape))
     is_alone = len(layers) == len(heads) == 1
     sides = (len(maps.keys), len(maps.queries)) if is_alone else (len(heads), len(layers))
-    size = [min(1.5 + side * (TOKEN if is_alone else SMALL), LARGEST) for side in sides]
+    size = [min(MARGIN + side * (TOKEN_SIDE if is_alone else MAP_SIDE), MAX_SIDE) for side in sides]
     figure = Figure(figsize=size, layout="constrained")  # no pyplot: nothing outlives the call
     grid = figure.subplots(len(layers), len(heads), squeeze=False)
     for row, layer in zip(grid, layers):

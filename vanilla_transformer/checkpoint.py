@@ -32,23 +32,13 @@ from transformers import (
 )
 
 import vanilla_transformer
-from vanilla_transformer import VanillaDecoderConfig, VanillaEncoderConfig, VanillaSeq2SeqConfig, VanillaTransformerConfig
 
-CONFIG, GENERATION_CONFIG, WEIGHTS = "config.json", "generation_config.json", "model.safetensors"
-VOCABULARIES = (
-    "tokenizer.json",
-    "vocab.json",
-    "vocab.txt",
-    "source.spm",
-    "target.spm",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tokenizer_config.json",  # all there is of a tokenizer of bytes
-)
-TOKENIZER_FILES = (*VOCABULARIES, "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
+from .configuration_vanilla_transformer import CONFIGS, VanillaTransformerConfig
+from .files import CONFIG, TOKENIZER_FILES, VOCABULARIES
+
+GENERATION_CONFIG, WEIGHTS = "generation_config.json", "model.safetensors"
 # Of a Hub repository; the folders in it hold exports and the checkpoints of a training run.
 FILES = ("*.json", "*.txt", "*.spm", "*.model", "*.jinja", "*.safetensors")
-CONFIGS = {config.model_type: config for config in (VanillaEncoderConfig, VanillaDecoderConfig, VanillaSeq2SeqConfig)}
 TORCH_DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -105,7 +95,7 @@ def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
     """
     directory = checkpoint_directory(source)
     found = [directory / name for name in TOKENIZER_FILES if (directory / name).is_file()]
-    if not {file.name for file in found} & set(VOCABULARIES):
+    if not has_tokenizer(directory):
         raise FileNotFoundError(f"{directory} has no tokenizer, expected one of {', '.join(VOCABULARIES)}")
     contents = {file.name: read_json(file) for file in found if file.suffix == ".json"}
     code = contents.get("tokenizer_config.json", {}).get("auto_map")
@@ -119,6 +109,10 @@ def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
         if not code:
             raise
     raise ValueError(f"{directory} has a tokenizer of its own code, which is not run: expected one of transformers, got {code}")
+
+
+def has_tokenizer(directory: Path) -> bool:
+    return any((directory / name).is_file() for name in VOCABULARIES)
 
 
 # ---------------------------------------------------------------------------------------------------------- what is written
@@ -202,7 +196,7 @@ def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FIL
 def check_cached(name: str, directory: Path) -> None:
     """`from_pretrained` puts only what it reads into the cache, and no list of what there is. Without the Hub, such a cache
     does not tell a repository without a tokenizer from one whose tokenizer was not asked for."""
-    if any((directory / vocabulary).is_file() for vocabulary in VOCABULARIES):
+    if has_tokenizer(directory):
         return
     try:
         huggingface_hub.get_cached_repo_tree(name, revision=directory.name)
@@ -224,11 +218,11 @@ def config_and_class(source: str | os.PathLike) -> tuple[VanillaTransformerConfi
 def read_config(directory: Path) -> tuple[VanillaTransformerConfig, type[PreTrainedModel]]:
     content, name = read_raw_config(directory)
     if (model_type := content["model_type"]) not in CONFIGS:
-        known = [name for config_class in CONFIGS.values() for name in architectures_of(config_class)]
+        known = [name for config_class in CONFIGS.values() for name in config_class.auto_classes().values()]
         found = f"{directory} is a {model_type} checkpoint of architecture {name}"
         raise ValueError(f"{found}, expected one of {', '.join(known)}: convert it first")
     config_class = CONFIGS[model_type]
-    if name not in (known := architectures_of(config_class)):
+    if name not in (known := config_class.auto_classes().values()):
         raise ValueError(f"{directory} is a {model_type} checkpoint of architecture {name}, expected one of {', '.join(known)}")
     for flag, allowed in {"return_dict": [True], "output_hidden_states": FLAGS, "output_attentions": FLAGS}.items():
         if not any(content.get(flag, allowed[0]) is value for value in allowed):
@@ -249,11 +243,6 @@ def read_raw_config(directory: Path) -> tuple[dict, str]:
     if not isinstance(names := content.get("architectures") or ["none"], list) or not isinstance(names[0], str):
         raise ValueError(f"{path} has the architectures {shown(names)}, expected a list of names")
     return content, names[0]
-
-
-def architectures_of(config_class: type[VanillaTransformerConfig]) -> list[str]:
-    references = (code for auto_name, code in config_class.default_auto_map.items() if auto_name != "AutoConfig")
-    return [code.rpartition(".")[2] for code in references]
 
 
 def made_config(config_class: type[PreTrainedConfig], content: dict, directory: Path) -> PreTrainedConfig:

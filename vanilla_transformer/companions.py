@@ -34,7 +34,7 @@ class Module:
 
 @dataclass(frozen=True)
 class Companions:
-    """The `modules` behind a model, and the `files` of sentence-transformers by the names they have in a checkpoint."""
+    """The `modules` after a model, and the `files` of sentence-transformers by the names they have in a checkpoint."""
 
     modules: tuple[Module, ...]
     files: dict[str, Path]
@@ -45,7 +45,7 @@ class Companions:
             shutil.copyfile(file, directory / name)
 
     def facts(self) -> list[dict]:
-        """What is done with the states, in order: the `type` of each module, and what its config says."""
+        """What is done with the states, in order: the `type` of each module, and the content of its config."""
         files = [self.files.get(f"{module.folder}/{MODULE_CONFIG}") for module in self.modules]
         return [{"type": module.kind, **(read_json(file) if file else {})} for module, file in zip(self.modules, files)]
 
@@ -71,7 +71,7 @@ def companions(source: str | os.PathLike) -> Companions:
 
 
 def read_modules(path: Path) -> tuple[Module, ...]:
-    """Those behind the model; none without a file."""
+    """Those after the model; none without a file."""
     if not path.is_file():
         return ()
     with readers_errors(path):

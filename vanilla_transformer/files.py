@@ -33,11 +33,28 @@ CONFIG = "config.json"  # of a checkpoint
 MODULES = "modules.json"  # of sentence-transformers, what is done with the states of a model
 VERSION_KEY = "vanilla_transformer_version"  # in the config of a checkpoint that we wrote for another library
 MODEL_TYPE = re.compile(r"vanilla-(encoder|decoder|seq2seq)")
+VOCABULARIES = (  # a checkpoint with one of these has a tokenizer
+    "tokenizer.json",
+    "vocab.json",
+    "vocab.txt",
+    "source.spm",
+    "target.spm",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer_config.json",  # all there is of a tokenizer of bytes
+)
+TOKENIZER_FILES = (
+    *VOCABULARIES,
+    "target_vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
 CHECKPOINT_FILE = re.compile(
     r"(config|generation_config|training|model\.safetensors\.index)\.json|model(-\d{5}-of-\d{5})?\.safetensors"
-    r"|(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|target_vocab)\.json|vocab\.txt|merges\.txt"
-    r"|(source|target)\.spm|(spiece|sentencepiece\.bpe)\.model|chat_template\.jinja|README\.md|curves\.png"
-    r"|(configuration|layers|modeling|pipelines)_vanilla_transformer\.py"
+    r"|README\.md|curves\.png|(configuration|layers|modeling|pipelines)_vanilla_transformer\.py|"
+    + "|".join(map(re.escape, TOKENIZER_FILES))
 )
 EXPORT_FILE = re.compile(r"(config|generation_config|genai_config|tokenizer|tokenizer_config)\.json|onnx/\w+\.onnx(_data)?")
 # Of sentence-transformers, in both; the second kind are of a module, in its folder.
@@ -93,7 +110,7 @@ def new_file(path: StrPath, force: bool = False, inputs: Iterable[StrPath] = ())
             raise FileExistsError(f"{out} exists already; expected a new path, or --force to replace it")
         before, folder = state_of(out), claim / "writing"
         folder.mkdir()
-        yield folder / out.name  # a picture's format is told by its name
+        yield folder / out.name  # the format of an image is told by its name
         (folder / out.name).rename(claim / "new")
         set_modes(claim / "new", claim)
         publish(claim, out, before)

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from .checkpoint import config_and_class
-from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .configuration_vanilla_transformer import VanillaEncoderConfig, VanillaTransformerConfig
 
 BYTES = {"float32": 4, "float16 or bfloat16": 2, "int8": 1, "int4": 0.5}
 
@@ -34,7 +34,8 @@ def info(source: str | os.PathLike) -> dict:
     parameters = parameters_by_block(model, config)
     total = sum(parameters.values())
     heads = config.num_attention_heads * (config.head_dim + config.value_head_dim)
-    decoder_layers = config.get_text_config(decoder=True).num_hidden_layers if "Encoder" not in name else 0
+    has_cache = not isinstance(config, VanillaEncoderConfig)
+    decoder_layers = config.get_text_config(decoder=True).num_hidden_layers if has_cache else 0
     return {
         "architecture": name,
         "variant": config.model_type.removeprefix("vanilla-"),
@@ -84,23 +85,21 @@ def parameters_by_block(model: PreTrainedModel, config: VanillaTransformerConfig
 
 
 def flops(model: PreTrainedModel, config: VanillaTransformerConfig | None = None) -> dict[str, int]:
-    """Of the matrix products, as `info` says; `config` as in `parameters_by_block`."""
+    """Of the matrix products, as `info` counts them; `config` as in `parameters_by_block`."""
     found = Counter()
-    is_pair, is_decoder = model.config.is_encoder_decoder, "Decoder" in type(model).__name__
-    sentence_heads = ("pooler", "next_sentence", "score")
-    if not model.can_generate() and "TokenClassification" not in type(model).__name__:
-        sentence_heads += ("classifier",)
-    if type(model).__name__ == "VanillaSeq2SeqForSequenceClassification":
-        sentence_heads += ("dense",)
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            per = "target token" if is_decoder or (is_pair and "encoder." not in name) else "source token"
-            if ".cross_attn.k_proj" in name or ".cross_attn.v_proj" in name:
-                per = "source token"
-            if any(part in sentence_heads for part in name.split(".")):
-                per = "sequence"
-            found[per] += 2 * module.in_features * module.out_features * times(name, config)
+            found[runs_per(name, model)] += 2 * module.in_features * module.out_features * times(name, config)
     return dict(found)
+
+
+def runs_per(name: str, model: PreTrainedModel) -> str:
+    """What the module of this name runs once for."""
+    if not model.sequence_modules.isdisjoint(name.split(".")):
+        return "sequence"
+    if ".cross_attn.k_proj" in name or ".cross_attn.v_proj" in name or "encoder." in name:
+        return "source token"
+    return "source token" if isinstance(model.config, VanillaEncoderConfig) else "target token"
 
 
 def report(facts: dict) -> str:

@@ -45,15 +45,17 @@ from .configuration_vanilla_transformer import (
 
 
 def counted_positions(config, input_ids, attention_mask, order):
-    """Where tokens stand by what `config.position_ids_from` counts: (B, T), or (1, T) where that is places, which are `order`
-    (T,). Without ids or a mask of the shape (B, past + T), nothing is padding."""
+    """The position of each token, by what `config.position_ids_from` counts: (B, T), or (1, T) where that is places, which are
+    `order` (T,). Without ids or a mask of the shape (B, past + T), nothing is padding."""
     if config.position_ids_from == "mask" and attention_mask is not None and attention_mask.ndim == 2:
-        real, before = attention_mask != 0, 0
+        not_padding = attention_mask != 0
+        before = 0
     elif config.position_ids_from == "ids" and input_ids is not None:
-        real, before = input_ids != config.pad_token_id, order[0]
+        not_padding = input_ids != config.pad_token_id
+        before = order[0]
     else:
         return order[None]
-    return ((real.long().cumsum(1) + before) * real - 1)[:, -order.shape[0] :]
+    return ((not_padding.long().cumsum(1) + before) * not_padding - 1)[:, -order.shape[0] :]
 
 
 def position_angles(position_ids: torch.Tensor, width: int, base: float, dtype: torch.dtype) -> torch.Tensor:
@@ -92,7 +94,7 @@ def rotary_positions(config, position_ids, dtype):
 class VanillaRelativePositions(nn.Module):
     """Relative positions (Raffel et al. 2020, T5, section 2.1): a learned number for each head and distance between key and
     query, added to the scores of self-attention in every layer of a stack. Half of the buckets hold one distance each, the
-    others grow logarithmically; an encoder has such buckets for keys before the query and behind it."""
+    others grow logarithmically; an encoder has such buckets for keys before the query and for keys after it."""
 
     def __init__(self, config: VanillaTransformerConfig, is_causal: bool):
         super().__init__()
@@ -357,6 +359,7 @@ class VanillaPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
+    sequence_modules = frozenset({"pooler"})  # those that run once for a sequence, not for each token
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -397,8 +400,8 @@ class VanillaPreTrainedModel(PreTrainedModel):
         return super().maybe_distribute_model(model, distributed_config, mesh_manager)
 
 
-def refuse_attention(config: VanillaTransformerConfig):
-    """What FlashAttention and vLLM cannot do, they would leave out without a word; flex attention would fail inside torch."""
+def check_attention_implementation(config: VanillaTransformerConfig):
+    """FlashAttention and vLLM would leave out what they cannot do, without an error; flex attention would fail inside torch."""
     name = config._attn_implementation or ""
     unequal = "flash" in name and config.head_dim != config.value_head_dim
     if unequal or (name == "vllm" and config.head_dim < config.value_head_dim):
@@ -431,7 +434,7 @@ class VanillaPooler(nn.Module):
 
 
 class VanillaEncoderModel(VanillaPreTrainedModel):
-    """The left half of Figure 1: embeddings and N layers, every position looking at every real token."""
+    """The left half of Figure 1: embeddings and N layers, every position looking at every token that is not padding."""
 
     config_class = VanillaEncoderConfig
     _can_record_outputs = {"hidden_states": VanillaLayer, "attentions": VanillaAttention}
@@ -459,11 +462,11 @@ class VanillaEncoderModel(VanillaPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
-        """`input_ids` (B, S), or `inputs_embeds` (B, S, D) in their place; `attention_mask` (B, S), 1 for real tokens, 0
+        """`input_ids` (B, S), or `inputs_embeds` (B, S, D) in their place; `attention_mask` (B, S), 1 for tokens, 0
         for padding (all 1 by default); `token_type_ids` (B, S), 0 by default; `position_ids` (B, S), from 0 on, by default
         as `config.position_ids_from` says -> `last_hidden_state` (B, S, D), and `pooler_output` (B, D) if
         `config.pooler_act` is set."""
-        refuse_attention(self.config)
+        check_attention_implementation(self.config)
         if kwargs.get("past_key_values") is not None:
             raise ValueError("got past_key_values, as of prefix tuning: an encoder keeps no keys and values, expected none")
         inputs_embeds = self.embeddings.tokens(input_ids, inputs_embeds)
@@ -534,12 +537,12 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
         for left-padded rows (without mask and cache, those that do not go up by 1 mean packed sequences, which do not see
         each other);
         `encoder_hidden_states` (B, S, D) with `encoder_attention_mask` (B, S) -> `last_hidden_state` (B, T, D)."""
-        refuse_attention(self.config)
+        check_attention_implementation(self.config)
         if encoder_hidden_states is not None and not self.has_cross_attention:
             raise ValueError("encoder_hidden_states were given to a decoder without cross-attention")
         past_key_values = self.prepare_cache(past_key_values, use_cache)
-        is_pair = isinstance(past_key_values, EncoderDecoderCache)
-        cache = past_key_values.self_attention_cache if is_pair else past_key_values
+        has_cross_attention_cache = isinstance(past_key_values, EncoderDecoderCache)
+        cache = past_key_values.self_attention_cache if has_cross_attention_cache else past_key_values
         past_length = cache.get_seq_length() if cache is not None else 0
 
         inputs_embeds = self.embeddings.tokens(input_ids, inputs_embeds)
@@ -573,8 +576,8 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
         )
 
     def prepare_cache(self, past_key_values, use_cache):
-        """What was given, or a new cache if one is wanted; with cross-attention, a pair of caches: in a single one the
-        target's keys would mix with the source's."""
+        """The cache that was given, or a new one with `use_cache`. With cross-attention it is an `EncoderDecoderCache`: in a
+        single cache the target's keys would mix with the source's."""
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         if past_key_values is None or not self.has_cross_attention:

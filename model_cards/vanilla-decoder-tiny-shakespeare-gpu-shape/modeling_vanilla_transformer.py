@@ -66,9 +66,9 @@ def lm_transform(config):
     return VanillaLMTransform(config) if config.lm_transform_act else nn.Identity()
 
 
-def kept(hidden_states, labels, logits_to_keep):
-    """States (B, S, D) and `labels` (B, S), if any, where the mask `logits_to_keep` (B, S) is true, (N, D) and (N,); without
-    a mask all of them."""
+def select_labelled(hidden_states, labels, logits_to_keep):
+    """States (B, S, D) and `labels` (B, S), if any, where the mask `logits_to_keep` (B, S) is true: (N, D) and (N,). Without
+    a mask, all of them."""
     if logits_to_keep is None:
         return hidden_states, labels
     return hidden_states[logits_to_keep], None if labels is None else labels[logits_to_keep]
@@ -103,7 +103,7 @@ class VanillaEncoderForMaskedLM(VanillaPreTrainedModel):
         """As `VanillaEncoderModel.forward` -> `logits` (B, S, V), and the mean cross-entropy where `labels` are given. With a
         mask `logits_to_keep` (B, S) there are only its N logits (N, V), and the loss is of its labels."""
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        hidden_states, labels = kept(outputs.last_hidden_state, labels, logits_to_keep)
+        hidden_states, labels = select_labelled(outputs.last_hidden_state, labels, logits_to_keep)
         logits = self.lm_head(self.transform(hidden_states))
         loss = None
         if labels is not None:
@@ -166,9 +166,9 @@ class VanillaDecoderForCausalLM(VanillaPreTrainedModel, GenerationMixin):
         )
 
 
-def shifted_right(ids, config):
-    """`ids` (B, T) moved right by one, -100 replaced by padding, behind `config.decoder_start_token_id` or, with
-    `config.wrap_last_token`, behind each row's own last token, in front of its padding."""
+def shift_tokens_right(ids, config):
+    """`ids` (B, T) moved right by one, with -100 replaced by padding. The first token is `config.decoder_start_token_id` or,
+    with `config.wrap_last_token`, the last token of the row that is not padding."""
     for name in ("pad_token_id",) if config.wrap_last_token else ("pad_token_id", "decoder_start_token_id"):
         if getattr(config, name) is None:
             raise ValueError(f"config.{name} is None, expected a token id: sequences cannot be shifted without it")
@@ -181,7 +181,7 @@ def shifted_right(ids, config):
 
 
 def both_stacks(outputs):
-    """What a head returns as it comes from `VanillaSeq2SeqModel`: all but the state it reads."""
+    """The fields of `VanillaSeq2SeqModel`'s outputs that a head returns unchanged: all but the state it reads."""
     return {name: value for name, value in outputs.items() if name != "last_hidden_state"}
 
 
@@ -200,8 +200,8 @@ class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationM
         self.post_init()
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.LongTensor:
-        """Teacher forcing: `labels` (B, T) shifted right by one, see `shifted_right`."""
-        return shifted_right(labels, self.config)
+        """Teacher forcing: `labels` (B, T) shifted right by one, see `shift_tokens_right`."""
+        return shift_tokens_right(labels, self.config)
 
     @can_return_tuple
     def forward(
@@ -260,13 +260,14 @@ class VanillaEncoderForPreTrainingOutput(ModelOutput):
     attentions: tuple[torch.Tensor, ...] | None = None
 
 
-def sentence_state(outputs):
-    """What stands for the whole sequence, (B, D): the pooler's output, or without a pooler the first token's state."""
+def pooled_state(outputs):
+    """One state for the whole sequence, (B, D): the pooler's output, or without a pooler the first token's state."""
     return outputs.last_hidden_state[:, 0] if outputs.pooler_output is None else outputs.pooler_output
 
 
 def mean_state(hidden_states, attention_mask):
-    """The mean over the real tokens, 0 without any: states (B, S, D) and mask (B, S), or `None` if all are real -> (B, D)."""
+    """The mean over the tokens that are not padding, 0 without any: states (B, S, D) and mask (B, S), or `None` without
+    padding -> (B, D)."""
     if attention_mask is None:
         return hidden_states.mean(1)
     weights = attention_mask[:, :, None].to(hidden_states.dtype)
@@ -277,6 +278,7 @@ class VanillaEncoderForPreTraining(VanillaPreTrainedModel):
     """Devlin et al. 2019 (BERT), section 3.1: masked tokens, and whether the second sentence follows the first."""
 
     config_class = VanillaEncoderConfig
+    sequence_modules = frozenset({"pooler", "next_sentence"})
     _tied_weights_keys = {"lm_head.weight": "model.embeddings.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
 
@@ -305,9 +307,9 @@ class VanillaEncoderForPreTraining(VanillaPreTrainedModel):
         (B,) is 0 where the second sentence follows, 1 where not; `loss` is the sum of the cross-entropies given. With a mask
         `logits_to_keep` (B, S) there are only its N prediction logits (N, V), and the loss is of its labels."""
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        hidden_states, labels = kept(outputs.last_hidden_state, labels, logits_to_keep)
+        hidden_states, labels = select_labelled(outputs.last_hidden_state, labels, logits_to_keep)
         prediction = self.lm_head(self.transform(hidden_states))
-        relationship = self.next_sentence(sentence_state(outputs))
+        relationship = self.next_sentence(pooled_state(outputs))
         losses = []
         if labels is not None:
             losses.append(fixed_cross_entropy(prediction.flatten(0, -2).float(), labels.flatten(), **kwargs))
@@ -324,6 +326,7 @@ class VanillaEncoderForNextSentencePrediction(VanillaPreTrainedModel):
     """Whether the second sentence follows the first; `labels` (B,), 0 where it does, 1 where not."""
 
     config_class = VanillaEncoderConfig
+    sequence_modules = frozenset({"pooler", "next_sentence"})
 
     def __init__(self, config: VanillaEncoderConfig):
         super().__init__(config)
@@ -344,7 +347,7 @@ class VanillaEncoderForNextSentencePrediction(VanillaPreTrainedModel):
     ) -> NextSentencePredictorOutput:
         """As `VanillaEncoderModel.forward` -> `logits` (B, 2), and the mean cross-entropy where `labels` are given."""
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        logits = self.next_sentence(sentence_state(outputs))
+        logits = self.next_sentence(pooled_state(outputs))
         loss = None
         if labels is not None:
             loss = fixed_cross_entropy(logits.float(), labels.flatten(), **kwargs)
@@ -356,6 +359,7 @@ class VanillaEncoderForSequenceClassification(VanillaPreTrainedModel):
     `config.problem_type` `"regression"` numbers, `"multi_label_classification"` independent yes-or-no labels."""
 
     config_class = VanillaEncoderConfig
+    sequence_modules = frozenset({"pooler", "classifier"})
 
     def __init__(self, config: VanillaEncoderConfig):
         super().__init__(config)
@@ -380,7 +384,7 @@ class VanillaEncoderForSequenceClassification(VanillaPreTrainedModel):
         if self.config.classifier_pooling == "mean":
             state = mean_state(outputs.last_hidden_state, attention_mask)
         else:
-            state = sentence_state(outputs)
+            state = pooled_state(outputs)
         logits = self.classifier(self.dropout(state))
         loss = None
         if labels is not None:
@@ -448,7 +452,7 @@ class VanillaEncoderForQuestionAnswering(VanillaPreTrainedModel):
         **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
         """As `VanillaEncoderModel.forward` -> `start_logits` and `end_logits` (B, S), and with `start_positions` and
-        `end_positions` (B,) the mean of their cross-entropies; positions behind the sequence are left out."""
+        `end_positions` (B,) the mean of their cross-entropies; positions after the sequence are ignored."""
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
         loss = None
@@ -461,6 +465,7 @@ class VanillaEncoderForMultipleChoice(VanillaPreTrainedModel):
     """Encoder with one score for each of several sequences; `labels` (B,), the index of the right one."""
 
     config_class = VanillaEncoderConfig
+    sequence_modules = frozenset({"pooler", "choice_classifier"})
 
     def __init__(self, config: VanillaEncoderConfig):
         super().__init__(config)
@@ -486,7 +491,7 @@ class VanillaEncoderForMultipleChoice(VanillaPreTrainedModel):
         given = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self.model(*(None if tensor is None else tensor.flatten(0, 1) for tensor in given), **kwargs)
         choices = (inputs_embeds if input_ids is None else input_ids).shape[1]
-        logits = self.choice_classifier(self.dropout(sentence_state(outputs))).view(-1, choices)
+        logits = self.choice_classifier(self.dropout(pooled_state(outputs))).view(-1, choices)
         loss = None
         if labels is not None:
             loss = fixed_cross_entropy(logits.float(), labels, **kwargs)
@@ -494,10 +499,11 @@ class VanillaEncoderForMultipleChoice(VanillaPreTrainedModel):
 
 
 class VanillaDecoderForSequenceClassification(VanillaPreTrainedModel):
-    """Decoder with a classifier of the last real token, the one that has seen all others. `config.num_labels` and
+    """Decoder with a classifier of the last token that is not padding, which has seen all others. `config.num_labels` and
     `config.problem_type` as in `VanillaEncoderForSequenceClassification`."""
 
     config_class = VanillaDecoderConfig
+    sequence_modules = frozenset({"score"})
 
     def __init__(self, config: VanillaDecoderConfig):
         super().__init__(config)
@@ -517,8 +523,8 @@ class VanillaDecoderForSequenceClassification(VanillaPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutputWithPast:
-        """As `VanillaDecoderModel.forward` -> `logits` (B, num_labels), and the loss where `labels` are given. Not real are
-        tokens that `attention_mask` (B, T) hides, and those with `config.pad_token_id`."""
+        """As `VanillaDecoderModel.forward` -> `logits` (B, num_labels), and the loss where `labels` are given. Padding is
+        what `attention_mask` (B, T) hides, and every `config.pad_token_id`."""
         outputs = self.model(
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache=use_cache, **kwargs
         )
@@ -533,12 +539,12 @@ class VanillaDecoderForSequenceClassification(VanillaPreTrainedModel):
         )
 
     def last_real_token(self, hidden_states, input_ids, attention_mask):
-        real = torch.ones(hidden_states.shape[:2], dtype=torch.long, device=hidden_states.device)
+        not_padding = torch.ones(hidden_states.shape[:2], dtype=torch.long, device=hidden_states.device)
         if attention_mask is not None and attention_mask.ndim == 2:
-            real = real * (attention_mask[:, -real.shape[1] :] != 0)
+            not_padding = not_padding * (attention_mask[:, -not_padding.shape[1] :] != 0)
         if input_ids is not None and self.config.pad_token_id is not None:
-            real = real * (input_ids != self.config.pad_token_id)
-        return (real * torch.arange(real.shape[1], device=real.device)).argmax(-1)
+            not_padding = not_padding * (input_ids != self.config.pad_token_id)
+        return (not_padding * torch.arange(not_padding.shape[1], device=not_padding.device)).argmax(-1)
 
 
 class VanillaDecoderForTokenClassification(VanillaPreTrainedModel):
@@ -618,6 +624,7 @@ class VanillaSeq2SeqForSequenceClassification(VanillaPreTrainedModel):
     and `config.problem_type` as in `VanillaEncoderForSequenceClassification`."""
 
     config_class = VanillaSeq2SeqConfig
+    sequence_modules = frozenset({"dense", "classifier"})
 
     def __init__(self, config: VanillaSeq2SeqConfig):
         super().__init__(config)
@@ -645,7 +652,7 @@ class VanillaSeq2SeqForSequenceClassification(VanillaPreTrainedModel):
         `input_ids` shifted right."""
         last = self.last_end_token(input_ids, attention_mask)
         if decoder_input_ids is None and kwargs.get("decoder_inputs_embeds") is None:
-            decoder_input_ids = shifted_right(input_ids, self.config)
+            decoder_input_ids = shift_tokens_right(input_ids, self.config)
         outputs = self.model(
             input_ids,
             attention_mask,
@@ -668,9 +675,9 @@ class VanillaSeq2SeqForSequenceClassification(VanillaPreTrainedModel):
         if input_ids is None or self.config.eos_token_id is None:
             found = "eos_token_id is None" if input_ids is not None else "input_ids are None"
             raise ValueError(f"{found}, expected token ids: the classifier reads the state at the last end token")
-        real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask != 0
-        ends = real & (input_ids[..., None] == torch.tensor(self.config.eos_token_id, device=input_ids.device)).any(-1)
-        if has_values(ends) and (endless := real.any(-1) & ~ends.any(-1)).any():  # a row of padding is left in peace
+        not_padding = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask != 0
+        ends = not_padding & (input_ids[..., None] == torch.tensor(self.config.eos_token_id, device=input_ids.device)).any(-1)
+        if has_values(ends) and (endless := not_padding.any(-1) & ~ends.any(-1)).any():  # a row of padding is no error
             row = endless.long().argmax().item()
             raise ValueError(f"row {row} of input_ids has no end token, expected {self.config.eos_token_id} in every row")
         return (ends * torch.arange(ends.shape[1], device=ends.device)).argmax(-1)
@@ -707,7 +714,7 @@ class VanillaSeq2SeqForQuestionAnswering(VanillaPreTrainedModel):
         """As `VanillaSeq2SeqModel.forward` -> as `VanillaEncoderForQuestionAnswering.forward`. `decoder_input_ids` (B, S) are
         by default `input_ids` shifted right."""
         if input_ids is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
-            decoder_input_ids = shifted_right(input_ids, self.config)
+            decoder_input_ids = shift_tokens_right(input_ids, self.config)
         outputs = self.model(
             input_ids,
             attention_mask,
