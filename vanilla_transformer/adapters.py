@@ -1,4 +1,4 @@
-"""Where PEFT puts adapters if nobody says: each of its methods looks the model's type up in a dictionary of its own."""
+"""Where PEFT puts adapters by default: each of its methods looks the model's type up in a dictionary of its own."""
 
 import re
 import sys
@@ -13,7 +13,7 @@ MODULES = {
 
 
 def register_adapters(model_type: str) -> None:
-    """Puts `model_type` into PEFT's dictionaries if it has been imported; what they say already stays."""
+    """Puts `model_type` into PEFT's dictionaries if it has been imported. An entry that exists stays."""
     constants = sys.modules.get("peft.utils.constants")
     for name, dictionary in vars(constants).items() if constants else ():
         if found := DICTIONARY.fullmatch(name):

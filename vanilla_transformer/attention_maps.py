@@ -39,18 +39,18 @@ class AttentionMaps:
 
 
 def save_attention_maps(
-    checkpoint: str | os.PathLike, out: str | os.PathLike, *texts: str, layer=None, head=None, kind=None, force=False
+    checkpoint: str | os.PathLike, output: str | os.PathLike, *texts: str, layer=None, head=None, kind=None, force=False
 ) -> None:
-    """Writes the figure that `draw` makes of a checkpoint's `attention_maps` of `texts` to the file `out`.
+    """Writes the figure that `draw` makes of a checkpoint's `attention_maps` of `texts` to the file `output`.
 
     Raises:
-        FileExistsError: if `out` exists and `force` is not given.
+        FileExistsError: if `output` exists and `force` is not given.
         UsageError: as `attention_maps` and `draw`, and for the name of a file that is of no image format.
         FileNotFoundError, ValueError: as `attention_maps`, `checkpoint.load_checkpoint` and `checkpoint.load_tokenizer`.
     """
-    if Path(out).suffix.lower().removeprefix(".") not in FIGURE_FORMATS:
-        raise UsageError(f"{out} is not the name of an image, expected one that ends in .{', .'.join(FIGURE_FORMATS)}")
-    with new_file(out, force, [checkpoint]) as file:
+    if Path(output).suffix.lower().removeprefix(".") not in FIGURE_FORMATS:
+        raise UsageError(f"{output} is not the name of an image, expected one that ends in .{', .'.join(FIGURE_FORMATS)}")
+    with new_file(output, force, [checkpoint]) as file:
         model, tokenizer = load_checkpoint(checkpoint), load_tokenizer(checkpoint)
         figure = draw(attention_maps(model, tokenizer, *texts, kind=kind), layer, head)
         figure.savefig(file, dpi=DPI)

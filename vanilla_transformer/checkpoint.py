@@ -36,7 +36,8 @@ import vanilla_transformer
 from .configuration_vanilla_transformer import CONFIGS, VanillaTransformerConfig
 from .files import CONFIG, TOKENIZER_FILES, VOCABULARIES
 
-GENERATION_CONFIG, WEIGHTS = "generation_config.json", "model.safetensors"
+GENERATION_CONFIG = "generation_config.json"
+WEIGHTS = "model.safetensors"
 # Of a Hub repository; the folders in it hold exports and the checkpoints of a training run.
 FILES = ("*.json", "*.txt", "*.spm", "*.model", "*.jinja", "*.safetensors")
 TORCH_DTYPES = {
@@ -49,7 +50,8 @@ TORCH_DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-FLAGS, MOST_LABELS = [False, True, None], 2**20
+FLAGS = [False, True, None]
+MAX_LABELS = 2**20
 # Of a generation config.
 COUNTS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "num_return_sequences")
 COUNTS += ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "top_k")
@@ -148,8 +150,8 @@ def learned_positions(config: PreTrainedConfig) -> int | None:
 
 
 def limit_generation(generation: GenerationConfig, config: PreTrainedConfig) -> None:
-    """Where positions are learned and nothing says how long a text may get, it may fill their table: the defaults of pipelines
-    go beyond a short one."""
+    """Where positions are learned and no length is set, a text may fill their table: the defaults of pipelines go beyond a
+    short one."""
     if generation.use_cache is None:
         generation.use_cache = True
     if generation.max_length is None and generation.max_new_tokens is None:
@@ -262,8 +264,8 @@ def made_config(config_class: type[PreTrainedConfig], content: dict, directory: 
         if attribute is not None and name not in settable and not isinstance(attribute, property):
             raise ValueError(f"{path} has the key {name}, expected none of a class's own attributes")
     labels = content.get("num_labels")
-    if labels is not None and (type(labels) is not int or not 0 <= labels <= MOST_LABELS):
-        raise ValueError(f"{path} has num_labels {shown(labels)}, expected at most {MOST_LABELS}")
+    if labels is not None and (type(labels) is not int or not 0 <= labels <= MAX_LABELS):
+        raise ValueError(f"{path} has num_labels {shown(labels)}, expected at most {MAX_LABELS}")
     for name in ("id2label", "label2id"):
         if not isinstance(content.get(name) or {}, dict):
             raise ValueError(f"{path} has {name} {shown(content[name])}, expected a JSON object")
@@ -422,7 +424,7 @@ def readers_errors(path: Path) -> Iterator[None]:
     every class, here a ValueError that names it."""
     try:
         yield
-    except (OSError, ImportError):  # these say what they are about
+    except (OSError, ImportError):  # their messages name the file
         raise
     except BaseException as error:
         is_panic = type(error).__name__ == "PanicException"  # of Rust, and no Exception

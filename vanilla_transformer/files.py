@@ -189,7 +189,7 @@ def files_of_export(directory: Path) -> set[str]:
 
 
 def files_of_checkpoint(directory: Path) -> set[str]:
-    """Those whose names are a checkpoint's; none if no config says that we wrote it."""
+    """Those whose names are a checkpoint's; none if its config is not one that we wrote."""
     config = read_object(directory / CONFIG)
     is_ours = VERSION_KEY in config or MODEL_TYPE.fullmatch(str(config.get("model_type")))
     if not is_ours:
@@ -200,7 +200,7 @@ def files_of_checkpoint(directory: Path) -> set[str]:
 
 def companions_in(directory: Path, files: Iterable[str]) -> set[str]:
     """Those of `files` that are sentence-transformers' own, or of a module that its modules.json names."""
-    modules = read_json(directory / MODULES)
+    modules = json_or_none(directory / MODULES)
     named = {module.get("path") for module in modules if isinstance(module, dict)} if isinstance(modules, list) else set()
     of_modules = {name for name in files if (found := OF_MODULE.fullmatch(name)) and found[1] in named}
     return of_modules | {name for name in files if COMPANION.fullmatch(name)}
@@ -208,11 +208,11 @@ def companions_in(directory: Path, files: Iterable[str]) -> set[str]:
 
 def read_object(path: Path) -> dict:
     """The JSON object in a file; an empty one if it holds anything else."""
-    found = read_json(path)
+    found = json_or_none(path)
     return found if isinstance(found, dict) else {}
 
 
-def read_json(path: Path) -> object:
+def json_or_none(path: Path) -> object:
     """`None` if there is none."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -388,7 +388,7 @@ def keep(path: Path, out: Path) -> Path:
 
 
 def move_entries(source: Path, target: Path) -> None:
-    """What says that the rest is whole comes last."""
+    """The manifest or config, which marks the rest as whole, comes last."""
     for entry in sorted(source.iterdir(), key=lambda path: (path.name == MANIFEST, path.name == CONFIG, path.name)):
         place(entry, target / entry.name)
 
@@ -414,7 +414,7 @@ def settle(claim: Path, out: Path) -> None:
 
 
 def set_modes(path: Path, claim: Path) -> None:
-    """As the umask says, by which `claim` was made: some libraries write files that only their owner may read."""
+    """The modes that the umask gives, as `claim` has them: some libraries write files that only their owner may read."""
     mode = claim.stat().st_mode & 0o777
     for found in (path, *path.rglob("*")):
         found.chmod(mode if found.is_dir() else mode & 0o666)

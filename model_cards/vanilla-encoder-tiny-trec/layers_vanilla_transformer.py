@@ -369,7 +369,7 @@ class VanillaPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module):
-        """The paper does not say. Linear: normal with deviation `initializer_range`, bias 0. Embeddings: uniform within
+        """The paper gives no values. Linear: normal with deviation `initializer_range`, bias 0. Embeddings: uniform within
         d_model^-0.5, so that tokens times sqrt(d_model) are as large as sinusoids. LayerNorm: the identity."""
         if isinstance(module, nn.Linear):
             init.normal_(module.weight, std=self.config.initializer_range)
@@ -464,7 +464,7 @@ class VanillaEncoderModel(VanillaPreTrainedModel):
     ) -> BaseModelOutputWithPooling:
         """`input_ids` (B, S), or `inputs_embeds` (B, S, D) in their place; `attention_mask` (B, S), 1 for tokens, 0
         for padding (all 1 by default); `token_type_ids` (B, S), 0 by default; `position_ids` (B, S), from 0 on, by default
-        as `config.position_ids_from` says -> `last_hidden_state` (B, S, D), and `pooler_output` (B, D) if
+        counted by `config.position_ids_from` -> `last_hidden_state` (B, S, D), and `pooler_output` (B, D) if
         `config.pooler_act` is set."""
         check_attention_implementation(self.config)
         if kwargs.get("past_key_values") is not None:
@@ -533,7 +533,7 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """`input_ids` (B, T), the tokens that are not in the cache yet; `attention_mask` (B, past + T);
-        `position_ids` (B, T), from 0 on, by default as `config.position_ids_from` says: where that is `"place"`, give them
+        `position_ids` (B, T), from 0 on, by default counted by `config.position_ids_from`: where that is `"place"`, give them
         for left-padded rows (without mask and cache, those that do not go up by 1 mean packed sequences, which do not see
         each other);
         `encoder_hidden_states` (B, S, D) with `encoder_attention_mask` (B, S) -> `last_hidden_state` (B, T, D)."""

@@ -32,7 +32,8 @@ PAPER_SYMBOLS = {
     "d_v": "value_head_dim",
 }
 CODE = "modeling_vanilla_transformer."
-DEPTHS, LARGEST = ("encoder_layers", "decoder_layers"), 2**28  # of two such sizes a matrix still has bytes that torch can count
+DEPTHS = ("encoder_layers", "decoder_layers")
+LARGEST = 2**28  # of two such sizes a matrix still has bytes that torch can count
 # What `transformers.pipeline` reads of a task that it does not have: where its code is beside the weights.
 PIPELINES = "pipelines_vanilla_transformer"
 TRANSLATION = {"translation": {"impl": f"{PIPELINES}.TranslationPipeline", "pt": ["AutoModelForSeq2SeqLM"], "type": "text"}}
