@@ -2,6 +2,7 @@
 # make test   the test suite, without the slow tests; make test-all runs those too
 # make test-versions  the suite, and exports without torch, at the lowest and at the newest versions of what they need
 # make test-clients  libraries that others wrote, over what we save and export; needs Node and Chromium
+# make cards  the code beside the weights of model_cards/, from the package
 # make docs   the site of docs/, with the API reference: build/docs/index.html
 # make bench  the CPU benchmark, an hour on an idle machine: benchmarks/results/cpu.json, its tables and its plot
 # make bench-cuda  that of a GPU, ten minutes with the Python of PYTHON=, which has torch and onnxruntime-gpu: results/cuda.json
@@ -11,7 +12,7 @@ BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: bench bench-cuda demo docs test test-all test-clients test-versions lint
+.PHONY: bench bench-cuda cards demo docs test test-all test-clients test-versions lint
 
 demo: .venv/installed
 	$(BIN)/python benchmarks/demo.py $${TEXT:+"$$TEXT"}
@@ -31,6 +32,13 @@ test-versions: .venv/installed
 docs: .venv/installed
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	$(BIN)/python -m sphinx -q -E -W --keep-going docs build/docs
+
+PIPELINES := pipelines_vanilla_transformer
+CODE := $(patsubst %,vanilla_transformer/%_vanilla_transformer.py,configuration layers modeling)
+
+cards:
+	for card in model_cards/*; do cp $(CODE) $$card; done
+	for config in $$(grep -l $(PIPELINES) model_cards/*/config.json); do cp vanilla_transformer/$(PIPELINES).py $${config%/*}; done
 
 bench: .venv/installed
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[bench]"

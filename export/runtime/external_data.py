@@ -40,7 +40,7 @@ def check_external_data(directory: Path, file: str, listed: dict) -> None:
 
 def locations(path: Path) -> set[str]:
     """What the tensors of the graph at `path`, in subgraphs and functions too, name as the places of their data."""
-    found = set()
+    found: set[str] = set()
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         messages = [("Model", 0, len(data))]
         while messages:
@@ -51,7 +51,9 @@ def locations(path: Path) -> set[str]:
                     found |= {text.decode(errors="replace") for number, text in texts if number == VALUE} or {""}
             else:
                 inside = MESSAGES[message]
-                messages += [(inside[number], *span) for number, *span in fields(data, start, end) if number in inside]
+                messages += [
+                    (inside[number], first, last) for number, first, last in fields(data, start, end) if number in inside
+                ]
     return found
 
 

@@ -32,7 +32,7 @@ def model_card(record: dict, model: PreTrainedModel, name: str, has_curves: bool
         model_name=name,
         eval_results=[eval_result(recipe, *score) for score in named_scores] or None,
     )
-    auto_class = next(auto for auto, code in config.default_auto_map.items() if code.endswith("." + type(model).__name__))
+    auto_class = next(auto for auto, loaded in config.auto_classes().items() if loaded == type(model).__name__)
     shape = ", ".join(f"{field}={getattr(config, field)}" for field in shape_fields(config))
     parts = [
         f"# {name}",
