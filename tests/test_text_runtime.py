@@ -139,5 +139,5 @@ def test_tokens_outside_the_vocabulary_are_an_error(directory, tmp_path):
     larger = copy_of(directory, tmp_path)
     Tokenizer(models.WordLevel({"w0": 0, "far": 99}, unk_token="w0")).save(str(larger / "tokenizer.json"))
     seal(larger)
-    with pytest.raises(ValueError, match=r"token ids must be in \[0, 47\], the vocabulary, got 99 to 99"):
+    with pytest.raises(ValueError, match=r"input_ids must be in \[0, 47\], got 99 to 99"):
         TextRuntime(larger, threads=1).generate(["far"])
