@@ -2,6 +2,7 @@
 # make test   the test suite, without the slow tests; make test-all runs those too
 # make test-versions  the suite, and exports without torch, at the lowest and at the newest versions of what they need
 # make test-clients  libraries that others wrote, over what we save and export; needs Node and Chromium
+# make cards  the code beside the weights of model_cards/, from the package
 # make bench  the CPU benchmark, an hour on an idle machine: benchmarks/results/cpu.json, its tables and its plot
 # make bench-cuda  that of a GPU, ten minutes with the Python of PYTHON=, which has torch and onnxruntime-gpu: results/cuda.json
 
@@ -10,7 +11,7 @@ BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: bench bench-cuda demo test test-all test-clients test-versions lint
+.PHONY: bench bench-cuda cards demo test test-all test-clients test-versions lint
 
 demo: .venv/installed
 	$(BIN)/python benchmarks/demo.py $${TEXT:+"$$TEXT"}
@@ -27,6 +28,13 @@ test-clients: .venv/installed
 test-versions: .venv/installed
 	.ci/versions
 
+PIPELINES := pipelines_vanilla_transformer
+CODE := $(patsubst %,vanilla_transformer/%_vanilla_transformer.py,configuration layers modeling)
+
+cards:
+	for card in model_cards/*; do cp $(CODE) $$card; done
+	for config in $$(grep -l $(PIPELINES) model_cards/*/config.json); do cp vanilla_transformer/$(PIPELINES).py $${config%/*}; done
+
 bench: .venv/installed
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	$(BIN)/python benchmarks/speed.py
@@ -34,8 +42,11 @@ bench: .venv/installed
 bench-cuda:
 	$(PYTHON) benchmarks/speed.py --device cuda
 
+# The checker of types does not follow the editable install to a folder of another name, so it gets a path that has that name.
 lint: .venv/installed
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	mkdir -p build/types && ln -sfn ../../export build/types/vanilla_transformer_export
+	$(BIN)/mypy
 
 # torch first and by itself: the version pinned here has a CPU build, what other packages ask for may not.
 .venv/installed: pyproject.toml constraints.txt

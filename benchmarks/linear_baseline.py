@@ -1,7 +1,7 @@
 """What a linear model makes of a classifier's text: `python benchmarks/linear_baseline.py --data DATA`, where DATA is as in
 scores.py.
 
-TF-IDF and a linear support vector machine, once of words and pairs of words, once of pieces of two to five characters too. For
+TF-IDF and a linear support vector machine, once of words and pairs of words, once of parts of two to five characters too. For
 each classifier of model_cards/ it is trained on the rows that the classifier was trained on, and evaluated on those held out;
 where a recipe cuts its text into folds, once for each. C is chosen by cross-validation over the training rows. Prints a line of
 JSON for each fold and one for all of a text, with 95% intervals (intervals.py).
@@ -20,7 +20,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline, make_union
 from sklearn.svm import LinearSVC
 
-from vanilla_transformer.training.recipe import REPORT
+from vanilla_transformer.training.record import RECORD
 from vanilla_transformer.training.tasks import TASKS
 
 CARDS = Path(__file__).parents[1] / "model_cards"
@@ -56,7 +56,7 @@ def main():
     parser.add_argument("--data", type=Path, required=True, help="where the directories of the recipes' text are")
     parser.add_argument("cards", nargs="*", type=Path, help="directories of model_cards/; all classifiers if not given")
     options = parser.parse_args()
-    for card in options.cards or sorted(path.parent for path in CARDS.rglob(REPORT)):
+    for card in options.cards or sorted(path.parent for path in CARDS.rglob(RECORD)):
         recipe = recipe_of(card, options.data)
         if recipe.task != TASK:
             continue

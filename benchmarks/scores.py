@@ -13,10 +13,13 @@ from pathlib import Path
 
 import numpy as np
 from intervals import accuracy_interval, corpus_interval, nll_interval
+from sacrebleu.metrics import CHRF
 
+from vanilla_transformer.training.metrics import bleu_metric
 from vanilla_transformer.training.prepare import prepare
-from vanilla_transformer.training.recipe import AUGMENTATION, REPORT, Recipe
-from vanilla_transformer.training.tasks.translation import corpus_metrics, texts_of_ids
+from vanilla_transformer.training.recipe import TEXT_AUGMENTATION, Recipe
+from vanilla_transformer.training.record import RECORD, recorded_tables
+from vanilla_transformer.training.tasks.translation import texts_of_ids
 from vanilla_transformer.training.trainer import make_trainer, metrics_of, training_arguments
 from vanilla_transformer.training.values import SPLITS
 
@@ -40,11 +43,11 @@ def scores(card: Path, data: Path) -> dict[str, tuple[float, tuple[float, float]
 
 
 def recipe_of(card: Path, data: Path) -> Recipe:
-    """What `card` says it was trained by, of the text in `data`, starting from its weights."""
-    recipe = Recipe(**json.loads((card / REPORT).read_text())["recipe"])
+    """The recipe in the record of `card`, of the text in `data`, starting from its weights."""
+    recipe = Recipe(**recorded_tables(json.loads((card / RECORD).read_text())))
     recipe.data["directory"] = str(data / recipe.data["directory"])
     recipe.tokenizer, recipe.model = {}, {"path": str(card)}  # its tokenizer too
-    for name in ("teachers", *AUGMENTATION):  # they are not in model_cards/, and have no part in a score
+    for name in ("teachers", *TEXT_AUGMENTATION):  # they are not in model_cards/, and have no part in a score
         recipe.training.pop(name, None)
     return recipe
 
@@ -53,8 +56,8 @@ def intervals(recipe, tokenizer, predictions, labels) -> dict[str, tuple[float, 
     """Of each score of the task, of what `Trainer.predict` returns."""
     if recipe.task == "translation":
         outputs, references = (texts_of_ids(ids, tokenizer) for ids in (predictions, labels))
-        metrics = corpus_metrics(recipe.evaluation.get("bleu_tokenize", "13a"))
-        return {name: corpus_interval(metric, outputs, references) for name, metric in zip(("bleu", "chrf"), metrics)}
+        metrics = {"bleu": bleu_metric(recipe.evaluation.get("bleu_tokenize", "13a")), "chrf": CHRF()}
+        return {name: corpus_interval(metric, outputs, references) for name, metric in metrics.items()}
     if recipe.task == "causal-lm":
         interval = nll_interval(predictions, labels)
         return {"nll": interval, "perplexity": tuple(map(float, np.exp(interval)))}
@@ -67,8 +70,8 @@ def main():
     parser.add_argument("cards", nargs="*", type=Path, help="directories of model_cards/; all if not given")
     options = parser.parse_args()
     wrong = 0
-    for card in options.cards or sorted(path.parent for path in CARDS.rglob(REPORT)):
-        said = json.loads((card / REPORT).read_text())["metrics"]
+    for card in options.cards or sorted(path.parent for path in CARDS.rglob(RECORD)):
+        said = json.loads((card / RECORD).read_text())["metrics"]
         for name, (value, interval) in scores(card, options.data).items():
             is_same = abs(value - said[name]) <= TOLERANCE * abs(said[name])
             wrong += not is_same

@@ -29,11 +29,12 @@ from transformers import (
     set_seed,
 )
 
+from vanilla_transformer.training.augment import augmentation_of
 from vanilla_transformer.training.batches import collate_batches
 from vanilla_transformer.training.dry_run import quiet_trainer
-from vanilla_transformer.training.prepare import draw_of, prepare
+from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import read_recipe
-from vanilla_transformer.training.trainer import batches, training_arguments
+from vanilla_transformer.training.trainer import training_arguments, training_dataset
 from vanilla_transformer_export.arguments import key_value
 
 PACKAGES = ("vanilla-transformer", "torch", "transformers", "accelerate", "datasets")
@@ -118,7 +119,7 @@ def with_our_batches(model, prepared, folder, recipe):
     tokenizer, _, rows = prepared
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
     settings = {name: getattr(training_arguments(recipe, folder), name) for name in names}
-    found = batches(rows["train"], recipe, draw_of(recipe, tokenizer, rows["train"]))
+    found = training_dataset(rows["train"], recipe, augmentation_of(recipe, tokenizer, rows["train"]))
     return plain(model, tokenizer, found, folder, max_steps=updates_of(recipe), remove_unused_columns=False, **settings)
 
 

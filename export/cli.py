@@ -391,8 +391,8 @@ def add_metric_arguments(parser: Parser) -> None:
 
 def metric_settings(args: argparse.Namespace) -> dict:
     """The arguments of `evaluate` that `add_metric_arguments` added and that were given."""
-    names = {"source": "source", "target": "references", "text": "text", "labels": "labels", "bleu_tokenize": "bleu_tokenize"}
-    return {name: getattr(args, flag) for name, flag in names.items() if getattr(args, flag) is not None}
+    names = ("source", "references", "text", "labels", "bleu_tokenize")
+    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
 def add_generation_options(parser: Parser, excluded: Collection[str] = ()) -> None:

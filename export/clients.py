@@ -42,7 +42,8 @@ CALLS = {
 }
 OF_THE_BASE = ("language", "license", "license_name", "license_link", "datasets")  # that hold for its exports
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty")  # that genai has under the same names
-GENAI_CONFIG, NO_TOKENIZER = "genai_config.json", "no-tokenizer"
+GENAI_CONFIG = "genai_config.json"
+NO_TOKENIZER = "no-tokenizer"
 
 
 def client_config(config: dict, roles: Collection[str], dtypes: Sequence[str], external: Sequence[str] = ()) -> dict:
@@ -111,10 +112,12 @@ def write_genai_config(directory: Path, config: dict, generation: dict, file: st
         return {"config": False, "tokenizer": False, "because": because}
     path = directory / "tokenizer.json"
     because = unread_by_genai(json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None)
-    end, pad = generation.get("eos_token_id"), generation.get("pad_token_id")
+    end = generation.get("eos_token_id")
+    pad = generation.get("pad_token_id")
     pad = pad if pad is not None else end[0] if isinstance(end, list) else end
     tokens = {"bos_token_id": generation.get("bos_token_id"), "eos_token_id": end, "pad_token_id": pad}
-    heads, length = config["num_attention_heads"], config["max_position_embeddings"]
+    heads = config["num_attention_heads"]
+    length = config["max_position_embeddings"]
     decoder = {
         "filename": file,
         "hidden_size": config["hidden_size"],
@@ -181,7 +184,8 @@ def write_card(
     directory: Path, base: str | None, readme: Path, architecture: str, target: Target, dtypes: Sequence[str]
 ) -> None:
     """The card of an export of the checkpoint `base`, of which `readme` is the card, if it has one: its terms hold here too."""
-    of_base, task = read_metadata(readme), task_of(architecture)
+    of_base = read_metadata(readme)
+    task = task_of(architecture)
     if task == "text2text-generation" and of_base.get("pipeline_tag") in ("translation", "summarization"):
         task = of_base["pipeline_tag"]
     metadata = {

@@ -2,19 +2,25 @@
 
 | model | text | metric |
 |---|---|---|
-| seq2seq language model | source and target, line by line | BLEU of the generated text |
+| seq2seq language model | source and references, line by line | BLEU of the generated text |
 | decoder language model | any text | perplexity of each token given those before it in its window |
 | masked language model | one text a line | pseudo-perplexity (Salazar et al. 2020): each token given all others of its line |
 | sequence classifier | one text a line, one label a line | accuracy |
 """
 
 import os
+import warnings
+from collections.abc import Iterator, Sequence, Sized
 from contextlib import closing
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
+from tokenizers import Encoding, Tokenizer
 
 from vanilla_transformer.training.data import read_lines, read_parallel, read_text
+from vanilla_transformer.training.metrics import bleu as corpus_bleu
+from vanilla_transformer.training.metrics import check_tokenize
 
 from .errors import UsageError
 from .runtime.artifact import MANIFEST, json_object
@@ -27,21 +33,47 @@ WINDOW = 256  # tokens a decoder sees at most; windows do not overlap
 MAX_LOGITS = 1 << 26  # held at once, 256 MB
 
 
+class Engine(Protocol):
+    """A model that is run. Logits are float32; a place is a position in a sequence, from 0 on."""
+
+    name: str
+    architecture: str
+    config: dict[str, Any]
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def mask_token(self) -> str | None: ...
+
+    def encode(self, texts: list[str], special_tokens: bool) -> list[Encoding]: ...
+
+    def generate(self, texts: list[str], **options: Any) -> list[str]: ...
+
+    def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """The first output for whole sequences (B, S)."""
+
+    def steps(self, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """Pairs of a place and the logits (B, t, V) after the tokens from there on, for all tokens (B, T)."""
+
+
 def evaluate(
     directory: str | os.PathLike,
-    source: Path | None = None,
-    target: Path | None = None,
-    text: Path | None = None,
-    labels: Path | None = None,
+    source: str | os.PathLike | None = None,
+    references: str | os.PathLike | None = None,
+    text: str | os.PathLike | None = None,
+    labels: str | os.PathLike | None = None,
     batch_size: int = 32,
     dtype: str | None = None,
-    **options,
-) -> dict:
+    target: str | os.PathLike | None = None,
+    **options: Any,
+) -> dict[str, Any]:
     """The metric of the table above, under its name, for the checkpoint or export `directory`.
 
     `labels` are names of the config's `label2id` or ids. BLEU is sacreBLEU's, cased, generated with the settings of the
     checkpoint and `options` (as `Runtime.generate`) over them; the option `bleu_tokenize` is sacreBLEU's `tokenize`, "13a" by
-    default, "none" for text that is in tokens already. `dtype` chooses among the weights of an export, as `Runtime`.
+    default, "none" for text that is in tokens already. `dtype` chooses among the weights of an export, as `Runtime`. `target`
+    is the name of `references` one release ago.
 
     Returns the metric, `engine`, how much was read (`sentences` or `tokens`), and for BLEU its `signature`.
 
@@ -50,17 +82,17 @@ def evaluate(
         ValueError: for files that do not fit each other, for a model without a metric, and for a label that the model does
             not have.
     """
-    if (Path(directory) / MANIFEST).is_file():
-        engine = OnnxEngine(directory, dtype)
-    elif dtype is not None:
-        raise UsageError(f"dtype {dtype!r} is for an export, and {directory} is none")
-    else:
-        engine = TorchEngine(directory)
+    if target is not None:
+        if references is not None:
+            raise UsageError(f"references {references} and its old name target {target} are given, expected references alone")
+        warnings.warn("target is called references, and this name goes with the next release", FutureWarning, stacklevel=2)
+        references = target
+    engine = engine_of(directory, dtype)
     if engine.architecture not in METRICS:
         raise ValueError(f"no metric for a {engine.architecture}, expected one of {', '.join(METRICS)}")
     metric, takes = METRICS[engine.architecture]
-    files = {"source": source, "target": target, "text": text, "labels": labels}
-    files = {name: file for name, file in files.items() if file is not None}
+    given = {"source": source, "references": references, "text": text, "labels": labels}
+    files = {name: Path(file) for name, file in given.items() if file is not None}
     if set(files) != set(takes):
         wanted, found = (" and ".join(f"--{name}" for name in names) or "none" for names in (takes, files))
         raise UsageError(f"a {engine.architecture} is evaluated on {wanted}, got {found}")
@@ -69,10 +101,21 @@ def evaluate(
     return {**metric(engine, *(files[name] for name in takes), batch_size, **options), "engine": engine.name}
 
 
-def compare(export: str | os.PathLike, checkpoint: str | os.PathLike, dtype: str | None = None, **settings) -> dict:
+def engine_of(directory: str | os.PathLike, dtype: str | None) -> Engine:
+    if (Path(directory) / MANIFEST).is_file():
+        return OnnxEngine(directory, dtype)
+    if dtype is not None:
+        raise UsageError(f"dtype {dtype!r} is for an export, and {directory} is none")
+    return TorchEngine(directory)
+
+
+def compare(
+    export: str | os.PathLike, checkpoint: str | os.PathLike, dtype: str | None = None, **settings: Any
+) -> dict[str, Any]:
     """`evaluate` of both with the same `settings`: the metric by engine, and the `difference` (export - checkpoint). `dtype` is
     that of the export."""
-    found, expected = evaluate(export, dtype=dtype, **settings), evaluate(checkpoint, **settings)
+    found = evaluate(export, dtype=dtype, **settings)
+    expected = evaluate(checkpoint, **settings)
     metric = next(iter(found))
     difference = found[metric] - expected[metric]
     return {"metric": metric, "onnxruntime": found[metric], "torch": expected[metric], "difference": round(difference, 6)}
@@ -81,28 +124,28 @@ def compare(export: str | os.PathLike, checkpoint: str | os.PathLike, dtype: str
 # ------------------------------------------------------------------------------------------------------------ the metrics
 
 
-def bleu(engine, source, target, batch_size, /, bleu_tokenize="13a", **options):
-    from sacrebleu.metrics import BLEU
-
-    if bleu_tokenize not in BLEU.TOKENIZERS:
-        raise UsageError(f"bleu_tokenize must be one of {list(BLEU.TOKENIZERS)}, got {bleu_tokenize!r}")
-    sources, targets = zip(*read_parallel(source, target))
-    metric, outputs = BLEU(tokenize=bleu_tokenize), [""] * len(sources)
+def bleu(
+    engine: Engine, source: Path, references: Path, batch_size: int, /, bleu_tokenize: str = "13a", **options: Any
+) -> dict[str, Any]:
+    check_tokenize(bleu_tokenize)
+    sources, targets = zip(*read_parallel(source, references))
+    outputs = [""] * len(sources)
     for chosen in batches(sources, batch_size):
         for index, output in zip(chosen, engine.generate([sources[index] for index in chosen], **options), strict=True):
             outputs[index] = output
-    score = metric.corpus_score(outputs, [list(targets)])
-    return {"bleu": round(score.score, 2), "signature": str(metric.get_signature()), "sentences": len(sources)}
+    score, signature = corpus_bleu(outputs, targets, bleu_tokenize)
+    return {"bleu": round(score, 2), "signature": signature, "sentences": len(sources)}
 
 
-def perplexity(engine, text, batch_size):
+def perplexity(engine: Engine, text: Path, batch_size: int) -> dict[str, Any]:
     [encoding] = engine.encode([read_text(text)], special_tokens=False)
     ids = np.array(encoding.ids)
     if len(ids) < 2:
         raise ValueError(f"{text} has {len(ids)} tokens, expected at least 2")
     window = min(WINDOW, engine.config["max_position_embeddings"])
     windows = [ids[start : start + window] for start in range(0, len(ids), window)]
-    total, vocabulary = 0.0, engine.config["vocab_size"]
+    total = 0.0
+    vocabulary = engine.config["vocab_size"]
     if ids.max() >= vocabulary:
         raise ValueError(f"the tokenizer gives token id {ids.max()}, expected less than vocab_size, {vocabulary}")
     for chosen in batches(windows, max(1, min(batch_size, MAX_LOGITS // (window * vocabulary)))):
@@ -114,7 +157,7 @@ def perplexity(engine, text, batch_size):
     return {"perplexity": round(float(np.exp(total / predicted)), 4), "tokens": predicted}
 
 
-def pseudo_perplexity(engine, text, batch_size):
+def pseudo_perplexity(engine: Engine, text: Path, batch_size: int) -> dict[str, Any]:
     mask_token = engine.tokenizer.token_to_id(engine.mask_token or "")
     if mask_token is None:
         raise ValueError("the tokenizer has no mask token, which pseudo-perplexity needs")
@@ -131,13 +174,14 @@ def pseudo_perplexity(engine, text, batch_size):
     return {"pseudo_perplexity": round(float(np.exp(total / len(rows))), 4), "tokens": len(rows)}
 
 
-def accuracy(engine, text, labels, batch_size):
+def accuracy(engine: Engine, text: Path, labels: Path, batch_size: int) -> dict[str, Any]:
     texts, wanted = zip(*read_parallel(text, labels))
     names = {str(name): int(index) for index, name in engine.config["id2label"].items()}
     names |= {str(index): index for index in names.values() if str(index) not in names}
     if unknown := set(wanted) - names.keys():
         raise ValueError(f"{labels} has labels {sorted(unknown)[:5]}, expected some of {sorted(names)}")
-    encodings, right = engine.encode(list(texts), special_tokens=True), 0
+    encodings = engine.encode(list(texts), special_tokens=True)
+    right = 0
     for chosen in batches([encoding.ids for encoding in encodings], batch_size):
         logits = engine.logits(*pad_sequences([encodings[index].ids for index in chosen], engine.config["pad_token_id"]))
         right += int((logits.argmax(axis=-1) == [names[wanted[index]] for index in chosen]).sum())
@@ -145,7 +189,7 @@ def accuracy(engine, text, labels, batch_size):
 
 
 METRICS = {
-    "VanillaSeq2SeqForConditionalGeneration": (bleu, ("source", "target")),
+    "VanillaSeq2SeqForConditionalGeneration": (bleu, ("source", "references")),
     "VanillaDecoderForCausalLM": (perplexity, ("text",)),
     "VanillaEncoderForMaskedLM": (pseudo_perplexity, ("text",)),
     "VanillaEncoderForPreTraining": (pseudo_perplexity, ("text",)),
@@ -155,14 +199,15 @@ METRICS = {
 }
 
 
-def sum_nll(logits, tokens):
+def sum_nll(logits: np.ndarray, tokens: np.ndarray) -> float:
     """The sum of -log p(token): logits (B, T, V) at each place, and the tokens (B, T or more) that stand behind it."""
-    logits, tokens = logits.reshape(-1, logits.shape[-1]), tokens[:, : logits.shape[1]].ravel()
+    tokens = tokens[:, : logits.shape[1]].ravel()
+    logits = logits.reshape(-1, logits.shape[-1])
     maximum, log_sum = log_sum_exp(logits)
     return float((maximum + log_sum)[:, 0].sum(dtype=np.float64) - logits[np.arange(len(tokens)), tokens].sum(dtype=np.float64))
 
 
-def batches(rows, size):
+def batches(rows: Sequence[Sized], size: int) -> list[list[int]]:
     """The indices of `rows`, those of similar length together."""
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
     return [order[start : start + size] for start in range(0, len(order), size)]
@@ -176,27 +221,30 @@ class OnnxEngine:
 
     name = "onnxruntime"
 
-    def __init__(self, export, dtype):
+    def __init__(self, export: str | os.PathLike, dtype: str | None):
         from .runtime.text import TextRuntime
 
         self.text = TextRuntime(export, dtype=dtype)
-        self.runtime, self.tokenizer = self.text.runtime, self.text.tokenizer
-        self.generate, self.encode = self.text.generate, self.text.encode
-        self.architecture, self.config = self.runtime.artifact.manifest["architecture"], self.runtime.config
+        self.runtime = self.text.runtime
+        self.tokenizer = self.text.tokenizer
+        self.generate = self.text.generate
+        self.encode = self.text.encode
+        self.architecture = self.runtime.architecture
+        self.config = self.runtime.config
 
     @property
-    def mask_token(self):
+    def mask_token(self) -> str | None:
         name = "tokenizer_config.json"
         content = self.runtime.artifact.read(name) or b"{}"
         token = json_object(self.runtime.artifact.directory / name, content).get("mask_token")
         return token.get("content") if isinstance(token, dict) else token
 
-    def logits(self, ids, mask):
-        """The first output for whole sequences (B, S)."""
+    def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """As `Engine`."""
         return self.runtime.encode(ids, mask)
 
-    def steps(self, ids):
-        """Pairs of a place and the logits (B, t, V) after the tokens from there on, for all tokens (B, T)."""
+    def steps(self, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """As `Engine`."""
         first = ids[:, :1]
         request = GenerationRequest(Options(max_new_tokens=max(1, ids.shape[1] - 1)), first, np.ones_like(first))
         with closing(self.runtime.decoders.start(request)) as decoder:
@@ -213,44 +261,48 @@ class TorchEngine:
 
     name = "torch"
 
-    def __init__(self, checkpoint):
+    def __init__(self, checkpoint: str | os.PathLike):
         from vanilla_transformer.checkpoint import load_tokenizer
 
         from .exporting import load_checkpoint
 
-        self.model, self.text = load_checkpoint(checkpoint), load_tokenizer(checkpoint)
-        self.architecture, self.config = type(self.model).__name__, self.model.config.to_dict()
+        self.model = load_checkpoint(checkpoint)
+        self.text = load_tokenizer(checkpoint)
+        self.architecture = type(self.model).__name__
+        self.config = self.model.config.to_dict()
 
     @property
-    def mask_token(self):
+    def mask_token(self) -> str | None:
         return self.text.mask_token
 
     @property
-    def tokenizer(self):
+    def tokenizer(self) -> Tokenizer:
         return self.text.backend_tokenizer
 
-    def encode(self, texts, special_tokens):
+    def encode(self, texts: list[str], special_tokens: bool) -> list[Encoding]:
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         return self.tokenizer.encode_batch(texts, add_special_tokens=special_tokens)
 
-    def generate(self, texts, **options):
+    def generate(self, texts: list[str], **options: Any) -> list[str]:
         if (beams := options.get("num_beams", 1)) > self.model.config.vocab_size:
             raise UsageError(f"num_beams is {beams}, expected at most {self.model.config.vocab_size}, the vocabulary")
         inputs = self.text(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
         self.check(inputs["input_ids"])
         return self.text.batch_decode(self.model.generate(**inputs, **options), skip_special_tokens=True)
 
-    def check(self, ids):
+    def check(self, ids: np.ndarray) -> None:
         if ids.max() >= (size := self.model.config.vocab_size):
             raise ValueError(f"the tokenizer gives the token {ids.max()}, expected one of [0, {size - 1}], the vocabulary")
 
-    def logits(self, ids, mask):
+    def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """As `Engine`."""
         import torch
 
         self.check(ids)
         with torch.no_grad():
             return self.model(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))[0].numpy()
 
-    def steps(self, ids):
+    def steps(self, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """As `Engine`: all at once."""
         yield 0, self.logits(ids, np.ones_like(ids))

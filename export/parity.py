@@ -4,9 +4,11 @@ import copy
 import os
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
+from transformers import PretrainedConfig, PreTrainedModel
 
 from .runtime.decoder import GenerationRequest
 from .runtime.inputs import move_padding
@@ -49,7 +51,7 @@ class Report:
     def torch_mean_error(self) -> float:
         return self.torch_error_sum / max(self.values, 1)
 
-    def summary(self) -> dict:
+    def summary(self) -> dict[str, Any]:
         both = {"torch_max_error": self.torch_max_error, "torch_mean_error": self.torch_mean_error}
         return {
             "cases": self.cases,
@@ -64,7 +66,7 @@ class Report:
             **(both if self.torch_max_error else {}),
         }
 
-    def __str__(self):
+    def __str__(self) -> str:
         allowed = "tolerance none" if self.tolerance is None else f"tolerance {self.tolerance:.0e} x max(1, |value|)"
         if self.torch_max_error:
             allowed = f"torch in the same precision: {self.torch_max_error:.1e}, {self.torch_mean_error:.1e}"
@@ -74,7 +76,9 @@ class Report:
             f"{len(self.failures)} failures"
         )
 
-    def compare(self, found, expected, real, case, same=None):
+    def compare(
+        self, found: np.ndarray, expected: np.ndarray, real: np.ndarray, case: str, same: np.ndarray | None = None
+    ) -> None:
         """`found` and `expected` (B, ..., C) where the boolean `real` (B, ...) says so; an error is relative above 1. `same` is
         what torch gives in the precision of `found`, if `expected` is in another."""
         never = np.isneginf(expected)  # tokens outside a shortlist
@@ -82,7 +86,8 @@ class Report:
             self.failures.append(f"{case}: values that are not finite")
             return
         finite = real[(...,) + (None,) * (found.ndim - real.ndim)] & ~never
-        found, expected = found[finite], expected[finite]
+        found = found[finite]
+        expected = expected[finite]
         errors = relative(found, expected)
         if same is not None:
             torch_errors = relative(same[finite], expected)
@@ -94,7 +99,7 @@ class Report:
         if self.tolerance is not None and errors.size and errors.max() > self.tolerance:
             self.failures.append(f"{case}: error {errors.max():.1e}, expected at most {self.tolerance:.0e}")
 
-    def judge(self):
+    def judge(self) -> None:
         """In half precision, once all is compared: where torch's own numbers are not finite, nothing is allowed."""
         for name, error, allowed in (
             ("largest", self.max_error, 2 * self.torch_max_error),
@@ -103,11 +108,12 @@ class Report:
             if not error <= allowed < np.inf:
                 self.failures.append(f"{name} error {error:.1e}, expected at most twice that of torch, {allowed:.1e}")
 
-    def compare_tokens(self, found, expected, real, case):
+    def compare_tokens(self, found: np.ndarray, expected: np.ndarray, real: np.ndarray, case: str) -> None:
         """The largest of both, (B, ..., V) logits; `real` (B, ...)."""
         if found.shape[-1] < 2:
             return
-        found, expected = found[real], expected[real]
+        found = found[real]
+        expected = expected[real]
         self.tokens += len(found)
         differs = found.argmax(axis=-1) != expected.argmax(axis=-1)
         self.agreeing += int((~differs).sum())
@@ -120,13 +126,13 @@ class Report:
             self.failures.append(f"{case}: {wrong} of {len(found)} top choices differ")
 
 
-def relative(found, expected):
+def relative(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
     return np.abs(found - expected) / np.maximum(1, np.abs(expected))
 
 
 def verify(
     directory: str | os.PathLike,
-    model,
+    model: PreTrainedModel,
     cases: int = 60,
     seed: int = 0,
     device: str | None = None,
@@ -147,7 +153,8 @@ def verify(
     compare = compare_sequences
     if "decoder" in runtime.specs:
         compare = compare_seq2seq if model.config.is_encoder_decoder else compare_decoder
-    rng, report = np.random.default_rng(seed), Report(TOLERANCE if runtime.dtype == "fp32" else None)
+    rng = np.random.default_rng(seed)
+    report = Report(TOLERANCE if runtime.dtype == "fp32" else None)
     longest = 33
     if model.config.position_embedding_type == "learned":
         longest = min(longest, model.config.max_position_embeddings - sum(LATER_STEPS))
@@ -156,23 +163,44 @@ def verify(
         for number in range(cases):
             padding = ("none", "right", "empty row")[number % 3]
             ids, mask = sample(rng, model.config.vocab_size, longest, padding)
-            compare(runtime, models, ids, mask, rng, report, f"case {number} {ids.shape}, padding: {padding}")
+            case = Case(runtime, models, rng, report, f"case {number} {ids.shape}, padding: {padding}")
+            compare(case, ids, mask)
             report.cases += 1
     if runtime.dtype in HALF:
         report.judge()
     return report
 
 
-def references(model, dtype):
+@dataclass(frozen=True)
+class Case:
+    """One random batch of those that are compared: the export, the models of `references`, where random numbers come from,
+    where what is found goes to, and a name for that."""
+
+    runtime: Runtime
+    models: list[PreTrainedModel]
+    rng: np.random.Generator
+    report: Report
+    name: str
+
+    @property
+    def config(self) -> PretrainedConfig:
+        return self.models[0].config
+
+    def compare(self, found: np.ndarray, expected: list[np.ndarray], real: np.ndarray, part: str) -> None:
+        wanted, *same = expected
+        self.report.compare(found, wanted, real, f"{self.name}, {part}", *same)
+
+
+def references(model: PreTrainedModel, dtype: str) -> list[PreTrainedModel]:
     """What an export of `dtype` is compared with: `model`; in half precision `model` in float64 and in that precision."""
     return [copy.deepcopy(model).to(each) for each in (torch.float64, HALF[dtype])] if dtype in HALF else [model]
 
 
-def array(states):
+def array(states: torch.Tensor) -> np.ndarray:
     return (states.float() if states.dtype == torch.bfloat16 else states).numpy()  # which numpy does not have
 
 
-def check_same_model(runtime, model):
+def check_same_model(runtime: Runtime, model: PreTrainedModel) -> None:
     """The architecture and every size must be the checkpoint's, or comparing would fail inside numpy."""
     sizes = ("vocab_size", "hidden_size", "num_attention_heads", "head_dim", "value_head_dim", "num_hidden_layers")
     sizes += ("decoder_layers", "num_labels")
@@ -185,10 +213,11 @@ def check_same_model(runtime, model):
             raise ValueError(f"{export} is an export of a model with {name} {found[name]}, not of the checkpoint: {value}")
 
 
-def sample(rng, vocab_size, longest, padding):
+def sample(rng: np.random.Generator, vocab_size: int, longest: int, padding: str) -> tuple[np.ndarray, np.ndarray]:
     """Random ids and a mask, both (B, S)."""
     shape = rng.integers(1, 6), rng.integers(1, longest + 1)
-    ids, mask = rng.integers(0, vocab_size, shape), np.ones(shape, np.int64)
+    ids = rng.integers(0, vocab_size, shape)
+    mask = np.ones(shape, np.int64)
     if padding != "none":
         lengths = rng.integers(1, shape[1] + 1, shape[0])
         lengths[rng.integers(shape[0])] = shape[1]
@@ -198,33 +227,43 @@ def sample(rng, vocab_size, longest, padding):
     return ids, mask
 
 
-def compare_sequences(runtime, models, ids, mask, rng, report, case):
+def compare_sequences(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
     """All outputs of a graph that reads whole sequences."""
-    config = models[0].config
-    feeds = sequence_inputs(runtime, config, ids, mask, rng)
-    found, mask = runtime.outputs(**feeds), feeds["attention_mask"]
-    given = {name: torch.from_numpy(values) for name, values in torch_inputs(feeds, config).items()}
-    expected = [model(**given) for model in models]
-    for spec in runtime.specs["encoder"].outputs:
-        real = mask == 1 if "source_length" in spec.shape else mask.any(axis=-1)
+    feeds = sequence_inputs(case, ids, mask)
+    found = case.runtime.outputs(**feeds)
+    given = {name: torch.from_numpy(values) for name, values in torch_inputs(feeds, case.config).items()}
+    expected = [model(**given) for model in case.models]
+    for spec in case.runtime.specs["encoder"].outputs:
+        real = feeds["attention_mask"] == 1
+        if "source_length" not in spec.shape:
+            real = real.any(axis=-1)
         if "target_length" in spec.shape:
             real = real[:, None] & (feeds["decoder_attention_mask"] == 1)
-        got, where = found[spec.name], f"{case}, {spec.name}"
-        wanted, *same = [array(outputs[spec.name]) for outputs in expected]
-        report.compare(got, wanted, real, where, *same)
+        values = [array(outputs[spec.name]) for outputs in expected]
+        case.compare(found[spec.name], values, real, spec.name)
         if spec.name.endswith("logits"):
-            if got.shape == real.shape:  # what is chosen is one of the tokens, or of the choices
-                got, wanted, real = np.where(real, got, -np.inf), np.where(real, wanted, -np.inf), real.any(axis=-1)
-            report.compare_tokens(got, wanted, real, where)
+            compare_choices(case, found[spec.name], values[0], real, spec.name)
 
 
-def sequence_inputs(runtime, config, ids, mask, rng):
-    """What `runtime.outputs` takes beside random `ids` and their `mask` (B, S): all that the graph reads."""
-    names, feeds = {tensor.name for tensor in runtime.specs["encoder"].inputs}, {}
+def compare_choices(case: Case, found: np.ndarray, expected: np.ndarray, real: np.ndarray, part: str) -> None:
+    if found.shape == real.shape:  # what is chosen is one of the tokens, or of the choices
+        found = np.where(real, found, -np.inf)
+        expected = np.where(real, expected, -np.inf)
+        real = real.any(axis=-1)
+    case.report.compare_tokens(found, expected, real, f"{case.name}, {part}")
+
+
+def sequence_inputs(case: Case, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
+    """What `Runtime.outputs` takes beside random `ids` and their `mask` (B, S): all that the graph reads."""
+    spec = case.runtime.specs["encoder"]
+    names = {tensor.name for tensor in spec.inputs}
+    config = case.config
+    rng = case.rng
+    feeds = {}
     if config.is_encoder_decoder and "decoder_input_ids" not in names:  # ids that the decoder reads too, shifted
         ids = np.where(mask == 1, ids, config.pad_token_id)
         ids[np.arange(len(ids)), mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)] = as_list(config.eos_token_id)[0]
-    if "num_choices" in runtime.specs["encoder"].outputs[0].shape:
+    if "num_choices" in spec.outputs[0].shape:
         mask = mask[rng.integers(len(mask), size=(len(mask), 3))]
         ids = rng.integers(0, config.vocab_size, mask.shape)
     either_side = config.model_type == "vanilla-decoder" or config.position_ids_from != "place"
@@ -234,12 +273,13 @@ def sequence_inputs(runtime, config, ids, mask, rng):
         feeds["token_type_ids"] = rng.integers(0, config.type_vocab_size, ids.shape)
     if "decoder_input_ids" in names:
         target = rng.permutation(mask)  # as long as the sources, in another order
-        feeds |= {"decoder_input_ids": rng.integers(0, config.vocab_size, target.shape), "decoder_attention_mask": target}
+        feeds["decoder_input_ids"] = rng.integers(0, config.vocab_size, target.shape)
+        feeds["decoder_attention_mask"] = target
     return {"input_ids": ids, "attention_mask": mask, **feeds}
 
 
-def torch_inputs(feeds, config):
-    """Decoder graphs count the positions of real tokens; torch is told them where it would count places."""
+def torch_inputs(feeds: dict[str, np.ndarray], config: PretrainedConfig) -> dict[str, np.ndarray]:
+    """Decoder graphs count the positions of tokens that are not padding; torch is told them where it would count places."""
     prefix = {"vanilla-decoder": "", "vanilla-seq2seq": "decoder_"}.get(config.model_type)
     if prefix is None or config.position_ids_from != "place" or f"{prefix}attention_mask" not in feeds:
         return feeds
@@ -247,55 +287,61 @@ def torch_inputs(feeds, config):
     return {**feeds, f"{prefix}position_ids": positions}
 
 
-def compare_seq2seq(runtime, models, ids, mask, rng, report, case):
-    sources, source_mask = torch.from_numpy(ids), torch.from_numpy(mask)
-    encoded = [model.get_encoder()(sources, source_mask) for model in models]
-    if runtime.specs["encoder"].outputs[0].name == "last_hidden_state":
-        states, *same = [array(outputs.last_hidden_state) for outputs in encoded]
-        report.compare(runtime.encode(ids, mask), states, mask == 1, case + ", encoder", *same)
-    first = rng.integers(1, 5)
-    config = models[0].config
-    tokens = rng.integers(0, config.vocab_size, (len(ids), first + sum(LATER_STEPS)))
-    if config.position_ids_from == "ids":  # only behind what is decoded is there padding, which would not count
+def compare_seq2seq(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
+    """What the encoder returns, if it returns states, and the logits of the decoder."""
+    source_mask = torch.from_numpy(mask)
+    encoded = [model.get_encoder()(torch.from_numpy(ids), source_mask) for model in case.models]
+    if case.runtime.specs["encoder"].outputs[0].name == "last_hidden_state":
+        states = [array(outputs.last_hidden_state) for outputs in encoded]
+        case.compare(case.runtime.encode(ids, mask), states, mask == 1, "encoder")
+    first = case.rng.integers(1, 5)
+    config = case.config
+    tokens = case.rng.integers(0, config.vocab_size, (len(ids), first + sum(LATER_STEPS)))
+    if config.position_ids_from == "ids":  # only after what is decoded is there padding, which would not count
         tokens[tokens == config.pad_token_id] = (config.pad_token_id + 1) % config.vocab_size
     given = dict(attention_mask=source_mask, decoder_input_ids=torch.from_numpy(tokens), use_cache=False)
-    expected = [array(model(encoder_outputs=outputs, **given).logits) for model, outputs in zip(models, encoded)]
+    expected = [array(model(encoder_outputs=outputs, **given).logits) for model, outputs in zip(case.models, encoded)]
     real = np.repeat(mask.any(axis=1)[:, None], tokens.shape[1], axis=1)
-    whole = np.ones_like(tokens[:, :first])
-    compare_steps(runtime, tokens, whole, (ids, mask), expected, real, report, case)
+    options = Options(max_new_tokens=sum(LATER_STEPS))
+    request = GenerationRequest(options, tokens[:, :first], np.ones_like(tokens[:, :first]), (ids, mask))
+    compare_steps(case, request, tokens, expected, real)
 
 
-def compare_decoder(runtime, models, ids, mask, rng, report, case):
-    if not runtime.decoders.takes_empty_prompts:
+def compare_decoder(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
+    """The logits of a decoder, after prompts that are padded on the left."""
+    if not case.runtime.decoders.takes_empty_prompts:
         mask[~mask.any(axis=1), 0] = 1
     ids, mask = move_padding(ids, mask, "left", 0)
-    later = rng.integers(0, models[0].config.vocab_size, (len(ids), sum(LATER_STEPS)))
+    later = case.rng.integers(0, case.config.vocab_size, (len(ids), sum(LATER_STEPS)))
     tokens = np.concatenate([ids, later], axis=1)
     whole_mask = np.concatenate([mask, np.ones_like(later)], axis=1)
     positions = np.maximum(whole_mask.cumsum(axis=1) - 1, 0)
     given = [torch.from_numpy(values) for values in (tokens, whole_mask, positions)]
-    expected = [array(model(*given, use_cache=False).logits) for model in models]
-    compare_steps(runtime, tokens, mask, None, expected, whole_mask == 1, report, case)
+    expected = [array(model(*given, use_cache=False).logits) for model in case.models]
+    request = GenerationRequest(Options(max_new_tokens=sum(LATER_STEPS)), ids, mask)
+    compare_steps(case, request, tokens, expected, whole_mask == 1)
 
 
-def compare_steps(runtime, tokens, mask, source, expected, real, report, case):
-    """Feeds `tokens` (B, T) in steps, the first as long as `mask`, and compares the logits after each token, or after the last
+def compare_steps(
+    case: Case, request: GenerationRequest, tokens: np.ndarray, expected: list[np.ndarray], real: np.ndarray
+) -> None:
+    """Feeds `tokens` (B, T) in steps, the first those of `request`, and compares the logits after each token, or after the last
     of a step where a graph gives no others. `expected` are those (B, T, V) of each of `references`."""
-    start = mask.shape[1]
-    options = Options(max_new_tokens=sum(LATER_STEPS))
-    with closing(runtime.decoders.start(GenerationRequest(options, tokens[:, :start], mask, source))) as decoder:
+    end = request.input_ids.shape[1]
+    with closing(case.runtime.decoders.start(request)) as decoder:
         lengths = LATER_STEPS if decoder.max_step_tokens is None else (1,) * sum(LATER_STEPS)
-        logits = decoder.prefill(tokens[:, :start], mask)
-        compare_step(logits, start, expected, real, report, f"{case}, step 0")
-        for number, length in enumerate(lengths, start=1):
-            logits = decoder.step(tokens[:, start : start + length])
-            start += length
-            compare_step(logits, start, expected, real, report, f"{case}, step {number}")
+        logits = decoder.prefill(request.input_ids, request.attention_mask)
+        compare_step(case, logits, end, expected, real)
+        for length in lengths:
+            logits = decoder.step(tokens[:, end : end + length])
+            end += length
+            compare_step(case, logits, end, expected, real)
 
 
-def compare_step(logits, end, expected, real, report, case):
+def compare_step(case: Case, logits: np.ndarray, end: int, expected: list[np.ndarray], real: np.ndarray) -> None:
     """`logits` (B, t, V) are those after the last t of the first `end` tokens."""
     step = slice(end - logits.shape[1], end)
-    wanted, *same = [states[:, step] for states in expected]
-    report.compare(logits, wanted, real[:, step], case, *same)
-    report.compare_tokens(logits, wanted, real[:, step], case)
+    part = f"after token {end}"
+    wanted = [states[:, step] for states in expected]
+    case.compare(logits, wanted, real[:, step], part)
+    case.report.compare_tokens(logits, wanted[0], real[:, step], f"{case.name}, {part}")

@@ -62,7 +62,8 @@ def with_special_tokens(model: PreTrainedModel, tokens: Iterable[int]) -> list[i
     """
     if not model.can_generate():
         raise ValueError(f"{type(model).__name__} does not generate, expected no shortlist")
-    chosen, size = {int(token) for token in tokens}, model.config.vocab_size
+    chosen = {int(token) for token in tokens}
+    size = model.config.vocab_size
     if not chosen or min(chosen) < 0 or max(chosen) >= size:
         found = f"{min(chosen)} to {max(chosen)}" if chosen else "none"
         raise ValueError(f"the tokens of a shortlist must be in [0, {size - 1}], the vocabulary, got {found}")

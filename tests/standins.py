@@ -53,7 +53,7 @@ def lacking(recipe: Recipe, folder: Path) -> dict:
         pairs = [{"translation": {"en": source, "de": target}} for source, target in toy_corpus(60, seed=0)]
         return {"data.dataset": data_set(folder / "pairs", pairs)}
     found = {} if recipe.data.keys() & {"train"} else made_up_names(recipe)
-    if recipe.training.get("replaced"):
+    if recipe.training.get("word_replacement"):
         names = recipe.data["label_names"]
         found["training.teachers"] = [classifier(folder / name, names=names) for name in ("first", "second")]
     return found

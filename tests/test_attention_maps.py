@@ -176,9 +176,9 @@ def test_the_verb_writes_a_figure_and_replaces_it_with_force_only(checkpoint, tm
         (["--head", "-1"], "at least 0 and below 2**63, got -1"),
         (["--head", "x"], "expected a whole number of at least 0, got 'x'"),
         (["--kind", "self"], "no kind of attention 'self'"),
-        (["--output", "map"], "map is no name of a figure, expected one that ends in .eps, .jpeg, .jpg, .pdf, .png,"),
-        (["--output", "map.safetensors"], "map.safetensors is no name of a figure"),
-        (["--output", ".png"], ".png is no name of a figure"),
+        (["--output", "map"], "map is not the name of an image, expected one that ends in .eps, .jpeg, .jpg, .pdf, .png,"),
+        (["--output", "map.safetensors"], "map.safetensors is not the name of an image"),
+        (["--output", ".png"], ".png is not the name of an image"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -459,10 +459,10 @@ def test_models_of_other_tokenizers_have_no_average(checkpoint, tmp_path):
 
 
 def test_an_average_has_all_files_of_a_tokenizer(checkpoint, tmp_path):
-    for name in ("source.spm", "vocab.txt", "special_tokens_map.json"):
+    for name in ("source.spm", "vocab.txt", "target_vocab.json", "special_tokens_map.json"):
         (checkpoint / name).write_text("{}")
     average([checkpoint], tmp_path / "out")
-    for name in ("tokenizer.json", "source.spm", "vocab.txt", "special_tokens_map.json"):
+    for name in ("tokenizer.json", "source.spm", "vocab.txt", "target_vocab.json", "special_tokens_map.json"):
         assert (tmp_path / "out" / name).read_bytes() == (checkpoint / name).read_bytes()
     found, before = (json.loads((path / "tokenizer_config.json").read_text()) for path in (tmp_path / "out", checkpoint))
     assert found == before | {"tokenizer_class": "PreTrainedTokenizerFast"}

@@ -12,18 +12,19 @@ from torch.distributions import Categorical, kl_divergence
 from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaEncoderForSequenceClassification
+from vanilla_transformer.training.augment import TextAugmentation, augmentation_of
 from vanilla_transformer.training.card import CARD
 from vanilla_transformer.training.distillation import Teachers, with_text
-from vanilla_transformer.training.draws import Augmented
 from vanilla_transformer.training.loss import loss_function
-from vanilla_transformer.training.prepare import draw_of, prepare
+from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import Recipe
-from vanilla_transformer.training.run import REPORT, train
+from vanilla_transformer.training.record import RECORD
+from vanilla_transformer.training.run import train
 
 SMALL = dict(num_hidden_layers=1, num_attention_heads=4, hidden_size=32, intermediate_size=64)
 
 
-WORDS, PIECES = {"kind": "word", "vocab_size": 15}, {"kind": "bpe", "vocab_size": 45}
+WORDS, SUBWORDS = {"kind": "word", "vocab_size": 15}, {"kind": "bpe", "vocab_size": 45}
 
 
 def classifier(path, lines=OPINIONS, tokenizer=WORDS, **training):
@@ -36,11 +37,11 @@ def classifier(path, lines=OPINIONS, tokenizer=WORDS, **training):
 
 @pytest.fixture(scope="module")
 def teachers(tmp_path_factory):
-    """One of words, one of pieces."""
+    """One of words, one of subwords."""
     directory = tmp_path_factory.mktemp("teachers")
-    for kind in (WORDS, PIECES):
+    for kind in (WORDS, SUBWORDS):
         train(classifier(directory / kind["kind"], tokenizer=kind), directory / kind["kind"])
-    return [str(directory / kind["kind"]) for kind in (WORDS, PIECES)]
+    return [str(directory / kind["kind"]) for kind in (WORDS, SUBWORDS)]
 
 
 def logits_of(path, texts):
@@ -56,7 +57,7 @@ def test_the_loss_is_the_cross_entropy_to_the_geometric_mean_of_their_prediction
     first, second = (Categorical(logits=logits_of(path, texts)).probs for path in teachers)
     mean = Categorical(probs=(first * second).sqrt())  # which it makes sum to 1
     their = Teachers(teachers, model, model.device)
-    model.register_forward_pre_hook(their.see, with_kwargs=True)
+    model.register_forward_pre_hook(their.forward_pre_hook, with_kwargs=True)
     batch = with_text(lambda rows: tokenizer([row["text"] for row in rows], padding=True, return_tensors="pt"))
     logits = model.train()(**batch([{"text": text} for text in texts])).logits
     torch.testing.assert_close(their.probabilities.double(), mean.probs, rtol=1e-5, atol=1e-7)
@@ -70,58 +71,62 @@ def test_the_loss_is_the_cross_entropy_to_the_geometric_mean_of_their_prediction
 
 def test_a_model_learns_from_its_teachers_what_labels_do_not_say(teachers, tmp_path):
     wrong = [("good" if line.startswith("bad") else "bad") + line[line.index(" ") :] for line in OPINIONS]
-    recipe = classifier(tmp_path / "student", wrong, seed=2, teachers=teachers, replaced=0.2, num_train_epochs=90)
+    recipe = classifier(tmp_path / "student", wrong, seed=2, teachers=teachers, word_replacement=0.2, num_train_epochs=90)
     assert train(recipe, tmp_path / "student")["validation_accuracy"] == 0.0
-    said = "Trained from scratch on what 2 other models say of the text, instead of its labels, by the recipe below"
+    said = "Trained from scratch on what 2 other models predict for the text, instead of its labels, by the recipe below"
     assert said in (tmp_path / "student" / CARD).read_text()
-    report = json.loads((tmp_path / "student" / REPORT).read_text())
-    report["recipe"]["training"]["teachers"] = ["gone"]
-    (tmp_path / "student" / REPORT).write_text(json.dumps(report))
+    record = json.loads((tmp_path / "student" / RECORD).read_text())
+    record["recipe"]["training"]["teachers"] = ["gone"]
+    (tmp_path / "student" / RECORD).write_text(json.dumps(record))
     assert scores.scores(tmp_path / "student", tmp_path)["validation_accuracy"][0] == 0.0
 
 
 @pytest.mark.parametrize("dropout", [0, 0.5])
 def test_words_are_replaced_by_others_as_often_as_asked(teachers, tmp_path, dropout):
-    recipe = classifier(tmp_path / "student", tokenizer=PIECES | {"dropout": dropout}, teachers=teachers, replaced=0.25)
+    recipe = classifier(
+        tmp_path / "student", tokenizer=SUBWORDS | {"bpe_dropout": dropout}, teachers=teachers, word_replacement=0.25
+    )
     tokenizer, _, rows = prepare(recipe)
-    draw, plain = draw_of(recipe, tokenizer, rows["train"]), rows["train"]
-    drawn = [(row, draw(row, Random(f"{epoch} {place}"))) for epoch in range(200) for place, row in enumerate(plain)]
+    augment, plain = augmentation_of(recipe, tokenizer, rows["train"]), rows["train"]
+    augmented_rows = [
+        (row, augment(row, Random(f"{epoch} {place}"))) for epoch in range(200) for place, row in enumerate(plain)
+    ]
     pairs, whole = [], 0
-    for before, [after] in drawn:
+    for before, [after] in augmented_rows:
         assert after["label"] == before["label"]
         assert tokenizer.decode(after["input_ids"], skip_special_tokens=True) == after["text"]
         whole += after["input_ids"] == tokenizer(after["text"])["input_ids"]
         pairs += zip(before["text"].split(), after["text"].split(), strict=True)
-    assert whole == len(drawn) if not dropout else whole < len(drawn) / 10  # the others have other pieces
+    assert whole == len(augmented_rows) if not dropout else whole < len(augmented_rows) / 10  # the others have other subwords
     said = Counter(word for text in plain["text"] for word in text.split())  # a third of them "the"
     share = {word: count / said.total() for word, count in said.items()}
     kept = sum(part * (0.75 + 0.25 * part) for part in share.values())
     assert sum(before == after for before, after in pairs) / len(pairs) == pytest.approx(kept, abs=0.01)
     found = Counter(after for _, after in pairs)  # as often as before: what is lost comes in others' places
     assert {word: count / len(pairs) for word, count in found.items()} == pytest.approx(share, abs=0.01)
-    assert draw(plain[0], Random(3)) == draw(plain[0], Random(3))
+    assert augment(plain[0], Random(3)) == augment(plain[0], Random(3))
 
 
 def test_of_as_many_texts_as_asked_there_is_a_part_of_any_length_from_anywhere(teachers, tmp_path):
-    augmented, text = Augmented(0.0, 0.6, ["f"]), "a b c d e"
+    augmented, text = TextAugmentation(0.0, 0.6, ["f"]), "a b c d e"
     found = Counter(augmented(text, Random(number)) for number in range(30_000))
     parts = {(start, end): text[2 * start : 2 * end - 1] for start in range(5) for end in range(start + 1, 6)}
     expected = {part: 0.6 / 5 / (6 - (end - start)) for (start, end), part in parts.items()}  # a length, then a place for it
     expected[text] += 0.4
     assert {part: count / 30_000 for part, count in found.items()} == pytest.approx(expected, abs=0.01)
-    recipe = classifier(tmp_path / "student", teachers=teachers, spans=1.0)
+    recipe = classifier(tmp_path / "student", teachers=teachers, span_crop=1.0)
     tokenizer, _, rows = prepare(recipe)
-    draw = draw_of(recipe, tokenizer, rows["train"])
-    drawn = [(row["text"], *draw(row, Random(place))) for place, row in enumerate(rows["train"])]
-    assert all(row["text"] in text and row["input_ids"] == tokenizer(row["text"])["input_ids"] for text, row in drawn)
-    assert 0 < sum(row["text"] == text for text, row in drawn) < len(drawn) / 2
+    augment = augmentation_of(recipe, tokenizer, rows["train"])
+    augmented_rows = [(row["text"], *augment(row, Random(place))) for place, row in enumerate(rows["train"])]
+    assert all(row["text"] in text and row["input_ids"] == tokenizer(row["text"])["input_ids"] for text, row in augmented_rows)
+    assert 0 < sum(row["text"] == text for text, row in augmented_rows) < len(augmented_rows) / 2
 
 
-@pytest.mark.parametrize("shares, said", [((1.5, 0), "replaced is 1.5"), ((0.5, -0.1), "spans is -0.1")])
+@pytest.mark.parametrize("shares, said", [((1.5, 0), "word_replacement is 1.5"), ((0.5, -0.1), "span_crop is -0.1")])
 def test_shares_of_augmented_text_are_probabilities(shares, said):
-    assert Augmented(0.0, 0.0, ["a b"])("c d", Random(3)) == "c d"
+    assert TextAugmentation(0.0, 0.0, ["a b"])("c d", Random(3)) == "c d"
     with pytest.raises(ValueError, match=f"{said}, expected a probability"):
-        Augmented(*shares, ["a b"])
+        TextAugmentation(*shares, ["a b"])
 
 
 def test_teachers_have_to_know_the_labels(teachers, tmp_path):
@@ -132,8 +137,8 @@ def test_teachers_have_to_know_the_labels(teachers, tmp_path):
 
 
 def test_text_is_not_augmented_without_teachers(tmp_path):
-    with pytest.raises(ValueError, match="training.replaced is 0.1, expected training.teachers too"):
-        train(classifier(tmp_path / "student", replaced=0.1), tmp_path / "student")
+    with pytest.raises(ValueError, match="training.word_replacement is 0.1, expected training.teachers too"):
+        train(classifier(tmp_path / "student", word_replacement=0.1), tmp_path / "student")
     assert [path.name for path in tmp_path.iterdir()] == ["student.txt"]
 
 
@@ -141,7 +146,11 @@ def test_text_is_not_augmented_without_teachers(tmp_path):
     "task, training, said",
     [
         ("sequence-classification", {"teachers": "a"}, "training.teachers is 'a', expected a list that is not empty"),
-        ("translation", {"teachers": ["a"]}, "translation has training.teachers, expected none: they are for sequence-c"),
+        (
+            "translation",
+            {"teachers": ["a"]},
+            "translation has training.teachers, expected none: they are for tasks with one label",
+        ),
         ("sequence-classification", {"teachers": ["a"], "r_drop": 2, "tokens_per_update": 128}, "r_drop is 2, expected 0"),
         ("sequence-classification", {"teachers": ["a"], "label_smoothing_factor": 0.1}, "label_smoothing_factor is 0.1, expec"),
     ],

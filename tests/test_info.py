@@ -60,6 +60,30 @@ def test_flops_of_heads_whose_decoder_reads_the_source(architecture, tmp_path):
     assert counter.get_total_flops() == expected + (2 + 2 * 3) * length**2 * flops["attention to one token, per layer"]
 
 
+@pytest.mark.parametrize("length", [5, 9])
+@pytest.mark.parametrize(
+    "architecture, shape",
+    [
+        ("VanillaEncoderForMultipleChoice", (1, 3)),
+        ("VanillaEncoderForNextSentencePrediction", (1,)),
+        ("VanillaEncoderForTokenClassification", (1,)),
+        ("VanillaDecoderForSequenceClassification", (1,)),
+        ("VanillaDecoderForTokenClassification", (1,)),
+    ],
+)
+def test_flops_of_heads_on_one_stack(architecture, shape, length, tmp_path):
+    kind = dict(pooler_act="tanh", token_transform_act="gelu") if "Encoder" in architecture else {}
+    model = perturbed(architecture, SIZES | dict(num_hidden_layers=2, num_labels=3, **kind))
+    model.save_pretrained(tmp_path)
+    model.set_attn_implementation("eager")
+    flops = info(tmp_path)["flops"]
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.ones(*shape, length, dtype=int))
+    per_token = flops.get("source token", 0) + flops.get("target token", 0)
+    attention = 2 * length**2 * flops["attention to one token, per layer"]
+    assert counter.get_total_flops() == shape[-1] * (per_token * length + flops.get("sequence", 0) + attention)
+
+
 def test_the_paper_s_base_model_by_hand(tmp_path):
     config = VanillaSeq2SeqConfig.preset("base")
     with torch.device("meta"):

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,8 @@ import vanilla_transformer
 from vanilla_transformer_export import TextRuntime, export
 from vanilla_transformer_export.evaluation import evaluate
 
-FOLDER = Path(__file__).parents[1] / "model_cards"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "model_cards"
 CARDS = sorted(path for path in FOLDER.iterdir() if path.is_dir())
 AUTO = {
     "translation": transformers.AutoModelForSeq2SeqLM,
@@ -72,7 +75,21 @@ def test_the_code_beside_the_weights_is_the_package_s(card):
     modules = {f"{part}_vanilla_transformer.py" for part in parts}
     assert {path.name for path in card.glob("*.py")} == modules
     for module in modules:
-        assert (card / module).read_text() == (PACKAGE / module).read_text(), f"copy {module} from the package"
+        assert not (card / module).is_symlink(), "saving a model there would write into the package"
+        assert (card / module).read_text() == (PACKAGE / module).read_text(), "run `make cards`"
+
+
+def test_make_cards_writes_the_package_s_code_into_every_card(tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    shutil.copytree(PACKAGE, tmp_path / "vanilla_transformer", ignore=shutil.ignore_patterns("__pycache__"))
+    for card in CARDS:
+        (tmp_path / "model_cards" / card.name).mkdir(parents=True)
+        shutil.copy(card / "config.json", tmp_path / "model_cards" / card.name)
+        (tmp_path / "model_cards" / card.name / "layers_vanilla_transformer.py").write_text("# of another version")
+    subprocess.run(["make", "cards"], cwd=tmp_path, check=True, capture_output=True)
+    for card in CARDS:
+        written = {path.name: path.read_text() for path in (tmp_path / "model_cards" / card.name).glob("*.py")}
+        assert written == {path.name: path.read_text() for path in card.glob("*.py")}
 
 
 @cards()

@@ -14,7 +14,8 @@ from vanilla_transformer.errors import UsageError
 from vanilla_transformer.training.dry_run import dry_run
 from vanilla_transformer.training.origins import logger
 from vanilla_transformer.training.prepare import check_complete, prepare
-from vanilla_transformer.training.recipe import FOLDER, REPORT, Recipe, read_recipe
+from vanilla_transformer.training.recipe import FOLDER, Recipe, read_recipe
+from vanilla_transformer.training.record import RECORD
 from vanilla_transformer.training.run import train
 from vanilla_transformer.training.tasks import TASKS
 from vanilla_transformer.training.trainer import training_arguments
@@ -57,7 +58,7 @@ FOLDS = {"train": "train.txt", "folds": 5, "fold": 0}
         ("training.average_last", 0, "a whole number of at least 1"),
         ("training.tokens_per_update", 0, "a whole number of at least 1"),
         ("training.early_stopping_patience", 0, "a whole number of at least 1"),
-        ("training.replaced", 2, "a number from 0 to 1"),
+        ("training.word_replacement", 2, "a number from 0 to 1"),
         ("training.log_level", "x", "one of 'detail', 'debug', "),
         ("training.ddp_backend", "x", "one of 'nccl', 'gloo', "),
         ("training.log_level_replica", float("nan"), "one of 'detail', 'debug', "),
@@ -79,7 +80,7 @@ FOLDS = {"train": "train.txt", "folds": 5, "fold": 0}
         ("tokenizer.kind", "bpes", "one of 'bpe', 'word', 'byte-bpe', 'character'"),
         ("tokenizer.vocab_size", 4, "a whole number of at least 5"),
         ("tokenizer.lowercase", "yes", "true or false"),
-        ("tokenizer.dropout", 1, "a number from 0 to below 1"),
+        ("tokenizer.bpe_dropout", 1, "a number from 0 to below 1"),
         ("tokenizer.path", "", "a string that is not empty"),
         ("model.hidden_size", "big", "a whole number"),
         ("model.dropout", "0.1", "a number or a whole number"),
@@ -126,7 +127,7 @@ def test_a_value_of_another_type_or_range_is_refused_with_what_is_expected(key, 
         ({"model.preset": "huge"}, "model: no preset 'huge'"),
         ({"model.d_model": 32, "model.hidden_size": 64}, "model.hidden_size is set 2 times"),
         ({"model.vocab_size": 9}, "tokenizer.vocab_size is 8000, expected model.vocab_size=9"),
-        ({"tokenizer.kind": "word", "tokenizer.dropout": 0.1}, "tokenizer.dropout is 0.1, expected 0 with .*'word'"),
+        ({"tokenizer.kind": "word", "tokenizer.bpe_dropout": 0.1}, "bpe_dropout is 0.1, expected 0 with .*'word'"),
         ({"tokenizer.kind": "byte-bpe", "tokenizer.lowercase": True}, "tokenizer.lowercase is true, expected false"),
         ({"training.tokens_per_batch": 7, "training": {"tokens_per_batch": 7}}, "tokens_per_batch is 7, expected tokens_per_u"),
         ({"training.gradient_accumulation_steps": 2}, "gradient_accumulation_steps is 2, expected none: tokens_per_update"),
@@ -280,8 +281,8 @@ def test_the_command_ends_with_one_line_and_writes_nothing(tmp_path, capsys, cha
             "training.eval_strategy is 'epoch', expected \"no\", or data.validation too",
         ),
         (
-            Recipe("sequence-classification", {"train": "a"}, {"vocab_size": 9}, training={"replaced": 0.1}),
-            "training.replaced is 0.1, expected training.teachers too",
+            Recipe("sequence-classification", {"train": "a"}, {"vocab_size": 9}, training={"word_replacement": 0.1}),
+            "training.word_replacement is 0.1, expected training.teachers too",
         ),
     ],
 )
@@ -346,14 +347,14 @@ def test_tokens_that_generation_names_are_of_the_vocabulary(tmp_path):
 # ------------------------------------------------------------------------------------------------------ held-out text
 
 
-def report(path, **data):
-    (path / REPORT).write_text(json.dumps({"recipe": {"data": {"train": "train.txt", **data}}}))
+def write_record(path, **data):
+    (path / RECORD).write_text(json.dumps({"recipe": {"data": {"train": "train.txt", **data}}}))
 
 
 @pytest.mark.parametrize("data", [{"folds": 5, "fold": 1}, {"folds": 4, "fold": 0}, {}], ids=str)
 @pytest.mark.parametrize("key", ["teachers", "path"])
 def test_who_has_seen_the_held_out_fold_teaches_nothing(work, data, key):
-    report(work / "classifier", **data)
+    write_record(work / "classifier", **data)
     tables = {"training": {"teachers": ["classifier"]}} if key == "teachers" else {"model": {"path": "classifier"}}
     theirs = f"fold {data['fold']} of {data['folds']}" if data else "no fold"
     with pytest.raises(ValueError, match=f"trained with {theirs} held out, expected data.fold=0 of data.folds=5"):
@@ -363,9 +364,9 @@ def test_who_has_seen_the_held_out_fold_teaches_nothing(work, data, key):
 
 def test_teachers_of_the_same_fold_or_other_text_are_taken(work):
     recipe = classification(FOLDS, training={"teachers": ["classifier"]})
-    report(work / "classifier", folds=5, fold=0)
+    write_record(work / "classifier", folds=5, fold=0)
     check_complete(recipe)
-    report(work / "classifier", folds=5, fold=1, train=["other.txt"])
+    write_record(work / "classifier", folds=5, fold=1, train=["other.txt"])
     check_complete(recipe)
     shutil.copy("train.txt", "other.txt")  # the same text under another name
     with pytest.raises(ValueError, match="fold 1 of 5 held out"):
@@ -374,17 +375,17 @@ def test_teachers_of_the_same_fold_or_other_text_are_taken(work):
     with pytest.raises(ValueError, match="fold 1 of 5 held out"):
         check_complete(recipe)
     Path("packed.gz").write_bytes(gzip.compress(Path("train.txt").read_bytes()))
-    report(work / "classifier", folds=5, fold=1, train=["packed.gz"])
+    write_record(work / "classifier", folds=5, fold=1, train=["packed.gz"])
     with pytest.raises(ValueError, match="fold 1 of 5 held out"):
         check_complete(recipe)
     Path("packed.gz").write_bytes(gzip.compress(Path("train.txt").read_bytes() + b"more\n"))
     check_complete(recipe)
-    report(work / "classifier", folds=5, fold=1, directory="gone")  # and one that is no longer there, under the same name
+    write_record(work / "classifier", folds=5, fold=1, directory="gone")  # and one that is no longer there, under the same name
     with pytest.raises(ValueError, match="fold 1 of 5 held out"):
         check_complete(recipe)
     for damaged in ("[]", "{", "[" * 100_000, '{"recipe": {"data": {"train": 5}}}'):
-        (work / "classifier" / REPORT).write_text(damaged)
-        with pytest.raises(ValueError, match="training.json is not the report of a run"):
+        (work / "classifier" / RECORD).write_text(damaged)
+        with pytest.raises(ValueError, match="training.json is not the record of a run"):
             check_complete(recipe)
 
 
@@ -393,7 +394,7 @@ def test_a_teacher_that_does_not_say_what_it_has_seen_is_warned_of(work, monkeyp
     monkeypatch.setattr(logger, "warning", said.append)
     check_complete(classification(FOLDS, training={"teachers": ["classifier"]}))
     assert said == ["the teacher classifier has no training.json: it may have seen the text it is compared with"]
-    report(work / "classifier", folds=5, fold=0)
+    write_record(work / "classifier", folds=5, fold=0)
     check_complete(classification(FOLDS, training={"teachers": ["classifier"]}))
     assert len(said) == 1
 

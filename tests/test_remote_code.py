@@ -2,16 +2,22 @@
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import models
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
+import vanilla_transformer
 from vanilla_transformer import VanillaDecoderConfig, VanillaEncoderConfig, VanillaSeq2SeqConfig
 
+PACKAGE = Path(vanilla_transformer.__file__).parent
 CONFIGS = dict(encoder=VanillaEncoderConfig, decoder=VanillaDecoderConfig, seq2seq=VanillaSeq2SeqConfig)
 AUTO_CLASSES = {variant: {"AutoConfig": CONFIGS[variant], **classes} for variant, classes in models.AUTO_CLASSES.items()}
 MODELS = [(variant, name) for variant, classes in AUTO_CLASSES.items() for name in classes if name != "AutoConfig"]
@@ -19,7 +25,8 @@ every_model = pytest.mark.parametrize("variant, auto_name", MODELS)
 saved = pytest.mark.parametrize("again", ["", "again"], ids=["saved here", "saved again elsewhere"])
 
 # Runs in one fresh process, in a directory with the checkpoints `variant/AutoClass`. Loads each, keeps what it computes,
-# saves it under `again/`, and loads that. What goes wrong with one is kept with it.
+# saves it under `again/`, and loads that. What goes wrong with one is kept with it. transformers keeps the code of checkpoints
+# apart by the name of their folder, so one with code of its own is `variant/AutoClass-which`.
 ELSEWHERE = """
 import json
 import sys
@@ -54,7 +61,7 @@ def outcome(outputs):
 
 def examine(directory, given):
     config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=True)
-    model = getattr(transformers, directory.name).from_pretrained(directory, trust_remote_code=True)
+    model = getattr(transformers, directory.name.partition("-")[0]).from_pretrained(directory, trust_remote_code=True)
     body = transformers.AutoModel.from_pretrained(directory, trust_remote_code=True)
     with torch.no_grad():
         flat = {name: ids.flatten(0, -2) for name, ids in given.items()}  # several choices are rows of their own
@@ -94,9 +101,24 @@ CHANGES = {  # each kind of positions, and all that a checkpoint of the variant 
 }  # fmt: skip
 
 
+def code_as_before(directory):
+    """Puts the stacks back into modeling_, where they stand in the checkpoints of the versions before."""
+    layers, modeling = (directory / f"{part}_vanilla_transformer.py" for part in ("layers", "modeling"))
+    below, stacks = re.split(r"\n# -+ stacks\n", layers.read_text())
+    imports = re.split(r"\n# -+ ", below)[0] + "\nfrom .layers_vanilla_transformer import *\n"
+    heads = re.sub(r"from \.layers_vanilla_transformer import \(.*?\)\n", "", modeling.read_text(), flags=re.DOTALL)
+    layers.write_text(below)
+    modeling.write_text(imports + stacks + heads)
+    assert "class VanillaEncoderModel" in modeling.read_text() and "VanillaEncoderModel" not in layers.read_text()
+
+
+def code_of(directory):
+    return {path.relative_to(directory).as_posix(): path.read_text() for path in directory.rglob("*.py")}
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """The directory in which `ELSEWHERE` ran on one checkpoint of each model class."""
+    """The directory in which `ELSEWHERE` ran on a checkpoint of each model class, and on base models with older code."""
     root = tmp_path_factory.mktemp("elsewhere")
     torch.manual_seed(0)
     for variant, auto_name in MODELS:
@@ -104,8 +126,13 @@ def root(tmp_path_factory):
         model = AUTO_CLASSES[variant][auto_name](CONFIGS[variant](**changes))
         model.save_pretrained(root / variant / auto_name)
         save_file(models.inputs(model, rows=2), root / variant / auto_name / "given.safetensors")
+    directories = [f"{variant}/{auto_name}" for variant, auto_name in MODELS]
+    for variant in CONFIGS:
+        directories.append(f"{variant}/AutoModel-before")
+        shutil.copytree(root / variant / "AutoModel", root / directories[-1])
+        code_as_before(root / directories[-1])
     places = dict(HF_HOME=str(root / "home"), HF_MODULES_CACHE=str(root / "modules"), HF_HUB_OFFLINE="1")
-    command = [sys.executable, "-c", ELSEWHERE, *(f"{variant}/{auto_name}" for variant, auto_name in MODELS)]
+    command = [sys.executable, "-c", ELSEWHERE, *directories]
     process = subprocess.run(command, cwd=root, env=os.environ | places, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr[-3000:]
     return root
@@ -131,16 +158,41 @@ def test_the_classes_are_those_of_the_checkpoint(root, variant, auto_name, again
         assert classes[part].startswith("<class 'transformers_modules.") and classes[part].endswith(names[name] + "'>")
     auto_map = json.loads((directory / "config.json").read_text())["auto_map"]
     assert {name: reference.rpartition(".")[2] for name, reference in auto_map.items()} == names
-    code = {path.name for path in directory.rglob("*.py")}
-    assert code == {f"{module}_vanilla_transformer.py" for module in ("configuration", "layers", "modeling")}
+    code = {f"{module}_vanilla_transformer.py" for module in ("configuration", "layers", "modeling")}
+    assert code_of(directory) == {name: (PACKAGE / name).read_text() for name in code}
 
 
 @every_model
 def test_every_auto_class_of_the_variant_loads_the_checkpoint(root, variant, auto_name):
     here_and_elsewhere(root, variant, auto_name)
-    classes = json.loads((root / variant / auto_name / "classes.json").read_text())
-    for other in AUTO_CLASSES[variant].keys() - {"AutoConfig", "AutoModel", auto_name}:
-        assert classes[other].endswith(f".{AUTO_CLASSES[variant][other].__name__}'>"), classes[other]
+    check_auto_classes(root / variant / auto_name, variant)
+
+
+def check_auto_classes(directory, variant):
+    classes = json.loads((directory / "classes.json").read_text())
+    for auto_name in AUTO_CLASSES[variant].keys() - {"AutoConfig", "AutoModel", directory.name}:
+        assert classes[auto_name].endswith(f".{AUTO_CLASSES[variant][auto_name].__name__}'>"), classes[auto_name]
+
+
+@pytest.mark.parametrize("variant", CONFIGS)
+def test_a_checkpoint_whose_stacks_stand_in_modeling_loads_and_keeps_its_code(root, variant):
+    here, before = (root / variant / name for name in ("AutoModel", "AutoModel-before"))
+    again = root / "again" / variant / "AutoModel-before"
+    assert not (before / "error.txt").exists(), (before / "error.txt").read_text()
+    check_auto_classes(before, variant)
+    assert code_of(again) == code_of(before) != code_of(here)
+    expected = load_file(here / "results.safetensors")["model"]
+    for directory in (before, again):
+        assert torch.equal(load_file(directory / "results.safetensors")["model"], expected)
+
+
+@pytest.mark.parametrize("variant", CONFIGS)
+def test_a_checkpoint_whose_stacks_stand_in_modeling_gets_the_package_s_code_when_saved_here(root, variant, tmp_path):
+    shutil.copytree(root / variant / "AutoModel-before", tmp_path, dirs_exist_ok=True)
+    transformers.AutoModel.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    assert code_of(tmp_path) == code_of(root / variant / "AutoModel")
+    written, expected = ((path / "config.json").read_text() for path in (tmp_path, root / variant / "AutoModel"))
+    assert json.loads(written) == json.loads(expected)
 
 
 @every_model

@@ -1,5 +1,8 @@
 """What of a model is in its file and comes back from it: every tensor once, tied or not, and vocabularies of another size."""
 
+import pickle
+import re
+
 import pytest
 import torch
 import transformers
@@ -53,6 +56,31 @@ def test_auto_classes_load_what_was_saved(auto_name, model_class, changes, tmp_p
     assert got.keys() == expected.keys() and all(torch.equal(got[name], expected[name]) for name in expected)
     # Not bit by bit: where a matrix lies in memory changes the last bit of a product with a vector.
     torch.testing.assert_close(result(loaded(**given)), result(model(**given)), rtol=0, atol=1e-6)
+
+
+# Where the classes of our modules stood in the versions whose models may have been pickled.
+PICKLED = {
+    "configuration": ("Vanilla(Encoder|Decoder|Seq2Seq)Config",),
+    "layers": ("VanillaAttention", "VanillaEmbeddings", "VanillaFeedForward", "VanillaLayer", "VanillaRelativePositions"),
+    "modeling": ("Vanilla(Encoder|Decoder|Seq2Seq)(Model|For[A-Za-z]+)", "VanillaPooler", "VanillaLMTransform"),
+}
+EVERYTHING = dict(position_embedding_type="relative", pooler_act="tanh", lm_transform_act="gelu")
+
+
+@over(ALL)
+def test_a_model_that_an_earlier_version_pickled_unpickles(model_class):
+    model = build(model_class, **EVERYTHING if model_class in ENCODERS else dict(position_embedding_type="relative"))
+    given = inputs(model)
+    stream = pickle.dumps(model, protocol=2)  # which names a class in text: "c", module, line feed, name, line feed
+    ours = rb"c(vanilla_transformer\.\w+\n)"
+    found = len(re.findall(ours, stream))
+    replaced = 0
+    for part, names in PICKLED.items():
+        address = f"cvanilla_transformer.{part}_vanilla_transformer\n\\2\n".encode()
+        stream, count = re.subn(ours + f"({'|'.join(names)})\n".encode(), address, stream)
+        replaced += count
+    assert replaced == found > 4
+    torch.testing.assert_close(result(pickle.loads(stream)(**given)), result(model(**given)), rtol=0, atol=0)
 
 
 def parts(model):

@@ -102,7 +102,7 @@ SKIPPED = BadRows({"skip_bad_rows": True})
 )
 @pytest.mark.parametrize("line", [b"a" * 1_000_000, b"a" * 499_999 + b"\n"], ids=["one line", "many"])
 def test_a_gz_bomb_is_refused_without_being_unpacked(tmp_path, monkeypatch, line, read):
-    monkeypatch.setattr(module, "SMALL", 4_000_000)
+    monkeypatch.setattr(module, "ALWAYS_READ", 4_000_000)
     path = bomb(tmp_path / "bomb.gz", line, megabytes=200)
     message = "unpacks to [4-9],[0-9,]+ bytes and more, expected at most 100 times its own"
     if read is read_lines and b"\n" not in line:
@@ -117,7 +117,7 @@ def test_a_gz_bomb_is_refused_without_being_unpacked(tmp_path, monkeypatch, line
 
 
 def test_a_gz_bomb_of_bad_rows_is_not_read_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "SMALL", 100_000)
+    monkeypatch.setattr(module, "ALWAYS_READ", 100_000)
     path, bad = bomb(tmp_path / "bomb.gz", b"\n", megabytes=2), BadRows({"skip_bad_rows": True})
     with pytest.raises(ValueError, match="bomb.gz unpacks to"):
         lines_of([path], bad=bad)
@@ -125,7 +125,7 @@ def test_a_gz_bomb_of_bad_rows_is_not_read_to_its_end(tmp_path, monkeypatch):
 
 
 def test_text_is_no_bomb(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "SMALL", 0)
+    monkeypatch.setattr(module, "ALWAYS_READ", 0)
     text = "".join(f"{number} is a number and {number + 1} is the next.\n" for number in range(30_000))
     (tmp_path / "text.gz").write_bytes(gzip.compress(text.encode()))
     assert read_text(tmp_path / "text.gz") == text
@@ -157,7 +157,7 @@ def read(task, split="train", **data):
 def told(capsys, count, rows, *faults):
     [said] = capsys.readouterr().out.splitlines()
     assert said.startswith(f"{count} of {rows} rows of the training text are bad (")
-    assert said.endswith("): they are left out, as data.skip_bad_rows says")
+    assert said.endswith("): they are left out, because data.skip_bad_rows is true")
     assert len(said) < 1000
     for fault in faults:
         assert fault in said

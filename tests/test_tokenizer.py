@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from transformers import AutoTokenizer
 
-from vanilla_transformer.training.draws import BpeDropout
+from vanilla_transformer.training.augment import BpeDropout
 from vanilla_transformer.training.tokenizer import train_tokenizer, untrained
 
 LINES = ["Two young men are outside.", "Zwei junge Männer sind im Freien.\n", '  he said:\t"no"\r\n', "x = f(y) # 1"] * 3
@@ -313,10 +313,10 @@ def test_pieces_are_as_likely_as_in_the_tokenizers_library(of_pairs):
 
 @pytest.mark.parametrize("kind", ["byte-bpe", "character"])
 def test_other_kinds_have_no_dropout(kind):
-    with pytest.raises(ValueError, match='tokenizer.dropout=0.1 needs a tokenizer of kind "bpe", got one of'):
+    with pytest.raises(ValueError, match='tokenizer.bpe_dropout=0.1 needs a tokenizer of kind "bpe", got one of'):
         BpeDropout(train_tokenizer(LINES, SIZES[kind], kind=kind), 0.1)
 
 
 def test_a_dropout_that_is_no_probability_is_refused(of_pairs):
-    with pytest.raises(ValueError, match="tokenizer.dropout is 1.5, expected at least 0 and less than 1"):
+    with pytest.raises(ValueError, match="tokenizer.bpe_dropout is 1.5, expected at least 0 and less than 1"):
         BpeDropout(of_pairs, 1.5)

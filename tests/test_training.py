@@ -11,9 +11,9 @@ from datasets import Dataset, DatasetDict, IterableDataset
 from transformers import AutoTokenizer
 
 from vanilla_transformer.training import batches as batches_module
+from vanilla_transformer.training.augment import AugmentedDataset
 from vanilla_transformer.training.batches import TokenBatches, TokenStream, collate_batches
 from vanilla_transformer.training.data import read_lines, read_parallel
-from vanilla_transformer.training.draws import Drawn
 from vanilla_transformer.training.tasks import translation
 from vanilla_transformer.training.tokenizer import train_tokenizer
 
@@ -271,9 +271,9 @@ def test_a_row_longer_than_a_batch_is_refused():
         TokenBatches(rows, [(9, 5)], 8)
 
 
-def test_batches_of_drawn_rows_are_drawn_anew_in_each_epoch():
+def test_batches_of_augmented_rows_are_augmented_anew_in_each_epoch():
     rows = Dataset.from_dict({"labels": range(10, 20)})
-    rows = Drawn(rows, lambda row, random: ((row["labels"], random.random()),), seed=0)
+    rows = AugmentedDataset(rows, lambda row, random: ((row["labels"], random.random()),), seed=0)
     batches = TokenBatches(rows, [(1,)] * 10, limit=4)
     first = [batches[index] for index in range(3)]
     assert [[row for row, _ in batch] for batch in first] == [[10, 11, 12, 13], [14, 15, 16, 17], [18, 19]]
@@ -284,14 +284,14 @@ def test_batches_of_drawn_rows_are_drawn_anew_in_each_epoch():
     assert batches[1] == first[1]
 
 
-def test_of_rows_that_are_seen_twice_all_come_before_their_second_draws():
+def test_of_rows_that_are_seen_twice_all_come_before_their_second_views():
     rows = Dataset.from_dict({"labels": [[number] for number in range(10, 14)]})
 
-    def draw(row, random):
+    def augmentation(row, random):
         return row["labels"][0], -row["labels"][0]
 
-    assert TokenBatches(Drawn(rows, draw, seed=0), [(1,)] * 4, limit=2)[1] == [12, 13, -12, -13]
-    [*stream] = islice(TokenStream(rows.to_iterable_dataset(), limit=2, seed=0, draw=draw), 2)
+    assert TokenBatches(AugmentedDataset(rows, augmentation, seed=0), [(1,)] * 4, limit=2)[1] == [12, 13, -12, -13]
+    [*stream] = islice(TokenStream(rows.to_iterable_dataset(), limit=2, seed=0, augmentation=augmentation), 2)
     assert sorted(row for batch in stream for row in batch) == [-13, -12, -11, -10, 10, 11, 12, 13]
     assert all(first == [-row for row in second] for first, second in ((batch[:2], batch[2:]) for batch in stream))
 
@@ -309,9 +309,9 @@ def test_a_stream_has_every_row_once_in_batches_by_length_another_order_each_epo
     assert max(len(batch) * max(batch) for batch in sizes) <= 12
     assert sum(map(sum, sizes)) / sum(len(batch) * max(batch) for batch in sizes) > 0.75
     assert list(islice(stream, 40)) == first
-    drawn = TokenStream(rows.to_iterable_dataset(), 12, 0, lambda row, random: ({**row, "draw": random.random()},))
-    draws = [row["draw"] for batch in islice(drawn, 100) for row in batch]
-    assert len({*draws}) == len(draws) > 150 and draws == [row["draw"] for batch in islice(drawn, 100) for row in batch]
+    augmented = TokenStream(rows.to_iterable_dataset(), 12, 0, lambda row, random: ({**row, "value": random.random()},))
+    values = [row["value"] for batch in islice(augmented, 100) for row in batch]
+    assert len({*values}) == len(values) > 150 and values == [row["value"] for batch in islice(augmented, 100) for row in batch]
 
 
 def test_a_collator_gets_the_rows_of_batches_or_single_ones():

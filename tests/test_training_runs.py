@@ -142,7 +142,7 @@ def test_the_log_has_the_tokens_since_the_last_one_without_padding():
     ids = torch.tensor([[5, 6, 2], [7, 2, 0]])
     for batches in ([ids, ids], [ids[:1]], []):
         for rows in batches:
-            watch.see(model, (), {"input_ids": rows, "decoder_input_ids": rows[:, :1]}, {})
+            watch.forward_hook(model, (), {"input_ids": rows, "decoder_input_ids": rows[:, :1]}, {})
         watch.on_log(arguments, state, None, logs={"loss": 1.0})
         assert state.log_history[-1]["tokens"] == sum(int((rows != 0).sum()) + len(rows) for rows in batches)
 
@@ -235,10 +235,10 @@ def test_points_are_marked_where_they_are_fewer_than_50(monkeypatch):
     assert [figure.axes[0].lines[0].get_marker() for figure in drawn] == [".", "None"]
 
 
-def test_without_a_seed_draws_are_those_of_transformers_default():
+def test_without_a_seed_rows_are_augmented_by_that_of_transformers_default():
     rows, found = Dataset.from_dict({"input_ids": [[1], [2], [3]]}), []
     for given in ({}, {"seed": TrainingArguments.seed}, {"seed": TrainingArguments.seed + 1}):
-        seen = trainer.batches(rows, Recipe("causal-lm", training=given), lambda row, random: (random.random(),))
+        seen = trainer.training_dataset(rows, Recipe("causal-lm", training=given), lambda row, random: (random.random(),))
         found.append(seen.__getitems__([0, 1, 2]))
     assert found[0] == found[1] != found[2]
 
@@ -376,9 +376,11 @@ def test_every_recipe_is_read_and_says_in_its_first_line_what_it_is(path):
     assert path.read_text().startswith("# ")
 
 
-def test_tasks_without_drawn_pieces_refuse_dropout():
-    with pytest.raises(ValueError, match="tokenizer.dropout is 0.1, expected 0: the pieces of masked-lm are not drawn"):
-        Recipe("masked-lm", tokenizer={"dropout": 0.1})
+def test_tasks_whose_subwords_are_always_the_same_have_no_bpe_dropout():
+    with pytest.raises(
+        ValueError, match="tokenizer.bpe_dropout is 0.1, expected 0: the subwords of masked-lm are always the same"
+    ):
+        Recipe("masked-lm", tokenizer={"bpe_dropout": 0.1})
 
 
 def test_changes_go_over_a_recipe():
@@ -466,10 +468,10 @@ def test_early_stopping_ends_a_run_that_goes_on_where_it_would_have(unimproved, 
 
 
 @pytest.mark.parametrize("task", ["translation", "masked-lm"])
-def test_what_is_drawn_is_drawn_alike_by_a_run_that_goes_on(corpus, tmp_path, monkeypatch, task):
+def test_rows_are_augmented_alike_by_a_run_that_goes_on(corpus, tmp_path, monkeypatch, task):
     """In the second epoch: BPE-dropout, and masks."""
     recipe = recipe_of(corpus, num_train_epochs=2, save_strategy="steps", save_steps=STEPS + 3)
-    recipe.tokenizer["dropout"] = 0.1
+    recipe.tokenizer["bpe_dropout"] = 0.1
     if task == "masked-lm":
         recipe = Recipe(task, {"train": str(corpus[0][0])}, {"kind": "bpe", "vocab_size": 48}, ENCODER, recipe.training)
     train(recipe, tmp_path / "undisturbed")
@@ -492,7 +494,7 @@ def streamed(corpus, tmp_path):
 
 
 def test_a_streamed_run_goes_on_to_the_same_weights(streamed, tmp_path, monkeypatch):
-    streamed.tokenizer["dropout"] = 0.1
+    streamed.tokenizer["bpe_dropout"] = 0.1
     metrics = train(streamed, tmp_path / "undisturbed")
     assert metrics["validation_loss"] < math.log(60)  # that of knowing nothing
     stopped(streamed, tmp_path / "model", STEPS + 3, monkeypatch)

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from vanilla_transformer import VanillaDecoderConfig, VanillaDecoderForCausalLM
 from vanilla_transformer.errors import UsageError
-from vanilla_transformer.training.draws import Drawn
-from vanilla_transformer.training.prepare import draw_of, prepare
+from vanilla_transformer.training.augment import AugmentedDataset, augmentation_of
+from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import Recipe
 from vanilla_transformer.training.run import train
 from vanilla_transformer.training.tasks import causal_lm, masked_lm, pretraining, sequence_classification
@@ -181,7 +181,7 @@ def test_whole_words_are_masked_at_the_rates_of_bert():
     tokenizer = train_tokenizer(lines, 36, variant="encoder")  # some words are several pieces
     rows = masked_lm.encode({"text": lines * 40}, tokenizer, {})
     batch = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
-    found = masked_lm.collator(tokenizer, None)([masked_lm.draw(row, RANDOM, tokenizer) for row in batch])
+    found = masked_lm.collator(tokenizer, None)([masked_lm.augment(row, RANDOM, tokenizer) for row in batch])
     ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row["input_ids"]) for row in batch], batch_first=True)
     words = torch.nn.utils.rnn.pad_sequence([torch.tensor(row["labels"]) for row in batch], True, -1)
     chosen = found["labels"] != -100
@@ -202,7 +202,7 @@ def test_whole_words_are_masked_at_the_rates_of_bert():
 def test_a_row_of_few_words_has_one_that_is_masked():
     tokenizer = train_tokenizer(["the cat"], kind="character", variant="encoder")
     row = {"input_ids": [1, 7, 8, 9, 2], "labels": [-1, 0, 1, 2, -1]}
-    counts = [sum(label != -100 for label in masked_lm.draw(row, RANDOM, tokenizer)["labels"]) for _ in range(200)]
+    counts = [sum(label != -100 for label in masked_lm.augment(row, RANDOM, tokenizer)["labels"]) for _ in range(200)]
     assert min(counts) == 1 and max(counts) > 1
 
 
@@ -211,13 +211,15 @@ def test_masks_of_training_text_are_others_in_each_epoch_those_of_validation_tex
     files = {"train": str(tmp_path / "text.txt"), "validation": str(tmp_path / "text.txt")}
     recipe = Recipe("masked-lm", files, {"kind": "bpe", "vocab_size": 45}, ENCODER, {"seed": 3})
     tokenizer, _, rows = prepare(recipe)
-    drawn = Drawn(rows["train"], draw_of(recipe, tokenizer, rows["train"]), seed=3)
-    every = list(range(len(drawn)))
-    first = drawn.__getitems__(every)
-    assert drawn.__getitems__(every[::-1])[::-1] == first
-    drawn.set_epoch(1)
-    assert drawn.__getitems__(every) != first
-    assert Drawn(rows["train"], draw_of(recipe, tokenizer, rows["train"]), seed=4).__getitems__(every) != first
+    augmented = AugmentedDataset(rows["train"], augmentation_of(recipe, tokenizer, rows["train"]), seed=3)
+    every = list(range(len(augmented)))
+    first = augmented.__getitems__(every)
+    assert augmented.__getitems__(every[::-1])[::-1] == first
+    augmented.set_epoch(1)
+    assert augmented.__getitems__(every) != first
+    assert (
+        AugmentedDataset(rows["train"], augmentation_of(recipe, tokenizer, rows["train"]), seed=4).__getitems__(every) != first
+    )
     assert tokenizer.mask_token_id in chain(*rows["validation"]["input_ids"])
     assert list(prepare(recipe)[2]["validation"]) == list(rows["validation"])
 
@@ -321,7 +323,7 @@ def test_a_pair_is_two_types_of_tokens_and_its_words_are_masked_apart(documents)
             assert list(dict.fromkeys(row["labels"])) == [-1, *range(8)]  # of four words each
     lengths = [len(ids) for ids in rows["input_ids"]]
     assert max(lengths) == 18 and min(lengths) < 18, sorted(lengths)
-    batch = pretraining.collator(tokenizer, model)([pretraining.draw(row, RANDOM, tokenizer) for row in rows])
+    batch = pretraining.collator(tokenizer, model)([pretraining.augment(row, RANDOM, tokenizer) for row in rows])
     assert batch["next_sentence_label"].tolist() == rows["next_sentence_label"]
     chosen = batch["labels"] != -100
     assert 0.1 < chosen.sum() / sum(word >= 0 for row in rows["labels"] for word in row) < 0.25
@@ -389,10 +391,10 @@ def test_a_classifier_learns_its_labels_by_name(opinions, tmp_path):
     assert [model.config.id2label[index] for index in model(**inputs).logits.argmax(-1).tolist()] == ["good", "bad"]
 
 
-def test_with_r_drop_and_bpe_dropout_a_classifier_sees_whole_words_and_their_pieces(opinions, tmp_path):
-    """Wang et al. 2021: the rows as the tokenizer has them, then the same in other pieces."""
+def test_with_r_drop_and_bpe_dropout_a_classifier_sees_whole_words_and_their_subwords(opinions, tmp_path):
+    """Wang et al. 2021: the rows as the tokenizer has them, then the same in other subwords."""
     recipe = classifier(opinions, r_drop=2.0)
-    recipe.tokenizer["dropout"] = 0.5
+    recipe.tokenizer["bpe_dropout"] = 0.5
     tokenizer, model, rows = prepare(recipe)
     trainer = make_trainer(recipe, training_arguments(recipe, tmp_path), tokenizer, model, rows)
     for batch in trainer.get_train_dataloader():

@@ -23,15 +23,12 @@ __version__ = "0.1.0"
 
 def _register_auto_classes():
     """Each config's `default_auto_map` is the one list of what loads what."""
-    for name in ("VanillaEncoderConfig", "VanillaDecoderConfig", "VanillaSeq2SeqConfig"):
-        config_class = getattr(_configuration, name)
+    for config_class in _configuration.CONFIGS.values():
         config_class.register_for_auto_class()
         transformers.AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
         _register_adapters(config_class.model_type)
-        for auto_name, reference in config_class.default_auto_map.items():
-            if auto_name == "AutoConfig":
-                continue
-            model_class = getattr(_modeling, reference.rpartition(".")[2])
+        for auto_name, model_name in config_class.auto_classes().items():
+            model_class = getattr(_modeling, model_name)
             # Saving a class that is registered for an Auto class copies its code beside the weights.
             model_class.register_for_auto_class(auto_name)
             getattr(transformers, auto_name).register(config_class, model_class, exist_ok=True)

@@ -15,14 +15,15 @@ from .checkpoint import load_checkpoint, load_tokenizer, readers_errors
 from .errors import UsageError
 from .files import new_file
 from .info import depth_fields
-from .modeling_vanilla_transformer import shifted_right
+from .modeling_vanilla_transformer import shift_tokens_right
 
 # The outputs of seq2seq models by the kind of attention.
 OUTPUTS = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
 FORMATS = ("eps", "jpeg", "jpg", "pdf", "png", "ps", "svg", "svgz", "tif", "tiff", "webp")
 DPI = 100
 MAX_MAP_VALUES = 2**27  # of all layers and heads, one gigabyte
-# Inches of a side: of a map in a grid, of a token in a map alone, and of a figure at most.
+# Inches: around the maps; of a side of a map in a grid, of a token in a map alone, and of a figure at most.
+MARGIN_INCHES = 1.5
 MAP_INCHES = 1.5
 TOKEN_INCHES = 0.25
 MAX_INCHES = 50.0
@@ -52,11 +53,11 @@ def save_attention_maps(
 
     Raises:
         FileExistsError: if `out` exists and `force` is not given.
-        UsageError: as `attention_maps` and `plot`, and for the name of a file that is no figure.
+        UsageError: as `attention_maps` and `plot`, and for the name of a file that is of no image format.
         FileNotFoundError, ValueError: as `attention_maps`, `checkpoint.load_checkpoint` and `checkpoint.load_tokenizer`.
     """
     if Path(out).suffix.lower().removeprefix(".") not in FORMATS:
-        raise UsageError(f"{out} is no name of a figure, expected one that ends in .{', .'.join(FORMATS)}")
+        raise UsageError(f"{out} is not the name of an image, expected one that ends in .{', .'.join(FORMATS)}")
     with new_file(out, force, [checkpoint]) as file:
         model = load_checkpoint(checkpoint)
         tokenizer = load_tokenizer(checkpoint)
@@ -122,7 +123,7 @@ def decoder_input_ids(
 ) -> torch.Tensor:
     """The target's tokens shifted right, without the last one, which is only predicted."""
     if target is not None:
-        return shifted_right(tokenizer(text_target=target, return_tensors="pt")["input_ids"], model.config)
+        return shift_tokens_right(tokenizer(text_target=target, return_tensors="pt")["input_ids"], model.config)
     if not model.can_generate():
         raise UsageError(f"{type(model).__name__} cannot generate, expected a target")
     return model.generate(ids, do_sample=False, num_return_sequences=1)[:, :-1]
@@ -138,7 +139,7 @@ def plot(maps: AttentionMaps, layer: int | None = None, head: int | None = None)
     heads = chosen("head", head, maps.weights.shape[1])
     is_alone = len(layers) == len(heads) == 1
     sides = (len(maps.keys), len(maps.queries)) if is_alone else (len(heads), len(layers))
-    size = [min(1.5 + side * (TOKEN_INCHES if is_alone else MAP_INCHES), MAX_INCHES) for side in sides]
+    size = [min(MARGIN_INCHES + side * (TOKEN_INCHES if is_alone else MAP_INCHES), MAX_INCHES) for side in sides]
     figure = Figure(figsize=size, layout="constrained")  # no pyplot: nothing outlives the call
     grid = figure.subplots(len(layers), len(heads), squeeze=False)
     for row, layer in zip(grid, layers):

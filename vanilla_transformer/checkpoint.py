@@ -32,23 +32,14 @@ from transformers import (
 )
 
 import vanilla_transformer
-from vanilla_transformer import VanillaDecoderConfig, VanillaEncoderConfig, VanillaSeq2SeqConfig, VanillaTransformerConfig
 
-CONFIG, GENERATION_CONFIG, WEIGHTS = "config.json", "generation_config.json", "model.safetensors"
-VOCABULARIES = (
-    "tokenizer.json",
-    "vocab.json",
-    "vocab.txt",
-    "source.spm",
-    "target.spm",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tokenizer_config.json",  # all there is of a tokenizer of bytes
-)
-TOKENIZER_FILES = (*VOCABULARIES, "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
+from .configuration_vanilla_transformer import CONFIGS, VanillaTransformerConfig
+from .files import CONFIG, TOKENIZER_FILES, VOCABULARIES
+
+GENERATION_CONFIG = "generation_config.json"
+WEIGHTS = "model.safetensors"
 # Of a Hub repository; the folders in it hold exports and the checkpoints of a training run.
 FILES = ("*.json", "*.txt", "*.spm", "*.model", "*.jinja", "*.safetensors")
-CONFIGS = {config.model_type: config for config in (VanillaEncoderConfig, VanillaDecoderConfig, VanillaSeq2SeqConfig)}
 TORCH_DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -59,7 +50,8 @@ TORCH_DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-FLAGS, MOST_LABELS = [False, True, None], 2**20
+FLAGS = [False, True, None]
+MAX_LABELS = 2**20
 # Of a generation config.
 COUNTS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "num_return_sequences")
 COUNTS += ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "top_k")
@@ -105,7 +97,7 @@ def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
     """
     directory = checkpoint_directory(source)
     found = [directory / name for name in TOKENIZER_FILES if (directory / name).is_file()]
-    if not {file.name for file in found} & set(VOCABULARIES):
+    if not has_tokenizer(directory):
         raise FileNotFoundError(f"{directory} has no tokenizer, expected one of {', '.join(VOCABULARIES)}")
     contents = {file.name: read_json(file) for file in found if file.suffix == ".json"}
     code = contents.get("tokenizer_config.json", {}).get("auto_map")
@@ -119,6 +111,10 @@ def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
         if not code:
             raise
     raise ValueError(f"{directory} has a tokenizer of its own code, which is not run: expected one of transformers, got {code}")
+
+
+def has_tokenizer(directory: Path) -> bool:
+    return any((directory / name).is_file() for name in VOCABULARIES)
 
 
 # ---------------------------------------------------------------------------------------------------------- what is written
@@ -154,8 +150,8 @@ def learned_positions(config: PreTrainedConfig) -> int | None:
 
 
 def limit_generation(generation: GenerationConfig, config: PreTrainedConfig) -> None:
-    """Where positions are learned and nothing says how long a text may get, it may fill their table: the defaults of pipelines
-    go beyond a short one."""
+    """Where positions are learned and no length is set, a text may fill their table: the defaults of pipelines go beyond a
+    short one."""
     if generation.use_cache is None:
         generation.use_cache = True
     if generation.max_length is None and generation.max_new_tokens is None:
@@ -202,7 +198,7 @@ def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FIL
 def check_cached(name: str, directory: Path) -> None:
     """`from_pretrained` puts only what it reads into the cache, and no list of what there is. Without the Hub, such a cache
     does not tell a repository without a tokenizer from one whose tokenizer was not asked for."""
-    if any((directory / vocabulary).is_file() for vocabulary in VOCABULARIES):
+    if has_tokenizer(directory):
         return
     try:
         huggingface_hub.get_cached_repo_tree(name, revision=directory.name)
@@ -224,11 +220,11 @@ def config_and_class(source: str | os.PathLike) -> tuple[VanillaTransformerConfi
 def read_config(directory: Path) -> tuple[VanillaTransformerConfig, type[PreTrainedModel]]:
     content, name = read_raw_config(directory)
     if (model_type := content["model_type"]) not in CONFIGS:
-        known = [name for config_class in CONFIGS.values() for name in architectures_of(config_class)]
+        known = [name for config_class in CONFIGS.values() for name in config_class.auto_classes().values()]
         found = f"{directory} is a {model_type} checkpoint of architecture {name}"
         raise ValueError(f"{found}, expected one of {', '.join(known)}: convert it first")
     config_class = CONFIGS[model_type]
-    if name not in (known := architectures_of(config_class)):
+    if name not in (known := config_class.auto_classes().values()):
         raise ValueError(f"{directory} is a {model_type} checkpoint of architecture {name}, expected one of {', '.join(known)}")
     for flag, allowed in {"return_dict": [True], "output_hidden_states": FLAGS, "output_attentions": FLAGS}.items():
         if not any(content.get(flag, allowed[0]) is value for value in allowed):
@@ -251,11 +247,6 @@ def read_raw_config(directory: Path) -> tuple[dict, str]:
     return content, names[0]
 
 
-def architectures_of(config_class: type[VanillaTransformerConfig]) -> list[str]:
-    references = (code for auto_name, code in config_class.default_auto_map.items() if auto_name != "AutoConfig")
-    return [code.rpartition(".")[2] for code in references]
-
-
 def made_config(config_class: type[PreTrainedConfig], content: dict, directory: Path) -> PreTrainedConfig:
     """The config of a file's `content`, which may have names of its own, but none that would replace a method of the class."""
     path = directory / CONFIG
@@ -273,8 +264,8 @@ def made_config(config_class: type[PreTrainedConfig], content: dict, directory: 
         if attribute is not None and name not in settable and not isinstance(attribute, property):
             raise ValueError(f"{path} has the key {name}, expected none of a class's own attributes")
     labels = content.get("num_labels")
-    if labels is not None and (type(labels) is not int or not 0 <= labels <= MOST_LABELS):
-        raise ValueError(f"{path} has num_labels {shown(labels)}, expected at most {MOST_LABELS}")
+    if labels is not None and (type(labels) is not int or not 0 <= labels <= MAX_LABELS):
+        raise ValueError(f"{path} has num_labels {shown(labels)}, expected at most {MAX_LABELS}")
     for name in ("id2label", "label2id"):
         if not isinstance(content.get(name) or {}, dict):
             raise ValueError(f"{path} has {name} {shown(content[name])}, expected a JSON object")
@@ -433,7 +424,7 @@ def readers_errors(path: Path) -> Iterator[None]:
     every class, here a ValueError that names it."""
     try:
         yield
-    except (OSError, ImportError):  # these say what they are about
+    except (OSError, ImportError):  # their messages name the file
         raise
     except BaseException as error:
         is_panic = type(error).__name__ == "PanicException"  # of Rust, and no Exception

@@ -33,11 +33,28 @@ CONFIG = "config.json"  # of a checkpoint
 MODULES = "modules.json"  # of sentence-transformers, what is done with the states of a model
 VERSION_KEY = "vanilla_transformer_version"  # in the config of a checkpoint that we wrote for another library
 MODEL_TYPE = re.compile(r"vanilla-(encoder|decoder|seq2seq)")
+VOCABULARIES = (  # a checkpoint with one of these has a tokenizer
+    "tokenizer.json",
+    "vocab.json",
+    "vocab.txt",
+    "source.spm",
+    "target.spm",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer_config.json",  # all there is of a tokenizer of bytes
+)
+TOKENIZER_FILES = (
+    *VOCABULARIES,
+    "target_vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
 CHECKPOINT_FILE = re.compile(
     r"(config|generation_config|training|model\.safetensors\.index)\.json|model(-\d{5}-of-\d{5})?\.safetensors"
-    r"|(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|target_vocab)\.json|vocab\.txt|merges\.txt"
-    r"|(source|target)\.spm|(spiece|sentencepiece\.bpe)\.model|chat_template\.jinja|README\.md|curves\.png"
-    r"|(configuration|layers|modeling|pipelines)_vanilla_transformer\.py"
+    r"|README\.md|curves\.png|(configuration|layers|modeling|pipelines)_vanilla_transformer\.py|"
+    + "|".join(map(re.escape, TOKENIZER_FILES))
 )
 EXPORT_FILE = re.compile(r"(config|generation_config|genai_config|tokenizer|tokenizer_config)\.json|onnx/\w+\.onnx(_data)?")
 # Of sentence-transformers, in both; the second kind are of a module, in its folder.
@@ -93,7 +110,7 @@ def new_file(path: StrPath, force: bool = False, inputs: Iterable[StrPath] = ())
             raise FileExistsError(f"{out} exists already; expected a new path, or --force to replace it")
         before, folder = state_of(out), claim / "writing"
         folder.mkdir()
-        yield folder / out.name  # a picture's format is told by its name
+        yield folder / out.name  # the format of an image is told by its name
         (folder / out.name).rename(claim / "new")
         set_modes(claim / "new", claim)
         publish(claim, out, before)
@@ -172,7 +189,7 @@ def files_of_export(directory: Path) -> set[str]:
 
 
 def files_of_checkpoint(directory: Path) -> set[str]:
-    """Those whose names are a checkpoint's; none if no config says that we wrote it."""
+    """Those whose names are a checkpoint's; none if its config is not one that we wrote."""
     config = read_object(directory / CONFIG)
     is_ours = VERSION_KEY in config or MODEL_TYPE.fullmatch(str(config.get("model_type")))
     if not is_ours:
@@ -183,7 +200,7 @@ def files_of_checkpoint(directory: Path) -> set[str]:
 
 def companions_in(directory: Path, files: Iterable[str]) -> set[str]:
     """Those of `files` that are sentence-transformers' own, or of a module that its modules.json names."""
-    modules = read_json(directory / MODULES)
+    modules = json_or_none(directory / MODULES)
     named = {module.get("path") for module in modules if isinstance(module, dict)} if isinstance(modules, list) else set()
     of_modules = {name for name in files if (found := OF_MODULE.fullmatch(name)) and found[1] in named}
     return of_modules | {name for name in files if COMPANION.fullmatch(name)}
@@ -191,11 +208,11 @@ def companions_in(directory: Path, files: Iterable[str]) -> set[str]:
 
 def read_object(path: Path) -> dict:
     """The JSON object in a file; an empty one if it holds anything else."""
-    found = read_json(path)
+    found = json_or_none(path)
     return found if isinstance(found, dict) else {}
 
 
-def read_json(path: Path) -> object:
+def json_or_none(path: Path) -> object:
     """`None` if there is none."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -371,7 +388,7 @@ def keep(path: Path, out: Path) -> Path:
 
 
 def move_entries(source: Path, target: Path) -> None:
-    """What says that the rest is whole comes last."""
+    """The manifest or config, which marks the rest as whole, comes last."""
     for entry in sorted(source.iterdir(), key=lambda path: (path.name == MANIFEST, path.name == CONFIG, path.name)):
         place(entry, target / entry.name)
 
@@ -397,7 +414,7 @@ def settle(claim: Path, out: Path) -> None:
 
 
 def set_modes(path: Path, claim: Path) -> None:
-    """As the umask says, by which `claim` was made: some libraries write files that only their owner may read."""
+    """The modes that the umask gives, as `claim` has them: some libraries write files that only their owner may read."""
     mode = claim.stat().st_mode & 0o777
     for found in (path, *path.rglob("*")):
         found.chmod(mode if found.is_dir() else mode & 0o666)

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from .checkpoint import config_and_class
-from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .configuration_vanilla_transformer import VanillaEncoderConfig, VanillaTransformerConfig
 
 BYTES = {"float32": 4, "float16 or bfloat16": 2, "int8": 1, "int4": 0.5}
 
@@ -87,22 +87,19 @@ def parameters_by_block(model: PreTrainedModel, config: VanillaTransformerConfig
 def flops(model: PreTrainedModel, config: VanillaTransformerConfig | None = None) -> dict[str, int]:
     """Of the matrix products, per source token, target token and sequence, see `info`. `config` as in `parameters_by_block`."""
     counts = Counter()
-    is_encoder_decoder = model.config.is_encoder_decoder
-    is_decoder = model.config.model_type == "vanilla-decoder"
-    sentence_heads = ("pooler", "next_sentence", "score")
-    if not model.can_generate() and "TokenClassification" not in type(model).__name__:
-        sentence_heads += ("classifier",)
-    if type(model).__name__ == "VanillaSeq2SeqForSequenceClassification":
-        sentence_heads += ("dense",)
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            per = "target token" if is_decoder or (is_encoder_decoder and "encoder." not in name) else "source token"
-            if ".cross_attn.k_proj" in name or ".cross_attn.v_proj" in name:
-                per = "source token"
-            if any(part in sentence_heads for part in name.split(".")):
-                per = "sequence"
-            counts[per] += 2 * module.in_features * module.out_features * repeats(name, config)
+            counts[runs_per(name, model)] += 2 * module.in_features * module.out_features * repeats(name, config)
     return dict(counts)
+
+
+def runs_per(name: str, model: PreTrainedModel) -> str:
+    """What the module of this name runs once for."""
+    if not model.sequence_modules.isdisjoint(name.split(".")):
+        return "sequence"
+    if ".cross_attn.k_proj" in name or ".cross_attn.v_proj" in name or "encoder." in name:
+        return "source token"
+    return "source token" if isinstance(model.config, VanillaEncoderConfig) else "target token"
 
 
 def report(facts: dict[str, Any]) -> str:

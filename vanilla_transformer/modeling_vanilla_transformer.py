@@ -1,38 +1,26 @@
-"""The Transformer of "Attention Is All You Need" (Vaswani et al. 2017), in reading order.
+"""The heads on the stacks of `layers_vanilla_transformer.py`, in reading order.
 
-    (layers) -> encoder, decoder, encoder-decoder -> language models -> other heads
+    (encoder, decoder, encoder-decoder) -> language models -> other heads
 
 Shapes: B batch, T target length, S source length, D hidden_size, V vocab_size.
 """
 
-import re
 from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
-from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
 from transformers.loss.loss_utils import fixed_cross_entropy
-from transformers.masking_utils import (
-    create_bidirectional_mask,
-    create_bidirectional_sliding_window_mask,
-    create_causal_mask,
-    create_sliding_window_causal_mask,
-)
 from transformers.modeling_outputs import (
     BaseModelOutput,
-    BaseModelOutputWithPastAndCrossAttentions,
-    BaseModelOutputWithPooling,
     CausalLMOutputWithCrossAttentions,
     MaskedLMOutput,
     MultipleChoiceModelOutput,
     NextSentencePredictorOutput,
     QuestionAnsweringModelOutput,
     Seq2SeqLMOutput,
-    Seq2SeqModelOutput,
     Seq2SeqQuestionAnsweringModelOutput,
     Seq2SeqSequenceClassifierOutput,
     SequenceClassifierOutput,
@@ -42,348 +30,21 @@ from transformers.modeling_outputs import (
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
-from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .configuration_vanilla_transformer import (
-    VanillaDecoderConfig,
-    VanillaEncoderConfig,
-    VanillaSeq2SeqConfig,
-    VanillaTransformerConfig,
-)
+from .configuration_vanilla_transformer import VanillaDecoderConfig, VanillaEncoderConfig, VanillaSeq2SeqConfig
 from .layers_vanilla_transformer import (
-    VanillaAttention,
-    VanillaEmbeddings,
-    VanillaLayer,
-    VanillaRelativePositions,
-    counted_positions,
+    VanillaDecoderModel,
+    VanillaEncoderModel,
+    VanillaPooler,
+    VanillaPreTrainedModel,
+    VanillaSeq2SeqModel,
     has_values,
-    rotary_positions,
 )
 
-# --------------------------------------------------------------------------------------------------------------- stacks
-
-
-class VanillaPreTrainedModel(PreTrainedModel):
-    """Initialisation, and what transformers needs to know of all our models."""
-
-    config_class = VanillaTransformerConfig
-    base_model_prefix = "model"
-    supports_gradient_checkpointing = True
-    _no_split_modules = ["VanillaLayer"]
-    _skip_keys_device_placement = ["past_key_values"]
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_flex_attn = True
-    _supports_attention_backend = True
-    _can_compile_fullgraph = True
-
-    def __init_subclass__(cls, **kwargs):
-        super().__init_subclass__(**kwargs)
-        if cls.__module__.startswith("torch."):
-            # FSDP2 makes a subclass of what it shards; a checkpoint has to name our class, and to carry our code.
-            cls.__name__, cls.__module__ = cls.__bases__[-1].__name__, cls.__bases__[-1].__module__
-
-    @torch.no_grad()
-    def _init_weights(self, module):
-        """The paper does not say. Linear: normal with deviation `initializer_range`, bias 0. Embeddings: uniform within
-        d_model^-0.5, so that tokens times sqrt(d_model) are as large as sinusoids. LayerNorm: the identity."""
-        if isinstance(module, nn.Linear):
-            init.normal_(module.weight, std=self.config.initializer_range)
-            if module.bias is not None:
-                init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            bound = self.config.hidden_size**-0.5
-            init.uniform_(module.weight, -bound, bound)
-        elif isinstance(module, nn.LayerNorm):
-            init.ones_(module.weight)
-            init.zeros_(module.bias)
-
-    def init_parallel_plans(self):
-        """Of the config's plans, what this model has modules for. A process that holds some heads of self-attention cannot add
-        the bias of all of them, so with relative positions it holds them all."""
-        super().init_parallel_plans()
-        names = {re.sub(r"\d+", "*", name) for name, _ in self.named_modules()}
-        if self.config.position_embedding_type == "relative":
-            names = {name for name in names if ".self_attn." not in name}
-        self._tp_plan = {name: style for name, style in self._tp_plan.items() if name in names}
-        self._fsdp_plan = {name: style for name, style in self._fsdp_plan.items() if name in names}
-
-    @classmethod
-    def maybe_distribute_model(cls, model, distributed_config, mesh_manager):
-        size, heads = distributed_config.tp_size, model.config.num_attention_heads
-        if heads % size:
-            raise ValueError(f"num_attention_heads is {heads}, expected a multiple of tp_size, {size}")
-        return super().maybe_distribute_model(model, distributed_config, mesh_manager)
-
-
-def refuse_attention(config: VanillaTransformerConfig):
-    """What FlashAttention and vLLM cannot do, they would leave out without a word; flex attention would fail inside torch."""
-    name = config._attn_implementation or ""
-    unequal = "flash" in name and config.head_dim != config.value_head_dim
-    if unequal or (name == "vllm" and config.head_dim < config.value_head_dim):
-        raise ValueError(
-            f"{name} needs values as wide as keys, got head_dim {config.head_dim} and value_head_dim "
-            f"{config.value_head_dim}: use sdpa, flex_attention or eager"
-        )
-    if any(each in name for each in ("flash", "flex", "vllm")) and config.position_embedding_type == "relative":
-        raise ValueError(
-            f"{name} cannot add a bias to the scores, which position_embedding_type='relative' needs: use sdpa or eager"
-        )
-    if name == "vllm" and config.model_type == "vanilla-encoder" and config.sliding_window is not None:
-        raise ValueError(f"vllm counts an encoder's window in another way, got sliding_window={config.sliding_window}")
-
-
-def final_norm(config):
-    return nn.LayerNorm(config.hidden_size, config.layer_norm_eps) if config.final_norm else nn.Identity()
-
-
-class VanillaPooler(nn.Module):
-    """Devlin et al. 2019 (BERT): a linear map and an activation on the first token's state, (B, S, D) -> (B, D)."""
-
-    def __init__(self, config: VanillaEncoderConfig):
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.activation = ACT2FN[config.pooler_act]
-
-    def forward(self, hidden_states):
-        return self.activation(self.dense(hidden_states[:, 0]))
-
-
-class VanillaEncoderModel(VanillaPreTrainedModel):
-    """The left half of Figure 1: embeddings and N layers, every position looking at every real token."""
-
-    config_class = VanillaEncoderConfig
-    _can_record_outputs = {"hidden_states": VanillaLayer, "attentions": VanillaAttention}
-
-    def __init__(self, config: VanillaTransformerConfig, add_pooling_layer: bool = True):
-        super().__init__(config)
-        depth = config.encoder_layers if config.is_encoder_decoder else config.num_hidden_layers
-        self.embeddings = VanillaEmbeddings(config)
-        self.relative_positions = None
-        if config.position_embedding_type == "relative":
-            self.relative_positions = VanillaRelativePositions(config, is_causal=False)
-        self.layers = nn.ModuleList(VanillaLayer(config, i, is_causal=False, has_cross_attention=False) for i in range(depth))
-        self.norm = final_norm(config)
-        self.pooler = VanillaPooler(config) if add_pooling_layer and config.pooler_act else None
-        self.post_init()
-
-    @merge_with_config_defaults
-    @capture_outputs
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.LongTensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> BaseModelOutputWithPooling:
-        """`input_ids` (B, S), or `inputs_embeds` (B, S, D) in their place; `attention_mask` (B, S), 1 for real tokens, 0
-        for padding (all 1 by default); `token_type_ids` (B, S), 0 by default; `position_ids` (B, S), from 0 on, by default
-        as `config.position_ids_from` says -> `last_hidden_state` (B, S, D), and `pooler_output` (B, D) if
-        `config.pooler_act` is set."""
-        refuse_attention(self.config)
-        if kwargs.get("past_key_values") is not None:
-            raise ValueError("got past_key_values, as of prefix tuning: an encoder keeps no keys and values, expected none")
-        inputs_embeds = self.embeddings.tokens(input_ids, inputs_embeds)
-        order = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)
-        if position_ids is None:
-            position_ids = counted_positions(self.config, input_ids, attention_mask, order)
-        hidden_states = self.embeddings(inputs_embeds, position_ids, token_type_ids)
-        windowed = self.config.sliding_window is not None
-        create_mask = create_bidirectional_sliding_window_mask if windowed else create_bidirectional_mask
-        attention_mask = create_mask(self.config, hidden_states, attention_mask)
-        position_bias = None if self.relative_positions is None else self.relative_positions(order, order)
-        position_embeddings = rotary_positions(self.config, position_ids, hidden_states.dtype)
-        for layer in self.layers:
-            hidden_states = layer(
-                hidden_states,
-                attention_mask,
-                None,
-                position_bias,  # positional, as gradient checkpointing needs it
-                position_embeddings=position_embeddings,
-                **kwargs,
-            )
-        hidden_states = self.norm(hidden_states)
-        pooled = None if self.pooler is None else self.pooler(hidden_states)
-        return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
-
-
-class VanillaDecoderModel(VanillaPreTrainedModel):
-    """The right half of Figure 1: embeddings and N layers, each position looking at itself and what is before it, and,
-    in an encoder-decoder, at the encoder's output."""
-
-    config_class = VanillaDecoderConfig
-    _can_record_outputs = {
-        "hidden_states": VanillaLayer,
-        "attentions": OutputRecorder(VanillaAttention, index=1, layer_name="self_attn"),
-        "cross_attentions": OutputRecorder(VanillaAttention, index=1, layer_name="cross_attn"),
-    }
-
-    def __init__(self, config: VanillaTransformerConfig):
-        super().__init__(config)
-        depth = config.decoder_layers if config.is_encoder_decoder else config.num_hidden_layers
-        self.has_cross_attention = config.is_encoder_decoder or config.add_cross_attention
-        self.embeddings = VanillaEmbeddings(config)
-        self.relative_positions = None
-        if config.position_embedding_type == "relative":
-            self.relative_positions = VanillaRelativePositions(config, is_causal=True)
-        self.layers = nn.ModuleList(
-            VanillaLayer(config, i, is_causal=True, has_cross_attention=self.has_cross_attention) for i in range(depth)
-        )
-        self.norm = final_norm(config)
-        self.post_init()
-
-    @merge_with_config_defaults
-    @capture_outputs
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        encoder_hidden_states: torch.Tensor | None = None,
-        encoder_attention_mask: torch.Tensor | None = None,
-        use_cache: bool | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """`input_ids` (B, T), the tokens that are not in the cache yet; `attention_mask` (B, past + T);
-        `position_ids` (B, T), from 0 on, by default as `config.position_ids_from` says: where that is `"place"`, give them
-        for left-padded rows (without mask and cache, those that do not go up by 1 mean packed sequences, which do not see
-        each other);
-        `encoder_hidden_states` (B, S, D) with `encoder_attention_mask` (B, S) -> `last_hidden_state` (B, T, D)."""
-        refuse_attention(self.config)
-        if encoder_hidden_states is not None and not self.has_cross_attention:
-            raise ValueError("encoder_hidden_states were given to a decoder without cross-attention")
-        past_key_values = self.prepare_cache(past_key_values, use_cache)
-        is_pair = isinstance(past_key_values, EncoderDecoderCache)
-        cache = past_key_values.self_attention_cache if is_pair else past_key_values
-        past_length = cache.get_seq_length() if cache is not None else 0
-
-        inputs_embeds = self.embeddings.tokens(input_ids, inputs_embeds)
-        order = past_length + torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)
-        positions = position_ids
-        if position_ids is None:
-            positions = counted_positions(self.config, input_ids, attention_mask, order)
-        hidden_states = self.embeddings(inputs_embeds, positions)
-        create_mask = create_causal_mask if self.config.sliding_window is None else create_sliding_window_causal_mask
-        attention_mask = create_mask(self.config, hidden_states, attention_mask, cache, position_ids=position_ids)
-        if encoder_hidden_states is not None:
-            encoder_attention_mask = create_bidirectional_mask(
-                self.config, hidden_states, encoder_attention_mask, encoder_hidden_states=encoder_hidden_states
-            )
-        position_bias = self.position_bias(order, cache)
-        position_embeddings = rotary_positions(self.config, positions, hidden_states.dtype)
-        for layer in self.layers:
-            hidden_states = layer(
-                hidden_states,
-                attention_mask,
-                encoder_hidden_states,  # positional, as gradient checkpointing needs it
-                position_bias,
-                encoder_attention_mask=encoder_attention_mask,
-                past_key_values=past_key_values,
-                position_ids=positions,
-                position_embeddings=position_embeddings,
-                **kwargs,
-            )
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values
-        )
-
-    def prepare_cache(self, past_key_values, use_cache):
-        """What was given, or a new cache if one is wanted; with cross-attention, a pair of caches: in a single one the
-        target's keys would mix with the source's."""
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
-        if past_key_values is None or not self.has_cross_attention:
-            return past_key_values
-        if not isinstance(past_key_values, EncoderDecoderCache):
-            return EncoderDecoderCache(past_key_values, DynamicCache())
-        if any(past_key_values.cross_attention_cache.is_sliding):
-            # `generate` makes both by `config.sliding_window`, which is not for the source.
-            past_key_values.cross_attention_cache = DynamicCache()
-        return past_key_values
-
-    def position_bias(self, order, cache):
-        if self.relative_positions is None:
-            return None
-        length, first = (order.shape[0], 0) if cache is None else cache.get_mask_sizes(order.shape[0], 0)
-        return self.relative_positions(order, first + torch.arange(length, device=order.device))
-
-
-class VanillaSeq2SeqModel(VanillaPreTrainedModel):
-    """Figure 1: the encoder, and the decoder that looks at its output."""
-
-    config_class = VanillaSeq2SeqConfig
-
-    def __init__(self, config: VanillaSeq2SeqConfig):
-        super().__init__(config)
-        self.encoder = VanillaEncoderModel(config, add_pooling_layer=False)
-        self.decoder = VanillaDecoderModel(config)
-        if config.share_encoder_decoder_embeddings:
-            self._tied_weights_keys = {"decoder.embeddings.embed_tokens.weight": "encoder.embeddings.embed_tokens.weight"}
-        self.post_init()
-
-    def get_input_embeddings(self):
-        return self.encoder.embeddings.embed_tokens
-
-    def set_input_embeddings(self, value):
-        old = self.decoder.embeddings.embed_tokens
-        self.encoder.embeddings.embed_tokens = value
-        if self.config.tie_word_embeddings and self.config.share_encoder_decoder_embeddings:
-            self.decoder.embeddings.embed_tokens = value
-        elif old.num_embeddings != value.num_embeddings:  # the vocabulary is resized, and there is one of it
-            self.decoder.embeddings.embed_tokens = self._get_resized_embeddings(old, value.num_embeddings)
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.LongTensor | None = None,
-        decoder_attention_mask: torch.Tensor | None = None,
-        decoder_position_ids: torch.LongTensor | None = None,
-        encoder_outputs: BaseModelOutput | tuple | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        decoder_inputs_embeds: torch.Tensor | None = None,
-        use_cache: bool | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> Seq2SeqModelOutput:
-        """`input_ids` and `attention_mask` (B, S), or `encoder_outputs` computed before; `decoder_input_ids` (B, T),
-        starting with `decoder_start_token_id` -> `last_hidden_state` (B, T, D)."""
-        if decoder_input_ids is None and decoder_inputs_embeds is None:
-            raise ValueError(
-                "one of decoder_input_ids and decoder_inputs_embeds must be given (or labels, to a head), got neither"
-            )
-        if encoder_outputs is None:
-            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds=inputs_embeds, **kwargs)
-        elif isinstance(encoder_outputs, tuple | list):
-            encoder_outputs = BaseModelOutput(*encoder_outputs)
-        decoder_outputs = self.decoder(
-            decoder_input_ids,
-            decoder_attention_mask,
-            position_ids=decoder_position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=decoder_inputs_embeds,
-            encoder_hidden_states=encoder_outputs.last_hidden_state,
-            encoder_attention_mask=attention_mask,
-            use_cache=use_cache,
-            **kwargs,
-        )
-        return Seq2SeqModelOutput(
-            last_hidden_state=decoder_outputs.last_hidden_state,
-            past_key_values=decoder_outputs.past_key_values,
-            decoder_hidden_states=decoder_outputs.hidden_states,
-            decoder_attentions=decoder_outputs.attentions,
-            cross_attentions=decoder_outputs.cross_attentions,
-            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
-            encoder_hidden_states=encoder_outputs.hidden_states,
-            encoder_attentions=encoder_outputs.attentions,
-        )
-
+# This module is the address of every model class, in checkpoints and in pickles. transformers copies the code that a class's
+# module imports, so a stack at this address is saved with its heads beside it.
+for _class in (VanillaPooler, VanillaPreTrainedModel, VanillaEncoderModel, VanillaDecoderModel, VanillaSeq2SeqModel):
+    _class.__module__ = __name__
 
 # ----------------------------------------------------------------------------------------------------- language models
 
@@ -405,9 +66,9 @@ def lm_transform(config):
     return VanillaLMTransform(config) if config.lm_transform_act else nn.Identity()
 
 
-def kept(hidden_states, labels, logits_to_keep):
-    """States (B, S, D) and `labels` (B, S), if any, where the mask `logits_to_keep` (B, S) is true, (N, D) and (N,); without
-    a mask all of them."""
+def select_labelled(hidden_states, labels, logits_to_keep):
+    """States (B, S, D) and `labels` (B, S), if any, where the mask `logits_to_keep` (B, S) is true: (N, D) and (N,). Without
+    a mask, all of them."""
     if logits_to_keep is None:
         return hidden_states, labels
     return hidden_states[logits_to_keep], None if labels is None else labels[logits_to_keep]
@@ -442,7 +103,7 @@ class VanillaEncoderForMaskedLM(VanillaPreTrainedModel):
         """As `VanillaEncoderModel.forward` -> `logits` (B, S, V), and the mean cross-entropy where `labels` are given. With a
         mask `logits_to_keep` (B, S) there are only its N logits (N, V), and the loss is of its labels."""
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        hidden_states, labels = kept(outputs.last_hidden_state, labels, logits_to_keep)
+        hidden_states, labels = select_labelled(outputs.last_hidden_state, labels, logits_to_keep)
         logits = self.lm_head(self.transform(hidden_states))
         loss = None
         if labels is not None:
@@ -505,9 +166,9 @@ class VanillaDecoderForCausalLM(VanillaPreTrainedModel, GenerationMixin):
         )
 
 
-def shifted_right(ids, config):
-    """`ids` (B, T) moved right by one, -100 replaced by padding, behind `config.decoder_start_token_id` or, with
-    `config.wrap_last_token`, behind each row's own last token, in front of its padding."""
+def shift_tokens_right(ids, config):
+    """`ids` (B, T) moved right by one, with -100 replaced by padding. The first token is `config.decoder_start_token_id` or,
+    with `config.wrap_last_token`, the last token of the row that is not padding."""
     for name in ("pad_token_id",) if config.wrap_last_token else ("pad_token_id", "decoder_start_token_id"):
         if getattr(config, name) is None:
             raise ValueError(f"config.{name} is None, expected a token id: sequences cannot be shifted without it")
@@ -520,7 +181,7 @@ def shifted_right(ids, config):
 
 
 def both_stacks(outputs):
-    """What a head returns as it comes from `VanillaSeq2SeqModel`: all but the state it reads."""
+    """The fields of `VanillaSeq2SeqModel`'s outputs that a head returns unchanged: all but the state it reads."""
     return {name: value for name, value in outputs.items() if name != "last_hidden_state"}
 
 
@@ -539,8 +200,8 @@ class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationM
         self.post_init()
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.LongTensor:
-        """Teacher forcing: `labels` (B, T) shifted right by one, see `shifted_right`."""
-        return shifted_right(labels, self.config)
+        """Teacher forcing: `labels` (B, T) shifted right by one, see `shift_tokens_right`."""
+        return shift_tokens_right(labels, self.config)
 
     @can_return_tuple
     def forward(
@@ -599,13 +260,14 @@ class VanillaEncoderForPreTrainingOutput(ModelOutput):
     attentions: tuple[torch.Tensor, ...] | None = None
 
 
-def sentence_state(outputs):
-    """What stands for the whole sequence, (B, D): the pooler's output, or without a pooler the first token's state."""
+def pooled_state(outputs):
+    """One state for the whole sequence, (B, D): the pooler's output, or without a pooler the first token's state."""
     return outputs.last_hidden_state[:, 0] if outputs.pooler_output is None else outputs.pooler_output
 
 
 def mean_state(hidden_states, attention_mask):
-    """The mean over the real tokens, 0 without any: states (B, S, D) and mask (B, S), or `None` if all are real -> (B, D)."""
+    """The mean over the tokens that are not padding, 0 without any: states (B, S, D) and mask (B, S), or `None` without
+    padding -> (B, D)."""
     if attention_mask is None:
         return hidden_states.mean(1)
     weights = attention_mask[:, :, None].to(hidden_states.dtype)
@@ -616,6 +278,7 @@ class VanillaEncoderForPreTraining(VanillaPreTrainedModel):
     """Devlin et al. 2019 (BERT), section 3.1: masked tokens, and whether the second sentence follows the first."""
 
     config_class = VanillaEncoderConfig
+    sequence_modules = frozenset({"pooler", "next_sentence"})
     _tied_weights_keys = {"lm_head.weight": "model.embeddings.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
 
@@ -644,9 +307,9 @@ class VanillaEncoderForPreTraining(VanillaPreTrainedModel):
         (B,) is 0 where the second sentence follows, 1 where not; `loss` is the sum of the cross-entropies given. With a mask
         `logits_to_keep` (B, S) there are only its N prediction logits (N, V), and the loss is of its labels."""
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        hidden_states, labels = kept(outputs.last_hidden_state, labels, logits_to_keep)
+        hidden_states, labels = select_labelled(outputs.last_hidden_state, labels, logits_to_keep)
         prediction = self.lm_head(self.transform(hidden_states))
-        relationship = self.next_sentence(sentence_state(outputs))
+        relationship = self.next_sentence(pooled_state(outputs))
         losses = []
         if labels is not None:
             losses.append(fixed_cross_entropy(prediction.flatten(0, -2).float(), labels.flatten(), **kwargs))
@@ -663,6 +326,7 @@ class VanillaEncoderForNextSentencePrediction(VanillaPreTrainedModel):
     """Whether the second sentence follows the first; `labels` (B,), 0 where it does, 1 where not."""
 
     config_class = VanillaEncoderConfig
+    sequence_modules = frozenset({"pooler", "next_sentence"})
 
     def __init__(self, config: VanillaEncoderConfig):
         super().__init__(config)
@@ -683,7 +347,7 @@ class VanillaEncoderForNextSentencePrediction(VanillaPreTrainedModel):
     ) -> NextSentencePredictorOutput:
         """As `VanillaEncoderModel.forward` -> `logits` (B, 2), and the mean cross-entropy where `labels` are given."""
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        logits = self.next_sentence(sentence_state(outputs))
+        logits = self.next_sentence(pooled_state(outputs))
         loss = None
         if labels is not None:
             loss = fixed_cross_entropy(logits.float(), labels.flatten(), **kwargs)
@@ -695,6 +359,7 @@ class VanillaEncoderForSequenceClassification(VanillaPreTrainedModel):
     `config.problem_type` `"regression"` numbers, `"multi_label_classification"` independent yes-or-no labels."""
 
     config_class = VanillaEncoderConfig
+    sequence_modules = frozenset({"pooler", "classifier"})
 
     def __init__(self, config: VanillaEncoderConfig):
         super().__init__(config)
@@ -719,7 +384,7 @@ class VanillaEncoderForSequenceClassification(VanillaPreTrainedModel):
         if self.config.classifier_pooling == "mean":
             state = mean_state(outputs.last_hidden_state, attention_mask)
         else:
-            state = sentence_state(outputs)
+            state = pooled_state(outputs)
         logits = self.classifier(self.dropout(state))
         loss = None
         if labels is not None:
@@ -787,7 +452,7 @@ class VanillaEncoderForQuestionAnswering(VanillaPreTrainedModel):
         **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
         """As `VanillaEncoderModel.forward` -> `start_logits` and `end_logits` (B, S), and with `start_positions` and
-        `end_positions` (B,) the mean of their cross-entropies; positions behind the sequence are left out."""
+        `end_positions` (B,) the mean of their cross-entropies; positions after the sequence are ignored."""
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
         loss = None
@@ -800,6 +465,7 @@ class VanillaEncoderForMultipleChoice(VanillaPreTrainedModel):
     """Encoder with one score for each of several sequences; `labels` (B,), the index of the right one."""
 
     config_class = VanillaEncoderConfig
+    sequence_modules = frozenset({"pooler", "choice_classifier"})
 
     def __init__(self, config: VanillaEncoderConfig):
         super().__init__(config)
@@ -825,7 +491,7 @@ class VanillaEncoderForMultipleChoice(VanillaPreTrainedModel):
         given = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self.model(*(None if tensor is None else tensor.flatten(0, 1) for tensor in given), **kwargs)
         choices = (inputs_embeds if input_ids is None else input_ids).shape[1]
-        logits = self.choice_classifier(self.dropout(sentence_state(outputs))).view(-1, choices)
+        logits = self.choice_classifier(self.dropout(pooled_state(outputs))).view(-1, choices)
         loss = None
         if labels is not None:
             loss = fixed_cross_entropy(logits.float(), labels, **kwargs)
@@ -833,10 +499,11 @@ class VanillaEncoderForMultipleChoice(VanillaPreTrainedModel):
 
 
 class VanillaDecoderForSequenceClassification(VanillaPreTrainedModel):
-    """Decoder with a classifier of the last real token, the one that has seen all others. `config.num_labels` and
+    """Decoder with a classifier of the last token that is not padding, which has seen all others. `config.num_labels` and
     `config.problem_type` as in `VanillaEncoderForSequenceClassification`."""
 
     config_class = VanillaDecoderConfig
+    sequence_modules = frozenset({"score"})
 
     def __init__(self, config: VanillaDecoderConfig):
         super().__init__(config)
@@ -856,8 +523,8 @@ class VanillaDecoderForSequenceClassification(VanillaPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutputWithPast:
-        """As `VanillaDecoderModel.forward` -> `logits` (B, num_labels), and the loss where `labels` are given. Not real are
-        tokens that `attention_mask` (B, T) hides, and those with `config.pad_token_id`."""
+        """As `VanillaDecoderModel.forward` -> `logits` (B, num_labels), and the loss where `labels` are given. Padding is
+        what `attention_mask` (B, T) hides, and every `config.pad_token_id`."""
         outputs = self.model(
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache=use_cache, **kwargs
         )
@@ -872,12 +539,12 @@ class VanillaDecoderForSequenceClassification(VanillaPreTrainedModel):
         )
 
     def last_real_token(self, hidden_states, input_ids, attention_mask):
-        real = torch.ones(hidden_states.shape[:2], dtype=torch.long, device=hidden_states.device)
+        not_padding = torch.ones(hidden_states.shape[:2], dtype=torch.long, device=hidden_states.device)
         if attention_mask is not None and attention_mask.ndim == 2:
-            real = real * (attention_mask[:, -real.shape[1] :] != 0)
+            not_padding = not_padding * (attention_mask[:, -not_padding.shape[1] :] != 0)
         if input_ids is not None and self.config.pad_token_id is not None:
-            real = real * (input_ids != self.config.pad_token_id)
-        return (real * torch.arange(real.shape[1], device=real.device)).argmax(-1)
+            not_padding = not_padding * (input_ids != self.config.pad_token_id)
+        return (not_padding * torch.arange(not_padding.shape[1], device=not_padding.device)).argmax(-1)
 
 
 class VanillaDecoderForTokenClassification(VanillaPreTrainedModel):
@@ -957,6 +624,7 @@ class VanillaSeq2SeqForSequenceClassification(VanillaPreTrainedModel):
     and `config.problem_type` as in `VanillaEncoderForSequenceClassification`."""
 
     config_class = VanillaSeq2SeqConfig
+    sequence_modules = frozenset({"dense", "classifier"})
 
     def __init__(self, config: VanillaSeq2SeqConfig):
         super().__init__(config)
@@ -984,7 +652,7 @@ class VanillaSeq2SeqForSequenceClassification(VanillaPreTrainedModel):
         `input_ids` shifted right."""
         last = self.last_end_token(input_ids, attention_mask)
         if decoder_input_ids is None and kwargs.get("decoder_inputs_embeds") is None:
-            decoder_input_ids = shifted_right(input_ids, self.config)
+            decoder_input_ids = shift_tokens_right(input_ids, self.config)
         outputs = self.model(
             input_ids,
             attention_mask,
@@ -1007,9 +675,9 @@ class VanillaSeq2SeqForSequenceClassification(VanillaPreTrainedModel):
         if input_ids is None or self.config.eos_token_id is None:
             found = "eos_token_id is None" if input_ids is not None else "input_ids are None"
             raise ValueError(f"{found}, expected token ids: the classifier reads the state at the last end token")
-        real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask != 0
-        ends = real & (input_ids[..., None] == torch.tensor(self.config.eos_token_id, device=input_ids.device)).any(-1)
-        if has_values(ends) and (endless := real.any(-1) & ~ends.any(-1)).any():  # a row of padding is left in peace
+        not_padding = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask != 0
+        ends = not_padding & (input_ids[..., None] == torch.tensor(self.config.eos_token_id, device=input_ids.device)).any(-1)
+        if has_values(ends) and (endless := not_padding.any(-1) & ~ends.any(-1)).any():  # a row of padding is no error
             row = endless.long().argmax().item()
             raise ValueError(f"row {row} of input_ids has no end token, expected {self.config.eos_token_id} in every row")
         return (ends * torch.arange(ends.shape[1], device=ends.device)).argmax(-1)
@@ -1046,7 +714,7 @@ class VanillaSeq2SeqForQuestionAnswering(VanillaPreTrainedModel):
         """As `VanillaSeq2SeqModel.forward` -> as `VanillaEncoderForQuestionAnswering.forward`. `decoder_input_ids` (B, S) are
         by default `input_ids` shifted right."""
         if input_ids is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
-            decoder_input_ids = shifted_right(input_ids, self.config)
+            decoder_input_ids = shift_tokens_right(input_ids, self.config)
         outputs = self.model(
             input_ids,
             attention_mask,

@@ -16,7 +16,8 @@ def fix_reshapes(model: ir.Model) -> int:
     more of the source is valid: a computed 0 beside -1 is not, and onnxruntime before 1.29 refuses it."""
     count = 0
     for node in [node for node in model.graph if node.op_type == "Reshape" and node.inputs[1].const_value is None]:
-        before, after = node.inputs[0].shape, node.outputs[0].shape
+        before = node.inputs[0].shape
+        after = node.outputs[0].shape
         if before is None or after is None or after.has_unknown_dim():  # two sizes that are unknown would be the same
             continue
         kept = [0 if i < len(before) and before[i] == size else size for i, size in enumerate(after)]
@@ -129,7 +130,8 @@ def fuse_residuals(model: ir.Model) -> int:
         if add is None or add.op_type != "Add" or any(map(is_vector, add.inputs)) or not any(map(match_linear, add.inputs)):
             continue
         branch, skip = sorted(add.inputs, key=lambda value: match_linear(value) is None)
-        inputs, old = [branch, skip, *node.inputs[1:]], [add, node]
+        inputs = [branch, skip, *node.inputs[1:]]
+        old = [add, node]
         if (bias := match_linear(branch)[1]) is not None and len(branch.uses()) == 1:
             inputs = [bias.inputs[0], skip, *node.inputs[1:], *[None] * (3 - len(node.inputs)), bias.inputs[1]]
             old = [bias, *old]

@@ -41,7 +41,8 @@ def quantize_products(model: ir.Model) -> int:
 
 def quantize_integers(model: ir.Model) -> int:
     """As `quantize_products`, in standard operators, and x as it is: a large row costs the others precision."""
-    count, rounded = 0, {}
+    count = 0
+    rounded = {}
     for node in matmuls(model):
         source, matrix = node.inputs
         integers, scales = int8_columns(array(matrix))

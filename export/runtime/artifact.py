@@ -7,6 +7,7 @@ import os
 import reprlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 MANIFEST = "manifest.json"
 CARD = "README.md"  # not in the manifest: people edit it
@@ -59,7 +60,7 @@ class Artifact:
                 raise ValueError(f"{self.directory / name} was replaced or changed while the export was opened: open it again")
 
 
-def write_manifest(directory: Path, **facts) -> dict:
+def write_manifest(directory: Path, **facts: Any) -> dict[str, Any]:
     """Records `facts` and the size and SHA-256 of every other file of `directory` but its card, and returns the manifest."""
     unlisted = (directory / MANIFEST, directory / CARD)
     files = sorted(path for path in directory.rglob("*") if path.is_file() and path not in unlisted)
@@ -85,7 +86,8 @@ def read_artifact(directory: str | os.PathLike) -> Artifact:
         raise FileNotFoundError(f"{directory} has no {MANIFEST}: expected a directory `vanilla-transformer export` wrote")
     stamps = {".": stamp_of(directory.stat())}
     with open(path, "rb") as file:
-        stamps[MANIFEST], content = stamp_of(os.fstat(file.fileno())), file.read()
+        stamps[MANIFEST] = stamp_of(os.fstat(file.fileno()))
+        content = file.read()
     manifest = json_object(path, content)
     if (found := manifest.get("schema_version")) != SCHEMA_VERSION:
         is_newer = isinstance(found, int) and found > SCHEMA_VERSION
@@ -96,7 +98,7 @@ def read_artifact(directory: str | os.PathLike) -> Artifact:
     for name, kind in {**REQUIRED, **OPTIONAL}.items():
         if not isinstance(value := manifest.get(name, kind()), kind):
             raise ValueError(f"{path} has {name} {reprlib.repr(value)}, expected a {kind.__name__}: export again")
-    configs = {"config.json": {}, "generation_config.json": {}}
+    configs: dict[str, dict] = {"config.json": {}, "generation_config.json": {}}
     for name, facts in manifest["files"].items():
         # A link is followed, the Hub's cache is made of them: what it leads to must have the right hash.
         if Path(name).is_absolute() or ".." in Path(name).parts:

@@ -15,7 +15,8 @@ ONLY_GPU = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxrunt
 # What the CUDA provider of onnxruntime 1.31 loads: the libraries of CUDA 13 and cuDNN 9.
 LIBRARIES = ("libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "libcufft.so.12", "libcudnn.so.9")
 WITH_LIBRARIES = "pip install 'onnxruntime-gpu[cuda,cudnn]'"
-CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
+CUDA = "CUDAExecutionProvider"
+TENSORRT = "TensorrtExecutionProvider"
 
 
 def require_onnxruntime() -> None:
@@ -75,13 +76,15 @@ def onnxruntime_problem() -> str | None:
         return None
     if tuple(map(int, found.split(".")[:2])) >= ONNXRUNTIME:
         return None
-    name, lowest = "onnxruntime-gpu" if "onnxruntime-gpu" in installed() else "onnxruntime", ".".join(map(str, ONNXRUNTIME))
+    name = "onnxruntime-gpu" if "onnxruntime-gpu" in installed() else "onnxruntime"
+    lowest = ".".join(map(str, ONNXRUNTIME))
     return f"{name} {found} is too old for these graphs, expected {lowest} or newer: pip install '{name}>={lowest}'"
 
 
 def cuda_problem(found: dict) -> str | None:
     """Why CUDA cannot be used where `facts` are those, and the one command that mends it."""
-    packages, missing = found["packages"], [name for name in LIBRARIES if name not in found["libraries"]]
+    packages = found["packages"]
+    missing = [name for name in LIBRARIES if name not in found["libraries"]]
     if "onnxruntime" in packages and "onnxruntime-gpu" in packages:
         versions = f"onnxruntime {packages['onnxruntime']} and onnxruntime-gpu {packages['onnxruntime-gpu']}"
         return f"{versions} are both installed, and one has overwritten files of the other: {ONLY_GPU}"

@@ -19,7 +19,8 @@ MESSAGES = {
     "SparseTensor": {1: "Tensor", 2: "Tensor"},
     "Tensor": {13: "Entry"},
 }
-KEY, VALUE = 1, 2  # fields of an entry, both text
+KEY = 1
+VALUE = 2  # fields of an entry, both text
 
 
 def check_external_data(directory: Path, file: str, listed: dict) -> None:
@@ -39,7 +40,7 @@ def check_external_data(directory: Path, file: str, listed: dict) -> None:
 
 def locations(path: Path) -> set[str]:
     """What the tensors of the graph at `path`, in subgraphs and functions too, name as the places of their data."""
-    found = set()
+    found: set[str] = set()
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         messages = [("Model", 0, len(data))]
         while messages:
@@ -50,7 +51,9 @@ def locations(path: Path) -> set[str]:
                     found |= {text.decode(errors="replace") for number, text in texts if number == VALUE} or {""}
             else:
                 inside = MESSAGES[message]
-                messages += [(inside[number], *span) for number, *span in fields(data, start, end) if number in inside]
+                messages += [
+                    (inside[number], first, last) for number, first, last in fields(data, start, end) if number in inside
+                ]
     return found
 
 
@@ -58,7 +61,8 @@ def fields(data: mmap.mmap, place: int, end: int) -> Iterator[tuple[int, int, in
     """The number of each field of the message from `place` to `end` that has a length, and where its value starts and ends."""
     while place < end:
         tag, place = varint(data, place)
-        kind, number = tag & 7, (tag & 0xFFFFFFFF) >> 3  # of a tag protobuf reads 32 bits
+        kind = tag & 7
+        number = (tag & 0xFFFFFFFF) >> 3  # of a tag protobuf reads 32 bits
         if kind == 0:
             _, place = varint(data, place)
         elif kind == 2:
@@ -80,7 +84,8 @@ def varint(data: mmap.mmap, place: int) -> tuple[int, int]:
     while True:
         byte = data[place]  # IndexError at the end of the file
         number |= (byte & 127) << shift
-        place, shift = place + 1, shift + 7
+        place = place + 1
+        shift = shift + 7
         if byte < 128:
             return number, place
         if shift > 63:

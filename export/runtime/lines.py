@@ -66,7 +66,8 @@ def read_lines(path: Path) -> Iterator[str]:
 
 def survey(path: Path) -> tuple[int, str]:
     """How many lines a file has, all of which are text, and their SHA-256."""
-    count, digest = 0, hashlib.sha256()
+    count = 0
+    digest = hashlib.sha256()
     for line in read_lines(path):
         digest.update(line.encode() + b"\n")
         count += 1
@@ -107,7 +108,8 @@ class Batches:
     ) -> Iterator[list[str]]:
         """What is written for each `WINDOW` batches of `lines`, whose translations begin with `prefixes`; the number of the
         first line is `first`. `told` is called with the number of lines that are done, batch by batch."""
-        pairs, size = zip(lines, itertools.repeat("") if prefixes is None else prefixes), WINDOW * self.batch_size
+        pairs = zip(lines, itertools.repeat("") if prefixes is None else prefixes)
+        size = WINDOW * self.batch_size
         while window := list(itertools.islice(pairs, size)):
             results = self.results(first, *zip(*window), told or (lambda count: None))
             yield [line for place, found in enumerate(results) for line in self.written(first + place, found)]
@@ -205,7 +207,8 @@ def generate_file(batches: Batches, source: Path, output: Path, target_prefix: P
     inputs = [path for path in (source, target_prefix) if path is not None]
     out = checked_output(output, inputs, batches.runtime.runtime.artifact.directory, force)
     stamps = [stamp_of(path.stat()) for path in inputs]
-    count, facts = 0, batches.facts()
+    count = 0
+    facts = batches.facts()
     for name, path in zip(("input", "target_prefix"), inputs):
         found, facts[name] = survey(path)
         if name == "target_prefix" and found != count:
@@ -243,7 +246,8 @@ class Partial:
     """
 
     def __init__(self, file: BinaryIO, log: BinaryIO, facts: dict):
-        self.file, self.log = file, log
+        self.file = file
+        self.log = log
         log.seek(0)
         begun, self.done, size = progress(log.read().decode(), os.fstat(file.fileno()).st_size)
         if self.done:

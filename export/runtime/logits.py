@@ -6,9 +6,13 @@ The arithmetic is transformers', in float32. R rows, V tokens of vocabulary, T t
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+
+if TYPE_CHECKING:
+    from .options import Options
 
 BLOCK = 128  # columns of which `top` first sees only the largest value
 CHUNK = 1 << 18  # logits that `log_sum_exp` works on at once, so that they stay in cache
@@ -34,11 +38,11 @@ class Prompt:
 # Each of the following gives the processor that `options` (an `options.Options`) ask for, or `None` if they do not.
 
 
-def repetition_penalty(options, prompt: Prompt) -> Processor | None:
+def repetition_penalty(options: "Options", prompt: Prompt) -> Processor | None:
     """Keskar et al. 2019, section 4.1: what was read or generated is less likely."""
     penalty = np.float32(options.repetition_penalty)
 
-    def process(ids, scores):
+    def process(ids: np.ndarray, scores: np.ndarray) -> None:
         # Padding becomes the last token of its row: that one is real, and a token that stands there twice is penalized once.
         is_padding = np.arange(ids.shape[1]) < as_rows(prompt.padding, len(ids))[:, None]
         tokens = np.where(is_padding, ids[:, -1:], ids)
@@ -50,10 +54,10 @@ def repetition_penalty(options, prompt: Prompt) -> Processor | None:
     return process if options.repetition_penalty != 1 else None
 
 
-def no_repeat_ngrams(options, prompt: Prompt) -> Processor | None:
+def no_repeat_ngrams(options: "Options", prompt: Prompt) -> Processor | None:
     size = options.no_repeat_ngram_size
 
-    def process(ids, scores):
+    def process(ids: np.ndarray, scores: np.ndarray) -> None:
         if ids.shape[1] >= size:
             ngrams = sliding_window_view(ids, size, axis=1)
             begun = ids[:, None, ids.shape[1] + 1 - size :]
@@ -63,13 +67,13 @@ def no_repeat_ngrams(options, prompt: Prompt) -> Processor | None:
     return process if size else None
 
 
-def bad_words(options, prompt: Prompt) -> Processor | None:
+def bad_words(options: "Options", prompt: Prompt) -> Processor | None:
     """The last token of each of `bad_words_ids` where its row ends in the others; an end token alone stays allowed."""
     ends = [[token] for token in options.eos_token_ids]
     words = [word for word in options.bad_words_ids or () if word not in ends]
     by_length = [np.array([word for word in words if len(word) == length]) for length in sorted({len(word) for word in words})]
 
-    def process(ids, scores):
+    def process(ids: np.ndarray, scores: np.ndarray) -> None:
         for same_length in by_length:
             begun = same_length.shape[1] - 1
             if begun <= ids.shape[1]:
@@ -79,29 +83,29 @@ def bad_words(options, prompt: Prompt) -> Processor | None:
     return process if words else None
 
 
-def min_new_tokens(options, prompt: Prompt) -> Processor | None:
+def min_new_tokens(options: "Options", prompt: Prompt) -> Processor | None:
     if not options.eos_token_ids or not options.min_new_tokens:
         return None
     return partial(suppress, tokens=options.eos_token_ids, lengths=range(prompt.length + options.min_new_tokens))
 
 
-def forced_bos(options, prompt: Prompt) -> Processor | None:
+def forced_bos(options: "Options", prompt: Prompt) -> Processor | None:
     if options.forced_bos_token_id is None:
         return None
     return partial(force, tokens=options.forced_bos_token_id, length=1)
 
 
-def forced_eos(options, prompt: Prompt) -> Processor | None:
+def forced_eos(options: "Options", prompt: Prompt) -> Processor | None:
     if options.forced_eos_token_id is None:
         return None
     return partial(force, tokens=options.forced_eos_token_id, length=prompt.length + options.max_new_tokens - 1)
 
 
-def suppress_tokens(options, prompt: Prompt) -> Processor | None:
+def suppress_tokens(options: "Options", prompt: Prompt) -> Processor | None:
     return partial(suppress, tokens=options.suppress_tokens) if options.suppress_tokens else None
 
 
-def begin_suppress_tokens(options, prompt: Prompt) -> Processor | None:
+def begin_suppress_tokens(options: "Options", prompt: Prompt) -> Processor | None:
     if not options.begin_suppress_tokens:
         return None
     first = prompt.length + (prompt.length == 1 and options.forced_bos_token_id is not None)
@@ -172,7 +176,8 @@ def largest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         if found < rows * count:
             raise ValueError("some logits are NaN, expected numbers")
         if found > rows * count:  # ties for the last places
-            above, equal = scores > least, scores == least
+            above = scores > least
+            equal = scores == least
             chosen = above | equal & (equal.cumsum(axis=1) <= count - above.sum(axis=1, keepdims=True))
         indices = np.flatnonzero(chosen).reshape(rows, count) - np.arange(0, scores.size, width)[:, None]
     values = np.take_along_axis(scores, indices, axis=1)
@@ -184,9 +189,11 @@ class Sampler:
     """Draws tokens as `options` (a `options.Options`) ask: `temperature`, `top_k`, `top_p` and `min_p`, in this order; from
     the same `seed` the same tokens."""
 
-    def __init__(self, options):
+    def __init__(self, options: "Options"):
         self.temperature = np.float32(options.temperature)
-        self.top_k, self.top_p, self.min_p = options.top_k, options.top_p, options.min_p
+        self.top_k = options.top_k
+        self.top_p = options.top_p
+        self.min_p = options.min_p
         self.rng = np.random.default_rng(options.seed)
 
     def __call__(self, logits: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -23,7 +23,7 @@ LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 EXCLUDED_SCORE = np.float32(-1e9)  # transformers' score of a beam that must not be chosen
 
 
-def is_integer(value: object) -> bool:
+def is_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
@@ -32,7 +32,10 @@ def is_int64(value: object) -> bool:
 
 
 def is_float32(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and abs(value) <= LARGEST_FLOAT32
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    magnitude: Any = abs(value)  # a whole number may be beyond all of Python's floats
+    return bool(magnitude <= LARGEST_FLOAT32)
 
 
 def is_list_of(value: object, holds: Callable[[object], bool]) -> bool:
@@ -119,7 +122,7 @@ class Options:
     pad_token_id: int | None = option(COUNT_OR_0, None, "fills rows that ended; that of the model if not given")
     decoder_start_token_id: int | None = option(TOKEN, None, "of seq2seq: the first token; that of the model if not given")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name, value in check(vars(self)).items():
             object.__setattr__(self, name, FIELDS[name].default if value is None else value)
         if self.do_sample and self.num_beams > 1:
@@ -132,9 +135,9 @@ class Options:
             if forced and set(forced) <= set(as_list(self.suppress_tokens)):
                 raise UsageError(f"{name} must have a token that suppress_tokens has not, got {forced}")
         # Scores are divided by length^length_penalty, a float32, and must stay above `EXCLUDED_SCORE`.
-        least, most = (math.log(limit) / math.log(max(self.max_new_tokens, 2)) for limit in (1e-6, LARGEST_FLOAT32))
-        if self.num_beams > 1 and not least <= self.length_penalty <= most:
-            expected = f"from {least:.4g} to {most:.4g} with max_new_tokens={self.max_new_tokens}"
+        lowest, highest = (math.log(limit) / math.log(max(self.max_new_tokens, 2)) for limit in (1e-6, LARGEST_FLOAT32))
+        if self.num_beams > 1 and not lowest <= self.length_penalty <= highest:
+            expected = f"from {lowest:.4g} to {highest:.4g} with max_new_tokens={self.max_new_tokens}"
             raise UsageError(f"length_penalty must be {expected}, got {self.length_penalty}")
 
     @property
@@ -163,8 +166,8 @@ class Options:
             ends = f" and {len(self.eos_token_ids)} end tokens" if self.eos_token_ids else ""
             raise UsageError(f"num_beams {self.num_beams}{ends} are too many for a vocabulary of {size} tokens")
         for name in ("pad_token_id", "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "decoder_start_token_id"):
-            tokens = np.concatenate([np.ravel(ids) for ids in as_list(getattr(self, name))] or [[]])
-            if outside := [int(token) for token in tokens if not 0 <= token < size]:
+            words = [as_list(word) for word in as_list(getattr(self, name))]
+            if outside := [token for word in words for token in word if not 0 <= token < size]:
                 raise UsageError(f"{name} must be in [0, {size - 1}], the vocabulary, got {outside[0]}")
 
 

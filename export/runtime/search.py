@@ -98,10 +98,10 @@ class TokenSearch:
             self.tokens = doubled(self.tokens, self.options.fill_token_id)
         if self.processors:
             self.processors(self.tokens[:, : self.length], logits)
-        unchanged = logits.copy() if self.scores else None  # sampling overwrites them
-        tokens = np.where(self.running, self.choose(logits), self.options.fill_token_id)
+        chosen_from = logits.copy() if self.scores else logits  # sampling overwrites them
+        tokens = np.where(self.running, self.choose(chosen_from), self.options.fill_token_id)
         if self.scores:
-            self.scores.add(unchanged, tokens, self.running)
+            self.scores.add(logits, tokens, self.running)
         self.tokens[:, self.length] = tokens
         self.length += 1
         self.running &= (tokens[:, None] != self.eos).all(axis=1)
@@ -214,7 +214,7 @@ class FinishedBeams:
         self.lengths = np.zeros(scores.shape, np.int64)  # 0 where there is none yet
 
     def are_full(self) -> np.ndarray:
-        return self.lengths.all(axis=1, keepdims=True)
+        return np.all(self.lengths, axis=1, keepdims=True)
 
     def add(self, sequences: np.ndarray, scores: np.ndarray, just_ended: np.ndarray, length: int) -> None:
         """Those of `sequences` (B, C, length) with `scores` (B, C) that have `just_ended` (B, C)."""
@@ -235,4 +235,4 @@ def improvable(scores: np.ndarray, ended: FinishedBeams, length: int, options: O
         length = options.max_new_tokens
     possible = scores[:, :1] / np.float32(length**options.length_penalty)
     worst = np.where(ended.lengths > 0, ended.scores.min(axis=1, keepdims=True), EXCLUDED_SCORE)
-    return (possible > worst).any(axis=1, keepdims=True)
+    return np.any(possible > worst, axis=1, keepdims=True)

@@ -15,7 +15,8 @@ from .inputs import pad_sequences
 from .runtime import Runtime
 
 # What may still change when more tokens come: a character that lacks bytes, and every run of single bytes.
-LACKS_BYTES, SINGLE_BYTE = "\ufffd", re.compile(r"<0x[0-9A-F]{2}>")
+LACKS_BYTES = "\ufffd"
+SINGLE_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 class TextRuntime:
@@ -64,7 +65,8 @@ class TextRuntime:
         """As `generate_with_scores`, of tokens; the scores are NaN unless `is_scored`. Rows with prefixes of one length run
         together."""
         copies = options.get("num_return_sequences") or self.runtime.defaults.get("num_return_sequences") or 1
-        texts, scores = np.empty((len(rows), copies), object), np.full((len(rows), copies), np.nan, np.float32)
+        texts = np.empty((len(rows), copies), object)
+        scores = np.full((len(rows), copies), np.nan, np.float32)
         lengths = np.array([len(prefix) for prefix in prefixes])
         run = self.runtime.generate_with_scores if is_scored else self.runtime.generate
         for length in np.unique(lengths):
@@ -95,11 +97,14 @@ class TextRuntime:
 
     def pieces(self, steps: Iterator[np.ndarray]) -> Iterator[str]:
         """The text of the tokens of one row, which come in arrays of one."""
-        ids, text, sent = [], "", 0  # of `text` the first `sent` characters have been given
+        ids = []
+        text = ""
+        sent = 0  # of `text` the first `sent` characters have been given
         for [token] in steps:
             ids.append(int(token))
             with errors_of(self.path):
-                before, text = text, self.tokenizer.decode(ids, skip_special_tokens=True)
+                before = text
+                text = self.tokenizer.decode(ids, skip_special_tokens=True)
             is_open = text.endswith(LACKS_BYTES) or SINGLE_BYTE.fullmatch(self.tokenizer.id_to_token(ids[-1]) or "")
             if text != before and not is_open and len(text) > sent:
                 yield text[sent:]

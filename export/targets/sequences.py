@@ -15,7 +15,8 @@ from collections.abc import Callable
 from .spec import GraphSpec, TensorSpec
 
 FILE = "onnx/model.onnx"
-ENCODER_FILE, DECODER_FILE = "onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx"
+ENCODER_FILE = "onnx/encoder_model.onnx"
+DECODER_FILE = "onnx/decoder_model_merged.onnx"
 FLAGS = (0, 1)
 
 

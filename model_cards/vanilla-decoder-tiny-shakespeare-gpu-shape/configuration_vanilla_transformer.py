@@ -32,7 +32,8 @@ PAPER_SYMBOLS = {
     "d_v": "value_head_dim",
 }
 CODE = "modeling_vanilla_transformer."
-DEPTHS, LARGEST = ("encoder_layers", "decoder_layers"), 2**28  # of two such sizes a matrix still has bytes that torch can count
+DEPTHS = ("encoder_layers", "decoder_layers")
+LARGEST = 2**28  # of two such sizes a matrix still has bytes that torch can count
 # What `transformers.pipeline` reads of a task that it does not have: where its code is beside the weights.
 PIPELINES = "pipelines_vanilla_transformer"
 TRANSLATION = {"translation": {"impl": f"{PIPELINES}.TranslationPipeline", "pt": ["AutoModelForSeq2SeqLM"], "type": "text"}}
@@ -68,13 +69,13 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
         embedding_norm (`bool`, defaults to `False`): LayerNorm after the sum of embeddings and positions (BERT, BART).
         norm_first (`bool`, defaults to `False`): `False` is LayerNorm(x + Sublayer(x)), section 3.1; `True` is
             x + Sublayer(LayerNorm(x)) (GPT-2).
-        final_norm (`bool`, defaults to `norm_first`): one more LayerNorm behind the last layer of a stack.
+        final_norm (`bool`, defaults to `norm_first`): one more LayerNorm after the last layer of a stack.
         layer_norm_eps (`float`, defaults to 1e-5).
         linear_bias (`bool`, defaults to `True`): biases of the linear maps in the layers.
         initializer_range (`float`, defaults to 0.02): standard deviation of new linear weights.
         lm_head_bias (`bool`, defaults to `True`): bias of the projection to the vocabulary.
         embedding_dropout, dropout, attention_dropout, activation_dropout (`float`): on the sum of embeddings and
-            positions (behind its LayerNorm, if there is one) and on each sub-layer's output, the paper's P_drop (0.1
+            positions (after its LayerNorm, if there is one) and on each sub-layer's output, the paper's P_drop (0.1
             both); on the attention weights and on the feed-forward activation (0.0 both).
         classifier_dropout (`float`, defaults to 0.1): in front of a classification head.
         tie_word_embeddings (`bool`, defaults to `True`): one matrix for the token embeddings and the projection to the
@@ -169,6 +170,11 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
                 logger.warning(f"{type(self).__name__} has no field {name!r}; did you mean {close[0]!r}?")
 
     @classmethod
+    def auto_classes(cls) -> dict[str, str]:
+        """The Auto classes that load a model of this variant, each with the name of the class it loads."""
+        return {name: code.removeprefix(CODE) for name, code in cls.default_auto_map.items() if name != "AutoConfig"}
+
+    @classmethod
     def field_names(cls) -> list[str]:
         """Every name the constructor knows: the fields, and the paper's symbols for them."""
         return [field.name for field in fields(cls)] + list(cls.attribute_map)
@@ -241,8 +247,9 @@ class VanillaEncoderConfig(VanillaTransformerConfig):
             projection to the vocabulary (BERT's masked-LM transform).
         token_transform_act (`str`, *optional*): a linear map and this activation stand in front of the classifier of
             single tokens (ELECTRA's discriminator).
-        classifier_pooling (`str`, defaults to `"cls"`): what the classifier of whole sequences reads: what `pooler_act` says,
-            or with `"mean"` the mean of the states of all real tokens (as in ModernBERT), without a pooler.
+        classifier_pooling (`str`, defaults to `"cls"`): what the classifier of whole sequences reads: the first token's state,
+            through the pooler if `pooler_act` is set, or with `"mean"` the mean of the states of all tokens that are not
+            padding (as in ModernBERT), without a pooler.
     """
 
     model_type = "vanilla-encoder"
@@ -395,5 +402,7 @@ class VanillaSeq2SeqConfig(VanillaTransformerConfig):
         shape = {field: value for field, value in presets[name].items() if not (of_both and field in DEPTHS)}
         return cls(**shape | overrides)
 
+
+CONFIGS = {config.model_type: config for config in (VanillaEncoderConfig, VanillaDecoderConfig, VanillaSeq2SeqConfig)}
 
 __all__ = ["VanillaDecoderConfig", "VanillaEncoderConfig", "VanillaSeq2SeqConfig", "VanillaTransformerConfig"]

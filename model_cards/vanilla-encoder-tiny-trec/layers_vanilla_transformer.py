@@ -1,37 +1,61 @@
-"""What the stacks are built of (Vaswani et al. 2017, sections 3.1 to 3.5), in reading order.
+"""The Transformer of "Attention Is All You Need" (Vaswani et al. 2017, section 3), in reading order.
 
-    positions -> embeddings -> attention -> feed-forward -> layer
+    positions -> embeddings -> attention -> feed-forward -> layer -> encoder, decoder, encoder-decoder (Figure 1)
 
 Shapes: B batch, T target length (queries), S source length (keys and values), H heads, D hidden_size.
 """
 
 import math
+import re
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.masking_utils import (
+    create_bidirectional_mask,
+    create_bidirectional_sliding_window_mask,
+    create_causal_mask,
+    create_sliding_window_causal_mask,
+)
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+    BaseModelOutputWithPooling,
+    Seq2SeqModelOutput,
+)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs
+from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.import_utils import is_tracing
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .configuration_vanilla_transformer import (
+    VanillaDecoderConfig,
+    VanillaEncoderConfig,
+    VanillaSeq2SeqConfig,
+    VanillaTransformerConfig,
+)
 
 # ---------------------------------------------------------------------------------------------- embeddings and positions
 
 
 def counted_positions(config, input_ids, attention_mask, order):
-    """Where tokens stand by what `config.position_ids_from` counts: (B, T), or (1, T) where that is places, which are `order`
-    (T,). Without ids or a mask of the shape (B, past + T), nothing is padding."""
+    """The position of each token, by what `config.position_ids_from` counts: (B, T), or (1, T) where that is places, which are
+    `order` (T,). Without ids or a mask of the shape (B, past + T), nothing is padding."""
     if config.position_ids_from == "mask" and attention_mask is not None and attention_mask.ndim == 2:
-        real, before = attention_mask != 0, 0
+        not_padding = attention_mask != 0
+        before = 0
     elif config.position_ids_from == "ids" and input_ids is not None:
-        real, before = input_ids != config.pad_token_id, order[0]
+        not_padding = input_ids != config.pad_token_id
+        before = order[0]
     else:
         return order[None]
-    return ((real.long().cumsum(1) + before) * real - 1)[:, -order.shape[0] :]
+    return ((not_padding.long().cumsum(1) + before) * not_padding - 1)[:, -order.shape[0] :]
 
 
 def position_angles(position_ids: torch.Tensor, width: int, base: float, dtype: torch.dtype) -> torch.Tensor:
@@ -70,7 +94,7 @@ def rotary_positions(config, position_ids, dtype):
 class VanillaRelativePositions(nn.Module):
     """Relative positions (Raffel et al. 2020, T5, section 2.1): a learned number for each head and distance between key and
     query, added to the scores of self-attention in every layer of a stack. Half of the buckets hold one distance each, the
-    others grow logarithmically; an encoder has such buckets for keys before the query and behind it."""
+    others grow logarithmically; an encoder has such buckets for keys before the query and for keys after it."""
 
     def __init__(self, config: VanillaTransformerConfig, is_causal: bool):
         super().__init__()
@@ -317,3 +341,328 @@ class VanillaLayer(GradientCheckpointingLayer):
         if self.norm_first:
             return x + self.dropout(sublayer(norm(x)))
         return norm(x + self.dropout(sublayer(x)))
+
+
+# --------------------------------------------------------------------------------------------------------------- stacks
+
+
+class VanillaPreTrainedModel(PreTrainedModel):
+    """Initialisation, and what transformers needs to know of all our models."""
+
+    config_class = VanillaTransformerConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["VanillaLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    sequence_modules = frozenset({"pooler"})  # those that run once for a sequence, not for each token
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if cls.__module__.startswith("torch."):
+            # FSDP2 makes a subclass of what it shards; a checkpoint has to name our class, and to carry our code.
+            cls.__name__, cls.__module__ = cls.__bases__[-1].__name__, cls.__bases__[-1].__module__
+
+    @torch.no_grad()
+    def _init_weights(self, module):
+        """The paper gives no values. Linear: normal with deviation `initializer_range`, bias 0. Embeddings: uniform within
+        d_model^-0.5, so that tokens times sqrt(d_model) are as large as sinusoids. LayerNorm: the identity."""
+        if isinstance(module, nn.Linear):
+            init.normal_(module.weight, std=self.config.initializer_range)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            bound = self.config.hidden_size**-0.5
+            init.uniform_(module.weight, -bound, bound)
+        elif isinstance(module, nn.LayerNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+
+    def init_parallel_plans(self):
+        """Of the config's plans, what this model has modules for. A process that holds some heads of self-attention cannot add
+        the bias of all of them, so with relative positions it holds them all."""
+        super().init_parallel_plans()
+        names = {re.sub(r"\d+", "*", name) for name, _ in self.named_modules()}
+        if self.config.position_embedding_type == "relative":
+            names = {name for name in names if ".self_attn." not in name}
+        self._tp_plan = {name: style for name, style in self._tp_plan.items() if name in names}
+        self._fsdp_plan = {name: style for name, style in self._fsdp_plan.items() if name in names}
+
+    @classmethod
+    def maybe_distribute_model(cls, model, distributed_config, mesh_manager):
+        size, heads = distributed_config.tp_size, model.config.num_attention_heads
+        if heads % size:
+            raise ValueError(f"num_attention_heads is {heads}, expected a multiple of tp_size, {size}")
+        return super().maybe_distribute_model(model, distributed_config, mesh_manager)
+
+
+def check_attention_implementation(config: VanillaTransformerConfig):
+    """FlashAttention and vLLM would leave out what they cannot do, without an error; flex attention would fail inside torch."""
+    name = config._attn_implementation or ""
+    unequal = "flash" in name and config.head_dim != config.value_head_dim
+    if unequal or (name == "vllm" and config.head_dim < config.value_head_dim):
+        raise ValueError(
+            f"{name} needs values as wide as keys, got head_dim {config.head_dim} and value_head_dim "
+            f"{config.value_head_dim}: use sdpa, flex_attention or eager"
+        )
+    if any(each in name for each in ("flash", "flex", "vllm")) and config.position_embedding_type == "relative":
+        raise ValueError(
+            f"{name} cannot add a bias to the scores, which position_embedding_type='relative' needs: use sdpa or eager"
+        )
+    if name == "vllm" and config.model_type == "vanilla-encoder" and config.sliding_window is not None:
+        raise ValueError(f"vllm counts an encoder's window in another way, got sliding_window={config.sliding_window}")
+
+
+def final_norm(config):
+    return nn.LayerNorm(config.hidden_size, config.layer_norm_eps) if config.final_norm else nn.Identity()
+
+
+class VanillaPooler(nn.Module):
+    """Devlin et al. 2019 (BERT): a linear map and an activation on the first token's state, (B, S, D) -> (B, D)."""
+
+    def __init__(self, config: VanillaEncoderConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACT2FN[config.pooler_act]
+
+    def forward(self, hidden_states):
+        return self.activation(self.dense(hidden_states[:, 0]))
+
+
+class VanillaEncoderModel(VanillaPreTrainedModel):
+    """The left half of Figure 1: embeddings and N layers, every position looking at every token that is not padding."""
+
+    config_class = VanillaEncoderConfig
+    _can_record_outputs = {"hidden_states": VanillaLayer, "attentions": VanillaAttention}
+
+    def __init__(self, config: VanillaTransformerConfig, add_pooling_layer: bool = True):
+        super().__init__(config)
+        depth = config.encoder_layers if config.is_encoder_decoder else config.num_hidden_layers
+        self.embeddings = VanillaEmbeddings(config)
+        self.relative_positions = None
+        if config.position_embedding_type == "relative":
+            self.relative_positions = VanillaRelativePositions(config, is_causal=False)
+        self.layers = nn.ModuleList(VanillaLayer(config, i, is_causal=False, has_cross_attention=False) for i in range(depth))
+        self.norm = final_norm(config)
+        self.pooler = VanillaPooler(config) if add_pooling_layer and config.pooler_act else None
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPooling:
+        """`input_ids` (B, S), or `inputs_embeds` (B, S, D) in their place; `attention_mask` (B, S), 1 for tokens, 0
+        for padding (all 1 by default); `token_type_ids` (B, S), 0 by default; `position_ids` (B, S), from 0 on, by default
+        counted by `config.position_ids_from` -> `last_hidden_state` (B, S, D), and `pooler_output` (B, D) if
+        `config.pooler_act` is set."""
+        check_attention_implementation(self.config)
+        if kwargs.get("past_key_values") is not None:
+            raise ValueError("got past_key_values, as of prefix tuning: an encoder keeps no keys and values, expected none")
+        inputs_embeds = self.embeddings.tokens(input_ids, inputs_embeds)
+        order = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)
+        if position_ids is None:
+            position_ids = counted_positions(self.config, input_ids, attention_mask, order)
+        hidden_states = self.embeddings(inputs_embeds, position_ids, token_type_ids)
+        windowed = self.config.sliding_window is not None
+        create_mask = create_bidirectional_sliding_window_mask if windowed else create_bidirectional_mask
+        attention_mask = create_mask(self.config, hidden_states, attention_mask)
+        position_bias = None if self.relative_positions is None else self.relative_positions(order, order)
+        position_embeddings = rotary_positions(self.config, position_ids, hidden_states.dtype)
+        for layer in self.layers:
+            hidden_states = layer(
+                hidden_states,
+                attention_mask,
+                None,
+                position_bias,  # positional, as gradient checkpointing needs it
+                position_embeddings=position_embeddings,
+                **kwargs,
+            )
+        hidden_states = self.norm(hidden_states)
+        pooled = None if self.pooler is None else self.pooler(hidden_states)
+        return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
+
+
+class VanillaDecoderModel(VanillaPreTrainedModel):
+    """The right half of Figure 1: embeddings and N layers, each position looking at itself and what is before it, and,
+    in an encoder-decoder, at the encoder's output."""
+
+    config_class = VanillaDecoderConfig
+    _can_record_outputs = {
+        "hidden_states": VanillaLayer,
+        "attentions": OutputRecorder(VanillaAttention, index=1, layer_name="self_attn"),
+        "cross_attentions": OutputRecorder(VanillaAttention, index=1, layer_name="cross_attn"),
+    }
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__(config)
+        depth = config.decoder_layers if config.is_encoder_decoder else config.num_hidden_layers
+        self.has_cross_attention = config.is_encoder_decoder or config.add_cross_attention
+        self.embeddings = VanillaEmbeddings(config)
+        self.relative_positions = None
+        if config.position_embedding_type == "relative":
+            self.relative_positions = VanillaRelativePositions(config, is_causal=True)
+        self.layers = nn.ModuleList(
+            VanillaLayer(config, i, is_causal=True, has_cross_attention=self.has_cross_attention) for i in range(depth)
+        )
+        self.norm = final_norm(config)
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """`input_ids` (B, T), the tokens that are not in the cache yet; `attention_mask` (B, past + T);
+        `position_ids` (B, T), from 0 on, by default counted by `config.position_ids_from`: where that is `"place"`, give them
+        for left-padded rows (without mask and cache, those that do not go up by 1 mean packed sequences, which do not see
+        each other);
+        `encoder_hidden_states` (B, S, D) with `encoder_attention_mask` (B, S) -> `last_hidden_state` (B, T, D)."""
+        check_attention_implementation(self.config)
+        if encoder_hidden_states is not None and not self.has_cross_attention:
+            raise ValueError("encoder_hidden_states were given to a decoder without cross-attention")
+        past_key_values = self.prepare_cache(past_key_values, use_cache)
+        has_cross_attention_cache = isinstance(past_key_values, EncoderDecoderCache)
+        cache = past_key_values.self_attention_cache if has_cross_attention_cache else past_key_values
+        past_length = cache.get_seq_length() if cache is not None else 0
+
+        inputs_embeds = self.embeddings.tokens(input_ids, inputs_embeds)
+        order = past_length + torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)
+        positions = position_ids
+        if position_ids is None:
+            positions = counted_positions(self.config, input_ids, attention_mask, order)
+        hidden_states = self.embeddings(inputs_embeds, positions)
+        create_mask = create_causal_mask if self.config.sliding_window is None else create_sliding_window_causal_mask
+        attention_mask = create_mask(self.config, hidden_states, attention_mask, cache, position_ids=position_ids)
+        if encoder_hidden_states is not None:
+            encoder_attention_mask = create_bidirectional_mask(
+                self.config, hidden_states, encoder_attention_mask, encoder_hidden_states=encoder_hidden_states
+            )
+        position_bias = self.position_bias(order, cache)
+        position_embeddings = rotary_positions(self.config, positions, hidden_states.dtype)
+        for layer in self.layers:
+            hidden_states = layer(
+                hidden_states,
+                attention_mask,
+                encoder_hidden_states,  # positional, as gradient checkpointing needs it
+                position_bias,
+                encoder_attention_mask=encoder_attention_mask,
+                past_key_values=past_key_values,
+                position_ids=positions,
+                position_embeddings=position_embeddings,
+                **kwargs,
+            )
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values
+        )
+
+    def prepare_cache(self, past_key_values, use_cache):
+        """The cache that was given, or a new one with `use_cache`. With cross-attention it is an `EncoderDecoderCache`: in a
+        single cache the target's keys would mix with the source's."""
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        if past_key_values is None or not self.has_cross_attention:
+            return past_key_values
+        if not isinstance(past_key_values, EncoderDecoderCache):
+            return EncoderDecoderCache(past_key_values, DynamicCache())
+        if any(past_key_values.cross_attention_cache.is_sliding):
+            # `generate` makes both by `config.sliding_window`, which is not for the source.
+            past_key_values.cross_attention_cache = DynamicCache()
+        return past_key_values
+
+    def position_bias(self, order, cache):
+        if self.relative_positions is None:
+            return None
+        length, first = (order.shape[0], 0) if cache is None else cache.get_mask_sizes(order.shape[0], 0)
+        return self.relative_positions(order, first + torch.arange(length, device=order.device))
+
+
+class VanillaSeq2SeqModel(VanillaPreTrainedModel):
+    """Figure 1: the encoder, and the decoder that looks at its output."""
+
+    config_class = VanillaSeq2SeqConfig
+
+    def __init__(self, config: VanillaSeq2SeqConfig):
+        super().__init__(config)
+        self.encoder = VanillaEncoderModel(config, add_pooling_layer=False)
+        self.decoder = VanillaDecoderModel(config)
+        if config.share_encoder_decoder_embeddings:
+            self._tied_weights_keys = {"decoder.embeddings.embed_tokens.weight": "encoder.embeddings.embed_tokens.weight"}
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.encoder.embeddings.embed_tokens
+
+    def set_input_embeddings(self, value):
+        old = self.decoder.embeddings.embed_tokens
+        self.encoder.embeddings.embed_tokens = value
+        if self.config.tie_word_embeddings and self.config.share_encoder_decoder_embeddings:
+            self.decoder.embeddings.embed_tokens = value
+        elif old.num_embeddings != value.num_embeddings:  # the vocabulary is resized, and there is one of it
+            self.decoder.embeddings.embed_tokens = self._get_resized_embeddings(old, value.num_embeddings)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.LongTensor | None = None,
+        decoder_attention_mask: torch.Tensor | None = None,
+        decoder_position_ids: torch.LongTensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqModelOutput:
+        """`input_ids` and `attention_mask` (B, S), or `encoder_outputs` computed before; `decoder_input_ids` (B, T),
+        starting with `decoder_start_token_id` -> `last_hidden_state` (B, T, D)."""
+        if decoder_input_ids is None and decoder_inputs_embeds is None:
+            raise ValueError(
+                "one of decoder_input_ids and decoder_inputs_embeds must be given (or labels, to a head), got neither"
+            )
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds=inputs_embeds, **kwargs)
+        elif isinstance(encoder_outputs, tuple | list):
+            encoder_outputs = BaseModelOutput(*encoder_outputs)
+        decoder_outputs = self.decoder(
+            decoder_input_ids,
+            decoder_attention_mask,
+            position_ids=decoder_position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=decoder_inputs_embeds,
+            encoder_hidden_states=encoder_outputs.last_hidden_state,
+            encoder_attention_mask=attention_mask,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=decoder_outputs.last_hidden_state,
+            past_key_values=decoder_outputs.past_key_values,
+            decoder_hidden_states=decoder_outputs.hidden_states,
+            decoder_attentions=decoder_outputs.attentions,
+            cross_attentions=decoder_outputs.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
+        )

@@ -34,7 +34,7 @@ class Text2TextGenerationPipeline(Pipeline):
             (`max_new_tokens=256, num_beams=4`), in this order. `max_length` takes the place of a `max_new_tokens` that comes
             later in this order, and the reverse. A `generation_config` in a call leaves only the model's own to look in.
 
-    The text follows the `prefix` of the model config's `task_specific_params[task]`, or of the model config, if any.
+    The text is put after the `prefix` of the model config's `task_specific_params[task]`, or of the model config, if any.
 
     Raises:
         TypeError: for a text that is no string.
@@ -121,7 +121,7 @@ class Text2TextGenerationPipeline(Pipeline):
         else:
             kwargs = self._prepare_generate_kwargs(generate_kwargs)
             chosen = {**self._generate_kwargs, **generate_kwargs}
-        # The default of the pipeline is no choice of anybody, so nothing is said about it.
+        # Nobody chose the default of the pipeline, so it causes no warning.
         chosen = self._get_set_generation_params(chosen)
         if limit := chosen.get("max_new_tokens") or chosen.get("max_length"):
             self.check_length(input_length, limit)

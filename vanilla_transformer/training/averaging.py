@@ -13,7 +13,7 @@ from ..checkpoint import load_checkpoint as load
 from ..companions import companions
 from ..files import MODULES, new_directory
 
-# Of a config, what says nothing about the model; of tokenizer.json, what the last call left.
+# Of a config, what has no effect on the model; of tokenizer.json, what the last call left.
 NEUTRAL = {"_name_or_path", "transformers_version", "dtype", "auto_map", "custom_pipelines", "use_cache", "output_attentions"}
 NEUTRAL |= {"output_hidden_states", "return_dict"}
 OF_A_CALL = {"padding", "truncation"}
@@ -51,12 +51,12 @@ def averaged(checkpoints: list[str | os.PathLike]) -> PreTrainedModel:
     sums = {name: weight.double() for name, weight in model.named_parameters()}
     for checkpoint in checkpoints[1:]:
         other = load(checkpoint)
-        found = dict(other.named_parameters())
-        shapes, expected = ({name: tuple(weight.shape) for name, weight in of.items()} for of in (found, sums))
+        weights = dict(other.named_parameters())
+        shapes, expected = ({name: tuple(weight.shape) for name, weight in each.items()} for each in (weights, sums))
         if type(other) is not type(model) or shapes != expected:
             raise ValueError(f"{checkpoint} is not of the same architecture and shape as {checkpoints[0]}")
         check_equal(other.config.to_dict(), model.config.to_dict(), (checkpoint, checkpoints[0]), NEUTRAL)
-        for name, weight in found.items():
+        for name, weight in weights.items():
             sums[name] = sums[name] + weight.double()
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -64,7 +64,7 @@ def averaged(checkpoints: list[str | os.PathLike]) -> PreTrainedModel:
     return model
 
 
-def check_tokenizers(checkpoints) -> None:
+def check_tokenizers(checkpoints: list[str | os.PathLike]) -> None:
     """All that have a tokenizer.json must have the same: the average has that of the first."""
     files = [checkpoint_directory(checkpoint) / "tokenizer.json" for checkpoint in checkpoints]
     first, *others = [file for file in files if file.is_file()] or [None]
@@ -72,9 +72,10 @@ def check_tokenizers(checkpoints) -> None:
         check_equal(read_json(file), read_json(first), (file, first), OF_A_CALL)
 
 
-def average_modules(checkpoints, directory: Path) -> None:
-    """Their weights become the mean, in float64, of those of all checkpoints; what their configs say must be the same."""
-    first, *others = found = [companions(checkpoint) for checkpoint in checkpoints]
+def average_modules(checkpoints: list[str | os.PathLike], directory: Path) -> None:
+    """Their weights become the mean, in float64, of those of all checkpoints; their configs must be the same."""
+    of_each = [companions(checkpoint) for checkpoint in checkpoints]
+    first, *others = of_each
     for checkpoint, other in zip(checkpoints[1:], others):
         if other.modules != first.modules:
             one, same = ([module.kind for module in each.modules] for each in (other, first))
@@ -89,14 +90,14 @@ def average_modules(checkpoints, directory: Path) -> None:
     first.copy(directory)
     for name in first.files:
         if name.endswith(".safetensors"):
-            save_file(mean([each.files[name] for each in found]), directory / name)
+            save_file(mean([each.files[name] for each in of_each]), directory / name)
 
 
 def mean(files: list[Path]) -> dict[str, torch.Tensor]:
     """Raises ValueError naming the first file that is no safetensors, or has other tensors than the first."""
     shapes = [{name: shape for name, (shape, _) in stored_shapes(file).items()} for file in files]
-    for file, found in zip(files, shapes):
-        check_equal(found, shapes[0], (file, files[0]), set())
+    for file, file_shapes in zip(files, shapes):
+        check_equal(file_shapes, shapes[0], (file, files[0]), set())
     parts = [load_file(file) for file in files]
     return {
         name: (sum(part[name].double() for part in parts) / len(parts)).to(tensor.dtype) for name, tensor in parts[0].items()

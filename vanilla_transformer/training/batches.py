@@ -1,12 +1,13 @@
 """Rows of like length in batches of so many tokens."""
 
+from collections.abc import Callable, Iterator
 from itertools import count
 from random import Random
 
 import torch
 from datasets import Dataset, IterableDataset
 
-from .draws import Drawn, drawn
+from .augment import Augmentation, AugmentedDataset, Row, augment
 
 SIDES = ("labels", "input_ids")  # of a row
 BUFFER = 10_000  # rows of a stream that are shuffled, and sorted by length, together
@@ -27,8 +28,9 @@ class TokenBatches:
         ValueError: for a row that is longer than `limit`.
     """
 
-    def __init__(self, rows: Dataset | Drawn, lengths: list[tuple[int, ...]], limit: int, each: int = 1):
-        self.rows, self.batches = rows, cut(lengths, limit)
+    def __init__(self, rows: Dataset | AugmentedDataset, lengths: list[tuple[int, ...]], limit: int, each: int = 1):
+        self.rows = rows
+        self.batches = cut(lengths, limit)
         for _ in range(min(-len(self.batches) % each, len(rows) - len(self.batches))):
             largest = max(self.batches, key=len)
             half = len(largest) // 2
@@ -42,31 +44,36 @@ class TokenBatches:
         return self.rows.__getitems__(self.batches[index])
 
     def set_epoch(self, epoch: int) -> None:
-        if isinstance(self.rows, Drawn):
+        if isinstance(self.rows, AugmentedDataset):
             self.rows.set_epoch(epoch)
 
 
 class TokenStream(torch.utils.data.IterableDataset):
     """The same of rows that are read as they are needed, again and again without an end: `BUFFER` rows are shuffled and cut
-    into batches, then the next ones. `draw` and `seed` as in `Drawn`, if something is drawn."""
+    into batches, then the next ones. `augmentation` and `seed` as in `AugmentedDataset`."""
 
-    def __init__(self, rows: IterableDataset, limit: int, seed: int, draw=None):
+    def __init__(self, rows: IterableDataset, limit: int, seed: int, augmentation: Augmentation | None = None):
         super().__init__()
-        self.rows, self.limit, self.seed, self.draw = rows, limit, seed, draw
+        self.rows = rows
+        self.limit = limit
+        self.seed = seed
+        self.augmentation = augmentation
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[list[Row]]:
         for epoch in count():
             stream = self.rows.shuffle(seed=self.seed + epoch, buffer_size=BUFFER)
             for part, columns in enumerate(stream.iter(BUFFER)):
                 yield from self.batches(columns, f"{self.seed} {epoch} {part}")
 
-    def batches(self, columns, seed):
+    def batches(self, columns: dict[str, list], seed: str) -> Iterator[list[Row]]:
+        """Those of a part of the stream, in any order."""
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         batches = cut([tuple(len(row[name]) for name in SIDES if name in row) for row in rows], self.limit)
         Random(seed).shuffle(batches)
-        for batch in batches:  # drawn when it is asked for: all at once would stop the training for seconds
-            found = [rows[place] for place in batch]
-            yield drawn(found, self.draw, [f"{seed} {place}" for place in batch]) if self.draw else found
+        for places in batches:  # augmented when it is asked for: all at once would stop the training for seconds
+            batch = [rows[place] for place in places]
+            seeds = [f"{seed} {place}" for place in places]
+            yield augment(batch, self.augmentation, seeds) if self.augmentation else batch
 
 
 def cut(lengths: list[tuple[int, ...]], limit: int) -> list[list[int]]:
@@ -74,7 +81,8 @@ def cut(lengths: list[tuple[int, ...]], limit: int) -> list[list[int]]:
     longest = max(map(max, lengths))
     if longest > limit:
         raise ValueError(f"the longest row has {longest} tokens, expected at most {limit}, those of a batch")
-    batches, width = [[]], 0
+    batches = [[]]
+    width = 0
     for place in sorted(range(len(lengths)), key=lengths.__getitem__):
         width = max(width, *lengths[place])
         if (len(batches[-1]) + 1) * width > limit:
@@ -84,10 +92,10 @@ def cut(lengths: list[tuple[int, ...]], limit: int) -> list[list[int]]:
     return batches
 
 
-def collate_batches(collator):
+def collate_batches(collator: Callable[[list[Row]], dict]) -> Callable[[list], dict]:
     """`collator` for items that are rows, or lists of them."""
 
-    def collate(items):
+    def collate(items: list) -> dict:
         return collator([row for item in items for row in (item if isinstance(item, list) else [item])])
 
     return collate

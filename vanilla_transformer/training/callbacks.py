@@ -1,29 +1,42 @@
 """What `Trainer` calls while it runs: checks of the loss, how fast it goes, which epoch it is."""
 
 import time
+from typing import Any
 
 import torch
 from accelerate.utils import reduce
-from transformers import EarlyStoppingCallback, TrainerCallback
+from torch.utils.data import DataLoader
+from transformers import (
+    EarlyStoppingCallback,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from ..info import flops
 from .checkpoints import WholeCheckpoints
+from .recipe import Recipe
 
 PEAK = {"NVIDIA H200": 989e12, "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA A100-SXM4-80GB": 312e12}  # dense bfloat16, a second
-SIDES = {"source token": "input_ids", "target token": "decoder_input_ids"}
+TOKEN_INPUTS = {"source token": "input_ids", "target token": "decoder_input_ids"}
 SHOWN = 60  # characters of each row of a batch that is named in an error
 
 
-def callbacks(recipe) -> list[TrainerCallback]:
+def callbacks(recipe: Recipe) -> list[TrainerCallback]:
     patience = recipe.training.get("early_stopping_patience")
     length = MaxLength(recipe.generation.get("max_length"))
     return [WholeCheckpoints(), Epochs(), length, *([EarlyStoppingCallback(patience)] if patience else [])]
 
 
 class Epochs(TrainerCallback):
-    """Tells the rows which epoch it is, which a `DataLoader` of several processes does not."""
+    """Sets the epoch of the training rows, which a `DataLoader` of several processes does not."""
 
-    def on_epoch_begin(self, args, state, control, train_dataloader, **kwargs):
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, train_dataloader: DataLoader, **kwargs: Any
+    ) -> None:
         if hasattr(train_dataloader.dataset, "set_epoch"):
             train_dataloader.dataset.set_epoch(int(state.epoch))
 
@@ -34,7 +47,9 @@ class MaxLength(TrainerCallback):
     def __init__(self, max_length: int | None):
         self.max_length = max_length
 
-    def on_prediction_step(self, args, state, control, model, **kwargs):
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: PreTrainedModel, **kwargs: Any
+    ) -> None:
         if model.can_generate():
             model.generation_config.max_length = self.max_length
 
@@ -47,17 +62,19 @@ class Watch(TrainerCallback):
     out) over their peak.
     """
 
-    def __init__(self, model, tokenizer):
-        self.tokenizer, self.pad = tokenizer, model.config.pad_token_id
-        self.costs = {SIDES[kind]: cost for kind, cost in flops(model).items() if kind in SIDES}
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast):
+        self.tokenizer = tokenizer
+        self.pad = model.config.pad_token_id
+        self.costs = {TOKEN_INPUTS[kind]: cost for kind, cost in flops(model).items() if kind in TOKEN_INPUTS}
         self.start()
 
-    def start(self):
-        self.counts, self.since = dict.fromkeys(SIDES.values(), 0), time.monotonic()
+    def start(self) -> None:
+        """Counts from now on."""
+        self.counts = dict.fromkeys(TOKEN_INPUTS.values(), 0)
+        self.since = time.monotonic()
 
     @torch.compiler.disable
-    def see(self, model, args, inputs, outputs):
-        """A forward hook."""
+    def forward_hook(self, model: PreTrainedModel, args: tuple, inputs: dict, outputs: dict) -> None:
         self.input_ids = inputs.get("input_ids")  # `generate` gives the decoder alone its own
         if model.training:
             for side in self.counts:
@@ -66,7 +83,7 @@ class Watch(TrainerCallback):
         if outputs.get("loss") is not None:
             self.check(outputs["loss"])
 
-    def check(self, loss):
+    def check(self, loss: torch.Tensor) -> None:
         """Raises FloatingPointError with the text of the batch."""
         if not loss.isfinite():
             rows = self.tokenizer.batch_decode(self.input_ids, skip_special_tokens=True)
@@ -74,15 +91,30 @@ class Watch(TrainerCallback):
                 f"the loss is {loss.item()} for the batch of {len(rows)} rows {[row[:SHOWN] for row in rows]}"
             )
 
-    def on_train_begin(self, args, state, control, **kwargs):
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.start()
 
-    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
         self.since += next((value for name, value in metrics.items() if name.endswith("_runtime")), 0.0)
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
         if "loss" in logs:
-            seconds, counts = time.monotonic() - self.since, over_processes(self.counts, args.device)
+            seconds = time.monotonic() - self.since
+            counts = over_processes(self.counts, args.device)
             measured = {"tokens": sum(counts.values()), "tokens_per_second": round(sum(counts.values()) / seconds, 1)}
             if (name := device_name()) in PEAK:
                 done = 3 * sum(count * self.costs.get(side, 0) for side, count in counts.items())
@@ -98,5 +130,5 @@ def over_processes(counts: dict[str, torch.Tensor], device: torch.device) -> dic
     return dict(zip(counts, sums.tolist(), strict=True))
 
 
-def device_name():
+def device_name() -> str | None:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None

@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import PreTrainedModel
@@ -18,48 +19,52 @@ installed. Where it is, `import vanilla_transformer` takes the place of `trust_r
 need it."""
 
 
-def model_card(report: dict, model: PreTrainedModel, name: str, has_curves: bool) -> ModelCard:
-    """Of what `run.train` reports, which is all it says."""
-    config, recipe, found = model.config, report["recipe"], scores(report["metrics"])
+def model_card(record: dict, model: PreTrainedModel, name: str, has_curves: bool) -> ModelCard:
+    """Of the `record` of a run, and nothing else."""
+    config = model.config
+    recipe = record["recipe"]
+    task = TASKS[recipe["task"]]
+    named_scores = scores(record["metrics"])
     data = ModelCardData(
         library_name="transformers",
-        pipeline_tag=TASKS[recipe["task"]].PIPELINE,
+        pipeline_tag=task.PIPELINE,
         tags=["vanilla-transformer", config.model_type],
         model_name=name,
-        eval_results=[eval_result(recipe, *score) for score in found] or None,
+        eval_results=[eval_result(recipe, *score) for score in named_scores] or None,
     )
-    auto_class = next(auto for auto, code in config.default_auto_map.items() if code.endswith("." + type(model).__name__))
+    auto_class = next(auto for auto, loaded in config.auto_classes().items() if loaded == type(model).__name__)
     shape = ", ".join(f"{field}={getattr(config, field)}" for field in shape_fields(config))
     parts = [
         f"# {name}",
-        f"`{type(model).__name__}` with {report['parameters']:,} parameters: {shape}. "
+        f"`{type(model).__name__}` with {record['parameters']:,} parameters: {shape}. "
         f"{start(recipe)} by the recipe below; `{auto_class}.from_pretrained(..., trust_remote_code=True)` loads it.",
-        TRANSLATES if recipe["task"] == "translation" else "",
+        TRANSLATES if task.ABILITIES.carries_pipeline else "",
         "## Scores",
-        scores_table(found, report["metrics"]),
+        scores_table(named_scores, record["metrics"]),
         "## Training",
         f"![Loss, learning rate and metrics over updates]({CURVES})" if has_curves else "",
-        f"Seed {recipe['training'].get('seed', 42)}; {report['seconds']:,.0f} seconds of updates, {report['hardware']}; "
-        f"{', '.join(f'{package} {version}' for package, version in report['versions'].items())}.",
+        f"Seed {recipe['training'].get('seed', 42)}; {record['seconds']:,.0f} seconds of updates, {record['hardware']}; "
+        f"{', '.join(f'{package} {version}' for package, version in record['versions'].items())}.",
         f"```\n{command}\n```" if (command := command_line()) else "",
         f"```toml\n{toml(recipe)}\n```",
     ]
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(filter(None, parts)) + "\n")
 
 
-def start(recipe):
-    path, teachers = recipe["model"].get("path"), recipe["training"].get("teachers")
+def start(recipe: dict) -> str:
+    path = recipe["model"].get("path")
+    teachers = recipe["training"].get("teachers")
     begun = f"Trained from `{path}`" if path else "Trained from scratch"
-    return f"{begun} on what {len(teachers)} other models say of the text, instead of its labels," if teachers else begun
+    return f"{begun} on what {len(teachers)} other models predict for the text, instead of its labels," if teachers else begun
 
 
 def scores(metrics: dict) -> list[tuple[str, str, float]]:
     """(split, metric, value), those that are numbers; how long it took is no score."""
     named = ((*name.split("_", 1), value) for name, value in metrics.items() if "_" in name)  # "epoch" is of no split
-    return [found for found in named if isinstance(found[2], int | float) and found[1] not in TIMES]
+    return [score for score in named if isinstance(score[2], int | float) and score[1] not in TIMES]
 
 
-def eval_result(recipe, split, metric, value):
+def eval_result(recipe: dict, split: str, metric: str, value: float) -> EvalResult:
     data = recipe["data"]
     files = data.get(split, data.get("train"))  # a split may be a part of the training text
     names = [Path(file).name for file in ([files] if isinstance(files, str) else files or [])]
@@ -73,10 +78,10 @@ def eval_result(recipe, split, metric, value):
     )
 
 
-def scores_table(found, metrics):
-    if not found:
+def scores_table(named_scores: list[tuple[str, str, float]], metrics: dict) -> str:
+    if not named_scores:
         return "It was not measured: the recipe has neither validation nor test text."
-    rows = [f"| {split} | {metric} | {value:.4g} |" for split, metric, value in found]
+    rows = [f"| {split} | {metric} | {value:.4g} |" for split, metric, value in named_scores]
     signatures = dict.fromkeys(value for name, value in metrics.items() if name.endswith("_signature"))
     notes = [f"\n\nSignature: `{signature}`." for signature in signatures]
     return "\n".join(["| text | metric | value |", "|---|---|---:|", *rows]) + "".join(notes)
@@ -98,7 +103,7 @@ def toml(recipe: dict) -> str:
     return "\n\n".join(blocks)
 
 
-def toml_value(value) -> str:
+def toml_value(value: Any) -> str:
     """Strings, numbers, booleans and lists of them are written as in JSON."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + " }"

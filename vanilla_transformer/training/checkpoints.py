@@ -9,9 +9,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from accelerate import PartialState
-from transformers import TrainerCallback, TrainerState
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
@@ -19,6 +20,7 @@ from ..checkpoint import for_every_version
 from ..errors import UsageError
 from ..files import keep
 from .data import paths_of
+from .names import flat, with_new_names
 from .recipe import Recipe
 from .values import SPLITS
 
@@ -38,12 +40,13 @@ class WholeCheckpoints(TrainerCallback):
     """Notes the hashes of a checkpoint's files once they are written, so that one that was cut short or damaged is known, and
     keeps `save_total_limit` of them. (`Trainer` itself would remove whatever else is called checkpoint-something.)"""
 
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.limit, args.save_total_limit = args.save_total_limit, None
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.limit = args.save_total_limit
+        args.save_total_limit = None
         if state.best_model_checkpoint:  # where the state was when it was noted
             state.best_model_checkpoint = str(best_checkpoint(Path(args.output_dir), state))
 
-    def on_step_end(self, args, state, control, **kwargs):
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Marks the checkpoint that is about to be written as one of the run."""
         if control.should_save and args.should_save:
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
@@ -52,7 +55,7 @@ class WholeCheckpoints(TrainerCallback):
 
     on_epoch_end = on_step_end
 
-    def on_save(self, args, state, control, **kwargs):
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         PartialState().wait_for_everyone()  # each process writes a file of its own
         if args.should_save:
             run = Path(args.output_dir)
@@ -93,8 +96,8 @@ def sha256(path: Path) -> str:
 
 def marked_checkpoints(state: Path) -> list[Path]:
     """Those that a run wrote or began to, oldest first. Averages and whatever else a user puts there are none."""
-    found = [path for path in state.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
-    return sorted((path for path in found if (path / FILES).is_file()), key=step_of)
+    named = [path for path in state.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
+    return sorted((path for path in named if (path / FILES).is_file()), key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -104,10 +107,10 @@ def step_of(checkpoint: Path) -> int:
 def noted_hashes(checkpoint: Path) -> dict[str, str]:
     """By the name of the file; empty if the checkpoint was cut short, or they are not as a run writes them."""
     try:
-        found = json.loads((checkpoint / FILES).read_text(encoding="utf-8"))
+        noted = json.loads((checkpoint / FILES).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) and all(Path(name).name == name for name in found) else {}
+    return noted if isinstance(noted, dict) and all(Path(name).name == name for name in noted) else {}
 
 
 def is_whole(checkpoint: Path) -> bool:
@@ -121,12 +124,12 @@ def last_checkpoints(state: Path, count: int) -> list[Path]:
     Raises:
         ValueError: if one of them is damaged: the mean would be of others.
     """
-    found = marked_checkpoints(state)[-count:]
-    if damaged := [str(path) for path in found if not is_whole(path)]:
+    last = marked_checkpoints(state)[-count:]
+    if damaged := [str(path) for path in last if not is_whole(path)]:
         raise ValueError(f"average_last={count}, and {', '.join(damaged)} is damaged: remove it, or begin anew with --restart")
-    if len(found) < count:
-        logger.warning_once(f"average_last={count}, and {state} has {len(found)} checkpoints: the result is the mean of those")
-    return found
+    if len(last) < count:
+        logger.warning_once(f"average_last={count}, and {state} has {len(last)} checkpoints: the result is the mean of those")
+    return last
 
 
 def whole_checkpoints(state: Path) -> Iterator[Path]:
@@ -174,12 +177,12 @@ def check_state(state: Path, facts: dict, restart: bool) -> None:
 def noted_facts(state: Path, restart: bool) -> dict:
     """What `run_facts` were when the run was last called; what can be gone without, if it is to `restart`."""
     try:
-        found = json.loads((state / RUN).read_text(encoding="utf-8"))
+        noted = json.loads((state / RUN).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         if restart:
             return {"task": None, "data": None, "training": None}
         raise ValueError(f"{state / RUN} is damaged ({error}); --restart moves {state} aside and begins anew") from None
-    return found if isinstance(found, dict) else {}
+    return noted if isinstance(noted, dict) else {}
 
 
 def open_state(state: Path, facts: dict, restart: bool) -> None:
@@ -207,7 +210,10 @@ def files_in(path: str) -> list[Path]:
 
 
 def check_same(state: Path, before: dict, facts: dict) -> None:
-    one, other = flat(before), flat(facts)
+    """Raises UsageError for facts that differ from those `before`, where that changes the weights. Keys that were noted under
+    old names are those of today."""
+    one = flat(with_new_names(before, warn=False))
+    other = flat(facts)
     chosen_by_score = any(other.get(f"training.{name}") for name in ("load_best_model_at_end", "early_stopping_patience"))
     for key in sorted(one.keys() | other.keys()):
         is_neutral = NEUTRAL.fullmatch(key) and not (chosen_by_score and key.startswith(("generation.", "evaluation.")))
@@ -218,17 +224,10 @@ def check_same(state: Path, before: dict, facts: dict) -> None:
             )
 
 
-def flat(tables: dict) -> dict:
-    """`table.key` -> value."""
-    found = {key: value for key, value in tables.items() if not isinstance(value, dict)}
-    return found | {
-        f"{table}.{key}": value for table, keys in tables.items() if isinstance(keys, dict) for key, value in keys.items()
-    }
-
-
 def is_longer(key: str, before: dict, now: dict) -> bool:
     """Whether `key` is of more updates by a schedule that is the same for any number of them."""
-    schedule, steps = now.get("training.lr_scheduler_type"), [facts.get("training.max_steps") for facts in (before, now)]
+    schedule = now.get("training.lr_scheduler_type")
+    steps = [facts.get("training.max_steps") for facts in (before, now)]
     is_endless = schedule in ENDLESS and not 0 < now.get("training.warmup_steps", 0) < 1  # a share of the updates
     return key == "training.max_steps" and is_endless and None not in steps and 0 < steps[0] < steps[1]
 

@@ -1,37 +1,42 @@
 """What has to go together in a recipe, whose values are each of their type and range: before anything is read or built."""
 
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
-from sacrebleu.metrics import BLEU
 from transformers import GenerationConfig, get_scheduler
 
 from ..checkpoint import generation_fault
 from ..errors import UsageError
 from .data import check_files
-from .values import SPLITS, check_name
+from .metrics import check_tokenize
+from .names import check_name
+from .values import SPLITS
 
-RESEGMENTED = ("translation", "sequence-classification")  # whose text may have other pieces in each epoch
-UNSMOOTHED = ("question-answering", "pretraining")  # their losses are not of `labels` alone
-ROWS = ("per_device_train_batch_size", "gradient_accumulation_steps")  # what an update is of, without tokens_per_update
+if TYPE_CHECKING:
+    from .recipe import Recipe
+    from .tasks.task import Task
+
+BATCH_KEYS = ("per_device_train_batch_size", "gradient_accumulation_steps")  # an update, without tokens_per_update
 
 
-def check_together(recipe, task) -> None:
-    """Raises UsageError, with what the libraries say that take the values where they know better."""
-    check_data(recipe.data, recipe.task == "masked-lm")
-    if columns := getattr(task, "FILES", None):
+def check_together(recipe: "Recipe", task: "Task") -> None:
+    """Raises UsageError, with the message of the library that takes the values where it knows better."""
+    check_data(recipe.data, task)
+    if columns := task.ABILITIES.parallel_files:
         for split in [name for name in SPLITS if name in recipe.data]:
             check_files(recipe.data, split, columns)
-    check_tokenizer(recipe)
+    check_tokenizer(recipe, task)
     check_training(recipe, task)
     check_model(recipe, task)
     check_generation(recipe.generation)
     if name := recipe.evaluation.get("bleu_tokenize"):
-        check_name("evaluation.bleu_tokenize", name, BLEU.TOKENIZERS)
+        check_tokenize(name, "evaluation.bleu_tokenize")
 
 
-def told(table: str, make, *args, **settings):
+def attempt(table: str, make: Callable, *args: Any, **settings: Any) -> Any:
     """What `make` gives; what it does not accept is a UsageError of `table`, in one line, whatever a library raises for it."""
     try:
         return make(*args, **settings)
@@ -39,15 +44,15 @@ def told(table: str, make, *args, **settings):
         raise UsageError(f"{table}: {' '.join(str(error).split())}") from None
 
 
-def check_generation(settings):
-    """As it is done when a result is read back, and when it is saved: what would have no effect is refused too."""
+def check_generation(settings: dict) -> None:
+    """As it is done when a result is read back, and when it is saved: what would have no effect is an error too."""
     for name, value in settings.items():
         if fault := generation_fault(name, value):
             raise UsageError(f"generation.{name} is {value}, {fault}")
-    told("generation", lambda: GenerationConfig(**settings).validate(strict=True))
+    attempt("generation", lambda: GenerationConfig(**settings).validate(strict=True))
 
 
-def check_data(data, is_masked):
+def check_data(data: dict, task: "Task") -> None:
     files = [name for name in SPLITS if name in data]
     if "dataset" in data and (unread := [name for name in ("directory", *files) if name in data]):
         raise UsageError(f"data.dataset is {data['dataset']!r}, expected no data.{unread[0]} beside it")
@@ -56,26 +61,27 @@ def check_data(data, is_masked):
             raise UsageError(f"data.{name} is {data[name]!r}, expected data.dataset too: it is of a data set")
     if ("fold" in data) != ("folds" in data):
         raise UsageError(f"data.folds is {data.get('folds')} and data.fold {data.get('fold')}, expected both or neither")
-    if "folds" in data and is_masked and not data.get("labelled"):
+    if "folds" in data and "labelled" in task.DATA and not data.get("labelled"):
         raise UsageError(f"data.folds is {data['folds']}, expected data.labelled=true too: folds are of labelled text")
     if "folds" in data and not data["fold"] < data["folds"]:
         raise UsageError(f"data.fold is {data['fold']}, expected one of 0 to {data['folds'] - 1}")
     parts = [name for name in ("validation", "validation_fraction", "folds") if name in data]
     if len(parts) > 1:
         seen = f"data.{parts[0]} is {data[parts[0]]!r}"
-        raise UsageError(f"{seen}, expected no data.{parts[1]} beside it: both say what is held out")
+        raise UsageError(f"{seen}, expected no data.{parts[1]} beside it: both set what is held out")
     if len({*(names := data.get("label_names", []))}) < len(names):
         raise UsageError(f"data.label_names is {names}, expected names that differ")
     if data.get("stride", 0) >= data.get("max_length", 2**63):
         raise UsageError(f"data.stride is {data['stride']}, expected less than data.max_length={data['max_length']}")
 
 
-def check_tokenizer(recipe):
-    tokenizer, is_new = recipe.tokenizer, not (recipe.tokenizer.get("path") or recipe.model.get("path"))
-    if (dropout := tokenizer.get("dropout")) and recipe.task not in RESEGMENTED:
-        raise UsageError(f"tokenizer.dropout is {dropout}, expected 0: the pieces of {recipe.task} are not drawn")
+def check_tokenizer(recipe: "Recipe", task: "Task") -> None:
+    tokenizer = recipe.tokenizer
+    is_new = not (tokenizer.get("path") or recipe.model.get("path"))
+    if (dropout := tokenizer.get("bpe_dropout")) and not task.ABILITIES.bpe_dropout:
+        raise UsageError(f"tokenizer.bpe_dropout is {dropout}, expected 0: the subwords of {recipe.task} are always the same")
     if is_new and dropout and (kind := tokenizer.get("kind", "bpe")) != "bpe":
-        raise UsageError(f"tokenizer.dropout is {dropout}, expected 0 with tokenizer.kind={kind!r}: only bpe has it")
+        raise UsageError(f"tokenizer.bpe_dropout is {dropout}, expected 0 with tokenizer.kind={kind!r}: only bpe has it")
     if is_new and tokenizer.get("lowercase") and tokenizer.get("kind", "bpe") not in ("bpe", "word"):
         raise UsageError(f"tokenizer.lowercase is true, expected false with tokenizer.kind={tokenizer['kind']!r}")
     sizes = [table["vocab_size"] for table in (tokenizer, recipe.model) if table.get("vocab_size")]
@@ -83,49 +89,50 @@ def check_tokenizer(recipe):
         raise UsageError(f"tokenizer.vocab_size is {sizes[0]}, expected model.vocab_size={sizes[1]}")
 
 
-def check_training(recipe, task):
+def check_training(recipe: "Recipe", task: "Task") -> None:
     training = recipe.training
     by_tokens = "tokens_per_update" in training
-    if by_tokens and (rows := [name for name in ROWS if name in training]):
-        said = "expected none: tokens_per_update says what an update is of"
-        raise UsageError(f"training.{rows[0]} is {training[rows[0]]}, {said}")
+    if by_tokens and (others := [name for name in BATCH_KEYS if name in training]):
+        expected = "expected none: tokens_per_update is the size of an update"
+        raise UsageError(f"training.{others[0]} is {training[others[0]]}, {expected}")
     if "tokens_per_batch" in training and not by_tokens:
         raise UsageError(f"training.tokens_per_batch is {training['tokens_per_batch']}, expected tokens_per_update too")
-    if recipe.task in UNSMOOTHED and (smoothing := training.get("label_smoothing_factor")):
+    if not task.ABILITIES.label_smoothing and (smoothing := training.get("label_smoothing_factor")):
         raise UsageError(f"training.label_smoothing_factor is {smoothing}, expected 0: the loss of {recipe.task} has none")
-    if (r_drop := training.get("r_drop")) and (recipe.task in UNSMOOTHED or not by_tokens):
-        said = "it takes batches by tokens_per_update, and one loss of `labels`"
-        raise UsageError(f"training.r_drop is {r_drop}, expected 0: {said}")
+    if (r_drop := training.get("r_drop")) and not (task.ABILITIES.label_smoothing and by_tokens):
+        reason = "it takes batches by tokens_per_update, and one loss of `labels`"
+        raise UsageError(f"training.r_drop is {r_drop}, expected 0: {reason}")
     if "teachers" in training:
-        check_taught(recipe)
+        check_taught(recipe, task)
     check_checkpoints(training)
     check_best(training, {"loss", *task.METRICS})
     if "lr_scheduler_type" in training or "lr_scheduler_kwargs" in training:
         check_schedule(training.get("lr_scheduler_type", "linear"), training.get("lr_scheduler_kwargs"))
 
 
-def check_taught(recipe):
-    if recipe.task != "sequence-classification":
-        raise UsageError(f"{recipe.task} has training.teachers, expected none: they are for sequence-classification")
+def check_taught(recipe: "Recipe", task: "Task") -> None:
+    if not task.ABILITIES.row_labels:
+        raise UsageError(f"{recipe.task} has training.teachers, expected none: they are for tasks with one label for each row")
     for name in ("label_smoothing_factor", "r_drop"):
         if value := recipe.training.get(name):
             raise UsageError(f"training.{name} is {value}, expected 0: it is of labels, which a run with teachers does not see")
 
 
-def check_checkpoints(training):
+def check_checkpoints(training: dict) -> None:
     if count := training.get("average_last"):
         if training.get("load_best_model_at_end"):
             raise UsageError(f"training.average_last={count} does not go with load_best_model_at_end=true")
         if training.get("save_strategy") == "no":
-            said = 'does not go with save_strategy="no", which leaves nothing to average'
-            raise UsageError(f"training.average_last={count} {said}")
+            conflict = 'does not go with save_strategy="no", which leaves nothing to average'
+            raise UsageError(f"training.average_last={count} {conflict}")
         if (kept := training.get("save_total_limit") or count) < count:
             raise UsageError(f"training.save_total_limit is {kept}, expected at least average_last={count}")
 
 
-def check_best(training, metrics):
+def check_best(training: dict, metrics: set[str]) -> None:
     """Which checkpoint is the best is only asked after the first evaluation."""
-    name, patience = training.get("metric_for_best_model"), training.get("early_stopping_patience")
+    name = training.get("metric_for_best_model")
+    patience = training.get("early_stopping_patience")
     if name is not None:
         check_name("training.metric_for_best_model", name.removeprefix("eval_"), metrics)
     if patience and training.get("eval_strategy", "no") == "no":
@@ -134,12 +141,12 @@ def check_best(training, metrics):
         raise UsageError(f"training.early_stopping_patience is {patience}, expected metric_for_best_model with it")
 
 
-def check_schedule(name, settings):
+def check_schedule(name: str, settings: dict | None) -> None:
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    told("training.lr_scheduler_kwargs", get_scheduler, name, optimizer, 0, 1, scheduler_specific_kwargs=settings)
+    attempt("training.lr_scheduler_kwargs", get_scheduler, name, optimizer, 0, 1, scheduler_specific_kwargs=settings)
 
 
-def check_model(recipe, task):
+def check_model(recipe: "Recipe", task: "Task") -> None:
     """Where the shape is that of a checkpoint, `prepare.check_complete` does it."""
     settings = dict(recipe.model)
     if settings.get("return_dict", True) is not True:
@@ -153,4 +160,4 @@ def check_model(recipe, task):
         if size := recipe.tokenizer.get("vocab_size"):
             settings = {"vocab_size": size, **settings}
         make = task.CONFIG if preset is None else partial(task.CONFIG.preset, preset)
-        told("model", make, **settings)
+        attempt("model", make, **settings)

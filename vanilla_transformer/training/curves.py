@@ -1,4 +1,4 @@
-"""How a run went, as a picture."""
+"""How a run went, as a figure."""
 
 from pathlib import Path
 
@@ -11,23 +11,23 @@ WIDTH, HEIGHT, DPI = 5, 3, 100  # inches of a panel; pixels of an inch
 
 def panels(history: list[dict]) -> dict[str, dict[str, list[tuple[int, float]]]]:
     """`Trainer`'s log as panel -> curve -> (update, value): the losses, the learning rate, and each of the task's metrics."""
-    found = {}
+    curves = {}
     for record in history:
         for name, value in record.items():
             panel, curve = (name.removeprefix("eval_"), "validation") if name.startswith("eval_") else (name, "training")
             wanted = panel not in TIMES if curve == "validation" else panel in ("loss", "learning_rate")
             if wanted and isinstance(value, int | float):
-                found.setdefault(panel, {}).setdefault(curve, []).append((record["step"], value))
-    return {name: found[name] for name in sorted(found, key=lambda name: (name != "loss", name != "learning_rate"))}
+                curves.setdefault(panel, {}).setdefault(curve, []).append((record["step"], value))
+    return {name: curves[name] for name in sorted(curves, key=lambda name: (name != "loss", name != "learning_rate"))}
 
 
 def draw_curves(history: list[dict], path: Path) -> bool:
-    """Writes `panels(history)` to `path`, if there are any, and says whether."""
-    found = panels(history)
-    if not found:
+    """Writes `panels(history)` to `path`, and returns whether there are any."""
+    drawn = panels(history)
+    if not drawn:
         return False
-    figure = Figure(figsize=(WIDTH * len(found), HEIGHT), layout="constrained")  # no pyplot: nothing outlives the call
-    for axes, (name, curves) in zip(figure.subplots(1, len(found), squeeze=False).flat, found.items(), strict=True):
+    figure = Figure(figsize=(WIDTH * len(drawn), HEIGHT), layout="constrained")  # no pyplot: nothing outlives the call
+    for axes, (name, curves) in zip(figure.subplots(1, len(drawn), squeeze=False).flat, drawn.items(), strict=True):
         for curve, points in curves.items():
             axes.plot(*zip(*points, strict=True), label=curve, marker="." if len(points) < 50 else None)
         axes.set(title=name.replace("_", " "), xlabel="updates")

@@ -1,27 +1,32 @@
 """Text from files, plain or gzip-compressed, one example a line, and from `datasets`.
 
-A file is UTF-8 unless it is said to be another encoding. What is read of it has neither a byte order mark at its start nor the
+A file is UTF-8 unless another encoding is given. What is read of it has neither a byte order mark at its start nor the
 ends of its lines, LF or CRLF, and all else as it stands.
 """
 
 import gzip
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+
 LONGEST = 1_000_000  # bytes of a line, in UTF-8
 PART = LONGEST + 3  # characters that are read at once: such a line, its end, and a byte order mark
-EXPANSION, SMALL = 100, 1 << 24  # the read part of a .gz file may be so many times its size, or so many bytes; text is 3 to 10
+MAX_EXPANSION = 100  # what is read of a .gz file may be so many times its size; that of text is 3 to 10 times
+ALWAYS_READ = 1 << 24  # or so many bytes
 NO_TEXT = re.compile("[\udc80-\udcff]")  # what stands for a byte that is none
-TOLD = 3  # bad rows of which is told what is wrong with them
+REPORTED = 3  # bad rows of which a report has what is wrong
 
 
 def parts(path: str | Path, encoding: str, how: str) -> Iterator[str]:
-    """The file as it stands, piece by piece, as its `how`, "read" or "readline", gives at most `PART` characters. Bytes that
+    """The file as it stands, part by part, as its `how`, "read" or "readline", gives at most `PART` characters. Bytes that
     are no text are lone surrogates.
 
     Raises:
@@ -37,8 +42,10 @@ def parts(path: str | Path, encoding: str, how: str) -> Iterator[str]:
         try:
             while part := getattr(file, how)(PART):
                 size = file.buffer.tell() if is_packed else 0
-                if size > SMALL and size > EXPANSION * file.buffer.fileobj.tell():
-                    raise ValueError(f"{path} unpacks to {size:,} bytes and more, expected at most {EXPANSION} times its own")
+                if size > ALWAYS_READ and size > MAX_EXPANSION * file.buffer.fileobj.tell():
+                    raise ValueError(
+                        f"{path} unpacks to {size:,} bytes and more, expected at most {MAX_EXPANSION} times its own"
+                    )
                 yield part
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not {encoding} text: {error}") from None
@@ -89,14 +96,14 @@ def lines(path: str | Path, encoding: str = "UTF-8", fault: Check | None = None)
         yield checked("", encoding, fault)
 
 
-def checked(line, encoding, fault) -> str | Fault:
+def checked(line: str, encoding: str, fault: Check | None) -> str | Fault:
     line = line.removesuffix("\r\n") if line.endswith("\r\n") else line.removesuffix("\n")
     if not line.isascii() and (byte := NO_TEXT.search(line)):
         return Fault(no_text(byte, encoding))
     if len(line if line.isascii() else line.encode(errors="surrogatepass")) > LONGEST:
         return Fault(f"has more than {LONGEST:,} bytes, expected at most that")
-    found = fault and fault(line)
-    return Fault(found) if found else line
+    what = fault and fault(line)
+    return Fault(what) if what else line
 
 
 def shown(line: str) -> str:
@@ -105,35 +112,37 @@ def shown(line: str) -> str:
 
 
 class BadRows:
-    """Rows that cannot be used. The first is an error; where `data` says `skip_bad_rows = true`, those of its training text are
-    left out, counted and told of. What is measured on is never changed."""
+    """Rows that cannot be used. The first is an error; with `skip_bad_rows = true` in `data`, those of its training text are
+    left out, counted and reported. Text for validation and test is never changed."""
 
     def __init__(self, data: dict | None = None, split: str = "train"):
         skips = (data or {}).get("skip_bad_rows", False)
         if not isinstance(skips, bool):
             raise UsageError(f"data.skip_bad_rows is {skips!r}, expected true or false")
-        self.are_skipped, self.count, self.first = skips and split == "train", 0, []
+        self.are_skipped = skips and split == "train"
+        self.count = 0
+        self.first = []
 
     def add(self, what: str) -> None:
         """Raises ValueError, saying `what`, unless they are skipped."""
         if not self.are_skipped:
             raise ValueError(what)
         self.count += 1
-        if self.count <= TOLD:
+        if self.count <= REPORTED:
             self.first.append(what)
 
-    def tell(self, kept: int) -> None:
+    def report(self, kept: int) -> None:
         """Raises ValueError if none are `kept`."""
         if not self.count:
             return
-        found = f"{self.count:,} of {kept + self.count:,} rows of the training text are bad"
-        found += f" ({'; '.join(self.first)}{'; ...' if self.count > TOLD else ''})"
+        seen = f"{self.count:,} of {kept + self.count:,} rows of the training text are bad"
+        seen += f" ({'; '.join(self.first)}{'; ...' if self.count > REPORTED else ''})"
         if not kept:
-            raise ValueError(f"{found}, expected some that are not")
+            raise ValueError(f"{seen}, expected some that are not")
         from accelerate import PartialState  # what only reads lines has no need of it
 
         if PartialState().is_main_process:
-            print(f"{found}: they are left out, as data.skip_bad_rows says")
+            print(f"{seen}: they are left out, because data.skip_bad_rows is true")
 
 
 def read_lines(path: str | Path, encoding: str = "UTF-8") -> list[str]:
@@ -141,9 +150,11 @@ def read_lines(path: str | Path, encoding: str = "UTF-8") -> list[str]:
     return lines_of([path], encoding)
 
 
-def lines_of(paths, encoding: str = "UTF-8", bad: BadRows | None = None, fault: Check | None = empty) -> list[str]:
-    """Those of all files, one behind the other, without `bad` ones."""
-    return [line for path in paths for [found] in [read_files([path], encoding, bad, fault)] for line in found]
+def lines_of(
+    paths: Iterable[str | Path], encoding: str = "UTF-8", bad: BadRows | None = None, fault: Check | None = empty
+) -> list[str]:
+    """Those of all files, one after the other, without `bad` ones."""
+    return [line for path in paths for line in read_files([path], encoding, bad, fault)[0]]
 
 
 def read_parallel(source: str | Path, target: str | Path) -> list[tuple[str, str]]:
@@ -155,9 +166,13 @@ def read_parallel(source: str | Path, target: str | Path) -> list[tuple[str, str
     return list(zip(*read_files([source, target]), strict=True))
 
 
-def read_files(paths, encoding: str = "UTF-8", bad: BadRows | None = None, fault: Check | None = empty) -> list[list[str]]:
+def read_files(
+    paths: Sequence[str | Path], encoding: str = "UTF-8", bad: BadRows | None = None, fault: Check | None = empty
+) -> list[list[str]]:
     """The lines of each, of which all must have the same number, without the `bad` rows, in which one has a `fault`."""
-    bad, columns, files = bad or BadRows(), [[] for _ in paths], [lines(path, encoding, fault) for path in paths]
+    bad = bad or BadRows()
+    columns = [[] for _ in paths]
+    files = [lines(path, encoding, fault) for path in paths]
     for number, row in enumerate(zip_longest(*files), 1):
         if None in row:
             counts = [number - 1 if line is None else number + sum(1 for _ in file) for line, file in zip(row, files)]
@@ -175,7 +190,7 @@ def read_files(paths, encoding: str = "UTF-8", bad: BadRows | None = None, fault
 SOURCES = ("directory", "dataset", "config", "columns", "skip_bad_rows")  # keys of a recipe's [data] beside the splits
 
 
-def read_columns(data: dict, split: str, names: tuple[str, ...]):
+def read_columns(data: dict, split: str, names: tuple[str, ...]) -> "Dataset | IterableDataset | None":
     """The `split` ("train", "validation" or "test") of a recipe's `data` as a `datasets.Dataset` with text columns `names`;
     `None` if it has none. `data[split]` is a file for each column, relative to `data["directory"]`. Instead of files there
     may be `data["dataset"]`, a name on the Hub (with `data["config"]`) or a directory that `save_to_disk` wrote, and
@@ -193,15 +208,15 @@ def read_columns(data: dict, split: str, names: tuple[str, ...]):
         streams = data.get("streaming", False) and split == "train"
         if streams and bad.are_skipped:
             raise UsageError("data.skip_bad_rows is true, expected false with data.streaming: rows of a stream are not counted")
-        found = columns_of(data_set(data, streams), split, data.get("columns", names), names)
-        return found.select(places_of(found, lacking, bad)) if found and bad.are_skipped else found
+        rows = columns_of(data_set(data, streams), split, data.get("columns", names), names)
+        return rows.select(places_of(rows, lacking, bad)) if rows and bad.are_skipped else rows
     if data.get("streaming"):
         raise ValueError("data.streaming goes with a data set, expected data.dataset")
     if split not in data:
         return None
     check_files(data, split, names)
     columns = read_files(paths_of(data, split), bad=bad)
-    bad.tell(len(columns[0]))
+    bad.report(len(columns[0]))
     return Dataset.from_dict(dict(zip(names, columns, strict=True)))
 
 
@@ -211,7 +226,7 @@ def check_files(data: dict, split: str, names: tuple[str, ...]) -> None:
         raise UsageError(f"data.{split} is {data[split]!r}, expected a file for each of {', '.join(names)}")
 
 
-def places_of(rows, fault: Callable[[dict], str | None], bad: BadRows) -> list[int]:
+def places_of(rows: Iterable[dict], fault: Callable[[dict], str | None], bad: BadRows) -> list[int]:
     """Where the rows are that have no `fault`."""
     kept = []
     for place, row in enumerate(rows):
@@ -219,17 +234,17 @@ def places_of(rows, fault: Callable[[dict], str | None], bad: BadRows) -> list[i
             bad.add(f"row {place}: {what}")
         else:
             kept.append(place)
-    bad.tell(len(kept))
+    bad.report(len(kept))
     return kept
 
 
-def lacking(row) -> str | None:
+def lacking(row: dict) -> str | None:
     """A value may be missing, or a text empty."""
     names = [name for name, value in row.items() if value is None or (isinstance(value, str) and not value.strip())]
     return f"no {names[0]}" if names else None
 
 
-def data_set(data, streams=False):
+def data_set(data: dict, streams: bool = False) -> dict:
     """Its splits, as `datasets.IterableDataset` if it `streams`."""
     from datasets import load_dataset, load_from_disk
 
@@ -240,13 +255,13 @@ def data_set(data, streams=False):
     return {split: rows.to_iterable_dataset() for split, rows in splits.items()} if streams else splits
 
 
-def columns_of(splits, split, columns, names):
+def columns_of(splits: dict, split: str, columns: Sequence[str], names: tuple[str, ...]) -> "Dataset | IterableDataset | None":
     from datasets import Features, IterableDataset, Value
 
     if split not in splits:
         return None
 
-    def take(rows):
+    def take(rows: dict) -> dict:
         return {name: values(rows, column) for name, column in zip(names, columns, strict=True)}
 
     rows = splits[split]
@@ -254,7 +269,7 @@ def columns_of(splits, split, columns, names):
     return rows.map(take, batched=True, remove_columns=rows.column_names, **known)
 
 
-def values(rows, column):
+def values(rows: dict, column: str) -> list:
     name, dot, key = column.partition(".")
     if name not in rows:
         raise ValueError(f"the data set has no column {name!r}, expected one of {sorted(rows)}")

@@ -1,14 +1,16 @@
-"""Distillation (Hinton et al. 2015): a model learns what several others, together better than each, say of its rows."""
+"""Distillation (Hinton et al. 2015): a model learns what several others, together better than each, predict for its rows."""
+
+from collections.abc import Callable
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ..checkpoint import load_checkpoint, load_tokenizer
 
 
 class Teachers:
     """Checkpoints whose mean prediction, the geometric one, takes the place of the labels while `model` is trained. Each reads
-    the text of the rows in its own tokens, so that what one cannot tell apart another can; without dropout.
+    the text of the rows in its own tokens, so that one may see what another cannot; without dropout.
 
     Args:
         paths: the checkpoints.
@@ -27,23 +29,24 @@ class Teachers:
                 raise ValueError(f"the teacher {path} has labels {teacher.config.id2label}, expected {model.config.id2label}")
 
     @torch.compiler.disable
-    def see(self, model, args, inputs):
-        """A forward pre-hook, which takes the text out of what `model` sees: `probabilities` are then those of its rows."""
+    def forward_pre_hook(self, model: PreTrainedModel, args: tuple, inputs: dict) -> tuple[tuple, dict]:
+        """Takes the text out of what `model` sees: `probabilities` are then those of its rows."""
         texts = inputs.pop("text")
         if model.training:
-            self.probabilities = self.of(texts)
+            self.probabilities = self.predict(texts)
         return args, inputs
 
     @torch.no_grad()
-    def of(self, texts: list[str]) -> torch.Tensor:
+    def predict(self, texts: list[str]) -> torch.Tensor:
         """Their mean prediction for each of `texts` (B), probabilities (B, C)."""
         logits = [self.logits(tokenizer, model, texts) for tokenizer, model in zip(self.tokenizers, self.models, strict=True)]
         return torch.stack(logits).mean(0).softmax(-1)
 
-    def logits(self, tokenizer, model, texts):
+    def logits(self, tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, texts: list[str]) -> torch.Tensor:
+        """Of one teacher (B, C)."""
         return model(**tokenizer(texts, padding=True, return_tensors="pt").to(model.device)).logits.float()
 
 
-def with_text(collator):
+def with_text(collator: Callable[[list[dict]], dict]) -> Callable[[list[dict]], dict]:
     """`collator` whose batches also have the text of the rows."""
     return lambda rows: {**collator(rows), "text": [row["text"] for row in rows]}

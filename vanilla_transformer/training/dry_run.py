@@ -4,11 +4,12 @@ import math
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
 from datasets import IterableDataset
-from transformers import EarlyStoppingCallback, Seq2SeqTrainer, set_seed
+from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerFast, Seq2SeqTrainer, set_seed
 
 from ..info import shape_fields
 from .prepare import prepare
@@ -36,7 +37,8 @@ def dry_run(recipe: Recipe) -> str:
     if updates <= 0:
         updates = math.ceil(math.ceil(len(trainer.get_train_dataloader()) / each) * whole.num_train_epochs)
     shape = ", ".join(f"{name}={getattr(model.config, name)}" for name in shape_fields(model.config))
-    counts = {name: "a stream of" if isinstance(found, IterableDataset) else f"{len(found):,}" for name, found in rows.items()}
+    is_stream = {name: isinstance(split, IterableDataset) for name, split in rows.items()}
+    counts = {name: "a stream of" if is_stream[name] else f"{len(split):,}" for name, split in rows.items()}
     lines = [f"{name:<12} {count:>12} examples" for name, count in counts.items()]
     lines += [f"shape        {shape}"]
     lines += [f"parameters   {model.num_parameters():>12,}"]
@@ -47,10 +49,17 @@ def dry_run(recipe: Recipe) -> str:
     return "\n".join(lines)
 
 
-def quiet_trainer(recipe: Recipe, state: Path, tokenizer, model, rows, **changes) -> Seq2SeqTrainer:
+def quiet_trainer(
+    recipe: Recipe,
+    state: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    model: PreTrainedModel,
+    rows: dict[str, Any],
+    **changes: Any,
+) -> Seq2SeqTrainer:
     """The recipe's, with `changes` of its training arguments, which neither evaluates nor saves."""
     trainer = make_trainer(recipe, training_arguments(recipe, state, **QUIET, **changes), tokenizer, model, rows)
-    trainer.remove_callback(EarlyStoppingCallback)  # which refuses to wait for no evaluation
+    trainer.remove_callback(EarlyStoppingCallback)  # which raises where nothing is evaluated
     return trainer
 
 

@@ -1,13 +1,20 @@
 """The loss of an update: cross-entropy with label smoothing (section 5.4 of the paper), R-Drop (Liang et al. 2021), or what
-teachers say (Hinton et al. 2015)."""
+teachers predict (Hinton et al. 2015)."""
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-ROWS = 128  # whose logits stay in a CPU's cache; a GPU takes all at once
+from .distillation import Teachers
+
+CACHED_ROWS = 128  # whose logits stay in a CPU's cache; a GPU takes all at once
 
 
-def loss_function(check, smoothing: float, r_drop: float = 0.0, teachers=None):
+def loss_function(
+    check: Callable[[torch.Tensor], None], smoothing: float, r_drop: float = 0.0, teachers: Teachers | None = None
+) -> Callable | None:
     """The mean over all labels of an update, as `Trainer` takes it; `check` is given the sum over those of a batch. `None`
     without smoothing, R-Drop and teachers, for which the model's own loss is taken. With R-Drop a batch of training has each
     row twice, the second halves in the order of the first. With `teachers` their `probabilities` take the place of the labels
@@ -15,8 +22,9 @@ def loss_function(check, smoothing: float, r_drop: float = 0.0, teachers=None):
     if not smoothing and not r_drop and teachers is None:
         return None
 
-    def loss(outputs, labels, num_items_in_batch=None):
-        logits, labels = outputs["logits"].float().flatten(0, -2), labels.flatten()
+    def loss(outputs: dict, labels: torch.Tensor, num_items_in_batch: int | torch.Tensor | None = None) -> torch.Tensor:
+        logits = outputs["logits"].float().flatten(0, -2)
+        labels = labels.flatten()
         if not torch.is_grad_enabled():
             total = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
         elif teachers:
@@ -36,13 +44,16 @@ class UpdateLoss(torch.autograd.Function):
     on a CPU."""
 
     @staticmethod
-    def forward(ctx, logits, labels, smoothing, r_drop):
-        gradient, size, total = logits.detach(), logits.shape[-1], logits.new_zeros(())
+    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor, smoothing: float, r_drop: float) -> torch.Tensor:
+        gradient = logits.detach()
+        size = logits.shape[-1]
+        total = logits.new_zeros(())
         passes = 2 if r_drop else 1
-        each = ROWS // passes if logits.is_cpu else max(1, len(logits))
+        each = CACHED_ROWS // passes if logits.is_cpu else max(1, len(logits))
         views = gradient.view(passes, -1, size).split(each, 1), labels.view(passes, -1, 1).split(each, 1)
         for rows, label in zip(*views, strict=True):
-            count, label = label.ne(-100).float(), label.clamp(min=0)
+            count = label.ne(-100).float()
+            label = label.clamp(min=0)
             largest = rows.amax(-1, keepdim=True)
             expected = (1 - smoothing) * rows.gather(-1, label) + smoothing * rows.mean(-1, keepdim=True)
             log_ratio = rows[0] - rows[-1] if r_drop else None
@@ -59,12 +70,12 @@ class UpdateLoss(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx, upstream):
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         [gradient] = ctx.saved_tensors
         return gradient.mul_(upstream), None, None, None
 
 
-def add_divergence_(first, second, log_ratio, weight):
+def add_divergence_(first: torch.Tensor, second: torch.Tensor, log_ratio: torch.Tensor, weight: float) -> torch.Tensor:
     """`weight` times KL(first || second) + KL(second || first) of distributions (N, V), summed; the gradient of that by their
     logits is added to each. `log_ratio` is log(first / second)."""
     forward, backward = (first * log_ratio).sum(-1, keepdim=True), -(second * log_ratio).sum(-1, keepdim=True)

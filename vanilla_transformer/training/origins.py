@@ -4,18 +4,20 @@ import json
 from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from transformers.utils import logging
 
 from ..checkpoint import checkpoint_directory, config_and_class
 from .data import lines, paths_of
-from .recipe import REPORT
+from .recipe import Recipe
+from .record import RECORD, recorded_tables
 from .tasks import TASKS
 
 logger = logging.get_logger(__name__)
 
 
-def naming(key: str, load: Callable, path: str):
+def naming(key: str, load: Callable[[str], Any], path: str) -> Any:
     """What `load` makes of the checkpoint of a recipe's `key`; its errors name the key.
 
     Raises:
@@ -27,8 +29,8 @@ def naming(key: str, load: Callable, path: str):
         raise (type(error) if isinstance(error, OSError) else ValueError)(f"{key}: {error}") from None
 
 
-def check_teachers(recipe) -> None:
-    """Warns of a teacher that does not say what it has seen.
+def check_teachers(recipe: Recipe) -> None:
+    """Warns of a teacher without a record of what it has seen.
 
     Raises:
         ValueError: for one that is no model of the recipe's task, and as `check_held_out` does.
@@ -36,23 +38,23 @@ def check_teachers(recipe) -> None:
     """
     name = TASKS[recipe.task].MODEL.__name__
     for path in recipe.training.get("teachers", ()):
-        _, found = naming("training.teachers", config_and_class, path)
-        if found.__name__ != name:
-            raise ValueError(f"the teacher {path} is a {found.__name__}, expected a {name}")
+        _, model_class = naming("training.teachers", config_and_class, path)
+        if model_class.__name__ != name:
+            raise ValueError(f"the teacher {path} is a {model_class.__name__}, expected a {name}")
         if not check_held_out("training.teachers", path, recipe.data):
-            logger.warning(f"the teacher {path} has no {REPORT}: it may have seen the text it is compared with")
+            logger.warning(f"the teacher {path} has no {RECORD}: it may have seen the text it is compared with")
 
 
 def check_held_out(key: str, path: str, data: dict) -> bool:
-    """Whether the checkpoint says what it was trained on. With `folds` it must not have seen the part that is held out.
+    """Whether the checkpoint has a record of its training text. With `folds` it must not have seen the part that is held out.
 
     Raises:
         ValueError: with both folds, if it may have.
     """
-    report = report_of(path)
-    if report is None:
+    recorded = recorded_data(path)
+    if recorded is None:
         return False
-    theirs, files = report
+    theirs, files = recorded
     encodings = [table.get("encoding", "UTF-8") for table in (data, theirs)]
     if "folds" in data and any(are_same(mine, file, *encodings) for mine in paths_of(data, "train") for file in files):
         mine, seen = ([table.get(name) for name in ("fold", "folds")] for table in (data, theirs))
@@ -63,16 +65,16 @@ def check_held_out(key: str, path: str, data: dict) -> bool:
     return True
 
 
-def report_of(path) -> tuple[dict, list[Path]] | None:
-    """The [data] of the recipe that a checkpoint is of, and its training files; `None` if it does not say."""
-    file = checkpoint_directory(path) / REPORT
+def recorded_data(path: str) -> tuple[dict, list[Path]] | None:
+    """The [data] of the recipe that a checkpoint is of, and its training files; `None` if it has no record."""
+    file = checkpoint_directory(path) / RECORD
     if not file.is_file():
         return None
     try:
-        data = json.loads(file.read_bytes())["recipe"]["data"]
+        data = recorded_tables(json.loads(file.read_bytes()))["data"]
         return data, paths_of({**data, "train": data.get("train", [])}, "train")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{file} is not the report of a run: {error!r}") from None
+        raise ValueError(f"{file} is not the record of a run: {error!r}") from None
 
 
 def are_same(one: Path, other: Path, encoding: str, other_encoding: str) -> bool:

@@ -7,14 +7,13 @@ from typing import Any
 
 from ..errors import UsageError
 from .checks import check_together
+from .names import check_name, nearest, with_new_names
 from .tasks import TASKS
-from .values import check_name, check_table, key_types
+from .values import check_table, key_types
 
 FOLDER = Path(__file__).parent / "recipes"
 LARGEST_FILE = 1_000_000  # bytes
-REPORT = "training.json"  # beside the weights of a result: the recipe, what it gave, and how the run went
-AUGMENTATION = ("replaced", "spans")  # of the training text, which only teachers can label
-MASKED = ("masked-lm", "pretraining")  # few of whose tokens have a label
+TEXT_AUGMENTATION = ("word_replacement", "span_crop")  # keys of [training]; only teachers can label the text they give
 SAVE_DTYPES = ("float32", "float16")
 
 
@@ -26,7 +25,7 @@ class Recipe:
         task: a name of `tasks.TASKS`.
         data: the files, or the data set, of each split; which names there are depends on the task.
         tokenizer: `kind`, `vocab_size` and `lowercase` of a new one (see `train_tokenizer`), or `path`, of one to take; and
-            `dropout`, of the merges of training text (see `BpeDropout`; 0).
+            `bpe_dropout`, that of the merges of training text (see `BpeDropout`; 0).
         model: fields of the task's config; `preset` for seq2seq; or `path`, a checkpoint to go on from.
         training: fields of `Seq2SeqTrainingArguments`, and
             `tokens_per_update`: tokens of the longer side, padding included, that an update sees over all processes;
@@ -34,18 +33,21 @@ class Recipe:
             `average_last`: how many of the last checkpoints are averaged for the result (1);
             `early_stopping_patience`: evaluations without a better metric after which the run ends (none);
             `r_drop`: weight of R-Drop (Liang et al. 2021, alpha; 0), for which the model sees each row of a batch
-            twice, under two draws of dropout, and a classifier with `tokenizer.dropout` in whole words, then in pieces
-            (Wang et al. 2021);
+            twice, with other dropout each time, and a classifier with `tokenizer.bpe_dropout` in whole words, then in
+            subwords (Wang et al. 2021);
             `teachers`: checkpoints of the same task whose mean prediction a classifier learns instead of the labels;
-            `replaced`: the share of words in whose place it and they see others (0), and
-            `spans`: that of texts of which they see only some words, one behind the other (0).
+            `word_replacement`: the share of words in whose place it and they see others (0), and
+            `span_crop`: the share of texts of which they see only a span of words (0).
         generation: fields of the result's `GenerationConfig`, those that an export of it applies too.
         evaluation: what the task's metrics take.
         save_dtype: of the result's tensors, `"float32"` or `"float16"`; they load as float32.
 
+    A key that was renamed may have its old name, with a FutureWarning (see `names.RENAMED`).
+
     Raises:
-        UsageError: for a key that there is not, with the nearest one, a value that is not of its type or range, and for values
-            that do not go together. What files say is looked at by `prepare.check_complete`.
+        UsageError: for a key that there is not, with the nearest one, a key under both an old and a new name, a value that is
+            not of its type or range, and for values that do not go together. What files hold is checked by
+            `prepare.check_complete`.
     """
 
     task: str
@@ -57,43 +59,60 @@ class Recipe:
     evaluation: dict = field(default_factory=dict)
     save_dtype: str = "float32"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_name("task", self.task, TASKS)
         check_name("save_dtype", self.save_dtype, SAVE_DTYPES)
         task = TASKS[self.task]
-        for table, types in key_types(task).items():
-            check_table(table, getattr(self, table), types)
+        types = key_types(task)
+        for table, values in with_new_names({table: getattr(self, table) for table in types}).items():
+            setattr(self, table, values)
+            check_table(table, values, types)
         check_together(self, task)
 
 
 def read_recipe(name: str, changes: dict[str, Any] | None = None) -> Recipe:
     """The recipe of the file `name`, or of that name in `recipes/`, with `changes` over it: values of `table.key`.
 
+    A key of the file and its change may have different names of the same key, an old and a new one: the change counts.
+
     Raises:
-        FileNotFoundError: for a name that is neither.
+        FileNotFoundError: for a name that is neither, with the nearest recipe.
         ValueError: for a file that is not TOML.
         UsageError: as `Recipe` does.
     """
-    path = Path(name) if Path(name).is_file() else FOLDER / f"{name}.toml"
-    if not path.is_file():
-        known = sorted(file.stem for file in FOLDER.glob("*.toml"))
-        raise FileNotFoundError(f"{name} is neither a file nor a recipe, expected one of {', '.join(known)}")
-    tables = read_tables(path)
-    for key, value in (changes or {}).items():
+    path = recipe_path(name)
+    tables = with_new_names(read_tables(path))
+    for key, value in with_new_names(changes or {}).items():
         table, dot, name = key.partition(".")
         if not dot:
             tables[key] = value
         elif isinstance(tables.setdefault(table, {}), dict):
             tables[table][name] = value
-    known = [item.name for item in fields(Recipe)]
-    for table in tables:
-        check_name("key of a recipe", table, known)
+    check_tables(tables)
     if "task" not in tables:
         raise UsageError(f"{path} has no task, expected one of {', '.join(TASKS)}")
     return Recipe(**tables)
 
 
-def read_tables(path: Path) -> dict:
+def recipe_path(name: str) -> Path:
+    """Raises FileNotFoundError for what is neither a file nor the name of one in `recipes/`."""
+    path = Path(name) if Path(name).is_file() else FOLDER / f"{name}.toml"
+    if not path.is_file():
+        known = [file.stem for file in FOLDER.glob("*.toml")]
+        raise FileNotFoundError(f"{name} is neither a file nor a recipe{nearest(name, known)}")
+    return path
+
+
+def check_tables(tables: dict[str, Any]) -> None:
+    """Raises UsageError for the name of a table that there is not, with the nearest one, or with the key of that name."""
+    known = [item.name for item in fields(Recipe)]
+    types = key_types(TASKS[tables["task"]]) if tables.get("task") in [*TASKS] else {}
+    for name in tables:
+        check_name("key of a recipe", name, known, [f"{table}.{name}" for table, keys in types.items() if name in keys])
+
+
+def read_tables(path: Path) -> dict[str, Any]:
+    """What the file holds. Raises ValueError for one that is not TOML."""
     if (size := path.stat().st_size) > LARGEST_FILE:
         raise ValueError(f"{path} has {size} bytes, expected a recipe of at most {LARGEST_FILE}")
     try:

@@ -3,13 +3,18 @@
 import json
 import os
 from contextlib import nullcontext
-from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-import torch
 from accelerate import PartialState
-from transformers import TrainingArguments, set_seed
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerState,
+    set_seed,
+)
 
 from ..checkpoint import learned_positions, save_tokenizer
 from ..files import new_directory, output_path
@@ -20,11 +25,11 @@ from .checkpoints import best_checkpoint, check_state, final_state, last_checkpo
 from .curves import CURVES, draw_curves
 from .data import paths_of
 from .prepare import check_complete, prepare, set_generation
-from .recipe import REPORT, Recipe
+from .recipe import Recipe
+from .record import RECORD, record_of
+from .tasks import TASKS
 from .trainer import make_trainer, metrics_of, training_arguments
 from .values import SPLITS
-
-PACKAGES = ("vanilla-transformer", "torch", "transformers", "accelerate", "datasets", "tokenizers")
 
 
 def train(recipe: Recipe, output: Path, force: bool = False, restart: bool = False) -> dict[str, float]:
@@ -46,7 +51,8 @@ def train(recipe: Recipe, output: Path, force: bool = False, restart: bool = Fal
         ValueError: for text and settings that do not fit each other.
     """
     state = Path(f"{os.path.abspath(output)}-run")
-    arguments, inputs = training_arguments(recipe, state), inputs_of(recipe)
+    arguments = training_arguments(recipe, state)
+    inputs = inputs_of(recipe)
     for path in (output, state):
         output_path(path, inputs)
     check_complete(recipe)
@@ -56,8 +62,8 @@ def train(recipe: Recipe, output: Path, force: bool = False, restart: bool = Fal
         trainer, tokenizer, rows = run_to_its_end(recipe, facts, arguments, restart)
         metrics = evaluate(recipe, trainer, tokenizer, rows)
         if arguments.should_save:
-            report = report_of(recipe, trainer, metrics)
-            write_result(recipe, trainer.model, tokenizer, report, directory, Path(output).name)
+            record = record_of(recipe, trainer, metrics)
+            write_result(recipe, trainer.model, tokenizer, record, directory, Path(output).name)
     return metrics
 
 
@@ -68,7 +74,7 @@ def inputs_of(recipe: Recipe) -> list[str | Path]:
     return [*files, *(name for name in named if name), *recipe.training.get("teachers", [])]
 
 
-def run_to_its_end(recipe: Recipe, facts: dict, arguments: TrainingArguments, restart: bool) -> tuple:
+def run_to_its_end(recipe: Recipe, facts: dict, arguments: Seq2SeqTrainingArguments, restart: bool) -> tuple:
     """The trainer, whose model is what the result is to be, the tokenizer, and the examples of each split."""
     state = Path(arguments.output_dir)
     checkpoint = None if restart else next(whole_checkpoints(state), None)
@@ -91,7 +97,7 @@ def run_to_its_end(recipe: Recipe, facts: dict, arguments: TrainingArguments, re
     return trainer, tokenizer, rows
 
 
-def load_final(trainer, checkpoint, state) -> None:
+def load_final(trainer: Seq2SeqTrainer, checkpoint: Path, state: TrainerState) -> None:
     """As `trainer.train` left it, which itself would do an update before it sees that all are done."""
     state.init_training_references(trainer, state.max_steps, state.num_train_epochs, trial=None)
     trainer.state = state
@@ -99,9 +105,12 @@ def load_final(trainer, checkpoint, state) -> None:
     trainer.model.load_state_dict(load(best).state_dict())
 
 
-def evaluate(recipe, trainer, tokenizer, rows) -> dict:
+def evaluate(
+    recipe: Recipe, trainer: Seq2SeqTrainer, tokenizer: PreTrainedTokenizerFast, rows: dict[str, Any]
+) -> dict[str, Any]:
     """The metrics of the validation and the test text, generated as the result does by default."""
-    metrics, model = {}, trainer.model
+    metrics = {}
+    model = trainer.model
     for split in SPLITS[1:]:
         if split in rows:
             set_generation(model, recipe)
@@ -110,31 +119,20 @@ def evaluate(recipe, trainer, tokenizer, rows) -> dict:
     return metrics
 
 
-def report_of(recipe, trainer, metrics) -> dict:
-    history = trainer.state.log_history  # of all calls that went on with this run
-    return {
-        "recipe": asdict(recipe),
-        "metrics": metrics,
-        "parameters": trainer.model.num_parameters(),
-        "seconds": sum(record["tokens"] / record["tokens_per_second"] for record in history if "tokens" in record),
-        "hardware": hardware(trainer.args),
-        "versions": {name: version(name) for name in PACKAGES},
-        "history": history,
-    }
-
-
-def write_result(recipe, model, tokenizer, report, directory, name) -> None:
+def write_result(
+    recipe: Recipe, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, record: dict, directory: Path, name: str
+) -> None:
     set_generation(model, recipe)
     save_checkpoint(model, tokenizer, directory, recipe.save_dtype)
-    if recipe.task == "translation":
+    if TASKS[recipe.task].ABILITIES.carries_pipeline:
         carry_translation(directory)
-    (directory / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    has_curves = draw_curves(report["history"], directory / CURVES)
-    model_card(report, model, name, has_curves).save(directory / CARD)
+    (directory / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    has_curves = draw_curves(record["history"], directory / CURVES)
+    model_card(record, model, name, has_curves).save(directory / CARD)
 
 
-def save_checkpoint(model, tokenizer, directory: Path, dtype: str) -> None:
-    """With `"float16"` the tensors are stored as that and `model` becomes that; they load as float32, as its config says."""
+def save_checkpoint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, directory: Path, dtype: str) -> None:
+    """With `"float16"` the tensors are stored as that and `model` becomes that; they load as float32, as in its config."""
     if dtype == "float16":
         model.half()
     model.save_pretrained(directory)
@@ -145,10 +143,3 @@ def save_checkpoint(model, tokenizer, directory: Path, dtype: str) -> None:
     if dtype == "float16":
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
         (directory / "config.json").write_text(json.dumps(config | {"dtype": "float32"}, indent=2) + "\n", encoding="utf-8")
-
-
-def hardware(arguments) -> str:
-    processes = f"{arguments.world_size} processes" if arguments.world_size > 1 else "1 process"
-    if torch.cuda.is_available():
-        return f"{processes}, each on {torch.cuda.get_device_name()}"
-    return f"{processes}, each on the CPU with {torch.get_num_threads()} threads"

@@ -43,7 +43,7 @@ def train_tokenizer(
 
     Raises:
         ValueError: for an unknown `variant` or `kind`, for `lowercase` with kinds of bytes or characters, if `vocab_size` is
-            missing, and if `lines` have fewer distinct pieces than `vocab_size`, or more characters.
+            missing, and if `lines` have fewer distinct subwords than `vocab_size`, or more characters.
     """
     if variant not in ("encoder", "decoder", "seq2seq"):
         raise ValueError(f'variant must be "encoder", "decoder" or "seq2seq", got {variant!r}')
@@ -57,17 +57,17 @@ def train_tokenizer(
     tokenizer = untrained(kind, lowercase)
     trainer = tokenizer.model.get_trainer()
     trainer.vocab_size = 2**21 if kind == "character" else vocab_size  # 2**21: more than Unicode has
-    # Spaces are pieces of "bpe". They go from the ends of a whole text, not of the parts around special tokens, found later.
+    # Spaces are in the subwords of "bpe". They are cut from the ends of a whole text, not of its parts around special tokens.
     names = dict.fromkeys(special.values())
     trainer.special_tokens = [AddedToken(name, special=True, normalized=kind == "bpe") for name in names]
     trainer.show_progress = False
     if kind == "byte-bpe":
         trainer.initial_alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer.train_from_iterator(lines, trainer)
-    found = tokenizer.get_vocab_size()
-    if vocab_size is not None and found != vocab_size:
-        remedy = "ask for fewer" if found < vocab_size else "ask for more, its characters alone need them"
-        raise ValueError(f"the text gives a vocabulary of {found} entries, expected {vocab_size}: {remedy}")
+    size = tokenizer.get_vocab_size()
+    if vocab_size is not None and size != vocab_size:
+        remedy = "ask for fewer" if size < vocab_size else "ask for more, its characters alone need them"
+        raise ValueError(f"the text gives a vocabulary of {size} entries, expected {vocab_size}: {remedy}")
     added = template(tokenizer, variant, token_types)
     # A word of bytes has its space within it; the offsets then are those of the word alone.
     tokenizer.post_processor = processors.Sequence([processors.ByteLevel(), added]) if kind == "byte-bpe" else added
@@ -86,7 +86,7 @@ def template(tokenizer: Tokenizer, variant: str, token_types: bool) -> processor
 
 
 def untrained(kind: str, lowercase: bool) -> Tokenizer:
-    """What cuts text into pieces and puts them together again, with an empty vocabulary."""
+    """Splits text and joins its tokens again, with an empty vocabulary."""
     unk = SPECIAL_TOKENS["unk_token"]
     if kind == "character":
         tokenizer = Tokenizer(models.WordLevel(unk_token=unk))

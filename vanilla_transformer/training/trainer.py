@@ -1,32 +1,34 @@
 """`Seq2SeqTrainer` as a recipe wants it."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from datasets import Dataset, IterableDataset
-from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from ..errors import UsageError
+from .augment import Augmentation, AugmentedDataset, augmentation_of
 from .batches import TokenBatches, TokenStream, collate_batches
 from .callbacks import Watch, callbacks
-from .checks import told
+from .checks import attempt
 from .distillation import Teachers, with_text
-from .draws import Drawn
 from .loss import loss_function
-from .prepare import draw_of, lengths
-from .recipe import MASKED, Recipe
+from .prepare import lengths
+from .recipe import Recipe
 from .tasks import TASKS
-from .values import OWN
+from .values import TRAINING
 
 
-def training_arguments(recipe: Recipe, state: Path, **changes) -> Seq2SeqTrainingArguments:
+def training_arguments(recipe: Recipe, state: Path, **changes: Any) -> Seq2SeqTrainingArguments:
     """What the recipe's `Trainer` takes, with `changes` over it; its checkpoints go to `state`.
 
     Raises:
         UsageError: for what the arguments, this machine, or the number of processes do not allow.
     """
-    settings = {name: value for name, value in recipe.training.items() if name not in OWN}
+    settings = {name: value for name, value in recipe.training.items() if name not in TRAINING}
     if total := recipe.training.get("tokens_per_update"):
         each = recipe.training.get("tokens_per_batch", total) * int(os.environ.get("WORLD_SIZE", 1))
         if total % each:
@@ -49,31 +51,45 @@ def training_arguments(recipe: Recipe, state: Path, **changes) -> Seq2SeqTrainin
         "generation_num_beams": 1,  # while training
         "report_to": "none",
     }
-    return told("training", Seq2SeqTrainingArguments, output_dir=str(state), **{**defaults, **settings, **changes})
+    return attempt("training", Seq2SeqTrainingArguments, output_dir=str(state), **{**defaults, **settings, **changes})
 
 
-def keep_labelled(model, args, inputs):
+def keep_labelled(model: PreTrainedModel, args: tuple, inputs: dict) -> tuple[tuple, dict]:
     """A forward pre-hook: in training only what has a label goes through the projection to the vocabulary."""
     if model.training and "labels" in inputs:
         inputs["logits_to_keep"] = inputs["labels"].ne(-100)
     return args, inputs
 
 
-def make_trainer(recipe, arguments, tokenizer, model, rows) -> Seq2SeqTrainer:
-    task, watch = TASKS[recipe.task], Watch(model, tokenizer)
+def make_trainer(
+    recipe: Recipe,
+    arguments: Seq2SeqTrainingArguments,
+    tokenizer: PreTrainedTokenizerFast,
+    model: PreTrainedModel,
+    rows: dict[str, Any],
+) -> Seq2SeqTrainer:
+    """The trainer of what `prepare.prepare` made.
+
+    Raises:
+        ValueError: for rows that do not fit the batches, for teachers as `Teachers`, and as `check_processes`.
+    """
+    task = TASKS[recipe.task]
+    watch = Watch(model, tokenizer)
     r_drop = recipe.training.get("r_drop", 0)
-    model.register_forward_hook(watch.see, with_kwargs=True)
+    model.register_forward_hook(watch.forward_hook, with_kwargs=True)
     # Not on a GPU, which would wait to know how many there are, and not compiled, which wants shapes beforehand.
-    if recipe.task in MASKED and arguments.device.type == "cpu" and not arguments.torch_compile:
+    if task.ABILITIES.sparse_labels and arguments.device.type == "cpu" and not arguments.torch_compile:
         model.register_forward_pre_hook(keep_labelled, with_kwargs=True)
-    teachers, collator = None, task.collator(tokenizer, model)
+    teachers = None
+    collator = task.collator(tokenizer, model)
     if paths := recipe.training.get("teachers"):
-        teachers, collator = Teachers(paths, model, arguments.device), with_text(collator)
-        model.register_forward_pre_hook(teachers.see, with_kwargs=True)
+        teachers = Teachers(paths, model, arguments.device)
+        collator = with_text(collator)
+        model.register_forward_pre_hook(teachers.forward_pre_hook, with_kwargs=True)
     trainer = Seq2SeqTrainer(
         model=model,
         args=arguments,
-        train_dataset=batches(rows["train"], recipe, draw_of(recipe, tokenizer, rows["train"])),
+        train_dataset=training_dataset(rows["train"], recipe, augmentation_of(recipe, tokenizer, rows["train"])),
         eval_dataset=rows.get("validation"),
         data_collator=collate_batches(collator),
         processing_class=tokenizer,
@@ -86,38 +102,44 @@ def make_trainer(recipe, arguments, tokenizer, model, rows) -> Seq2SeqTrainer:
     return trainer
 
 
-def check_processes(trainer) -> None:
-    """Raises ValueError for what would train, but on other batches than the recipe says, or not end with a result."""
+def check_processes(trainer: Seq2SeqTrainer) -> None:
+    """Raises ValueError for what would train, but on other batches than those of the recipe, or not end with a result."""
     if (count := trainer.args.n_gpu) > 1:
         raise ValueError(f"one process sees {count} GPUs: start one for each (torchrun), or set CUDA_VISIBLE_DEVICES to one")
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise ValueError("each process of a run holds the whole model, expected neither FSDP nor DeepSpeed")
 
 
-def metrics_of(recipe, tokenizer, model, rows):
+def metrics_of(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, rows: Any
+) -> Callable[[Any], dict[str, Any]]:
     """The task's metrics of `rows`, each once: where the last batches of several processes are not full, `Seq2SeqTrainer` fills
     them with rows from the beginning."""
     metrics = TASKS[recipe.task].metrics(tokenizer, model.config, recipe.evaluation, rows)
     return lambda prediction: metrics(first_of(tuple(prediction), len(rows)))
 
 
-def first_of(values, count):
+def first_of(values: Any, count: int) -> Any:
     """Of arrays, or tuples of them."""
     return tuple(first_of(value, count) for value in values) if isinstance(values, tuple) else values[:count]
 
 
-def batches(rows, recipe, draw):
-    """What `Trainer` takes as its training rows, drawn if there is something to draw: batches by token count, if the recipe has
-    such."""
+def training_dataset(rows: Any, recipe: Recipe, augmentation: Augmentation | None) -> Any:
+    """What `Trainer` takes as its training rows: augmented ones, if there is an `augmentation`; batches by token count, if the
+    recipe has such.
+
+    Raises:
+        ValueError: for a stream without a token count, and for a token count where all examples have the same length.
+    """
     seed = recipe.training.get("seed", 42)
     limit = recipe.training.get("tokens_per_batch", recipe.training.get("tokens_per_update"))
     if isinstance(rows, IterableDataset):
         if limit is None:
             raise ValueError("batches of a stream are by token count: expected training.tokens_per_update")
-        return TokenStream(rows, limit, seed, draw)
-    seen = Drawn(rows, draw, seed) if draw else rows
+        return TokenStream(rows, limit, seed, augmentation)
+    augmented = AugmentedDataset(rows, augmentation, seed) if augmentation else rows
     if limit is None:
-        return seen
+        return augmented
     if not isinstance(rows, Dataset):
         raise ValueError("all examples are of block_size tokens: expected per_device_train_batch_size, not tokens_per_batch")
-    return TokenBatches(seen, lengths(rows), limit, recipe.training.get("tokens_per_update", limit) // limit)
+    return TokenBatches(augmented, lengths(rows), limit, recipe.training.get("tokens_per_update", limit) // limit)

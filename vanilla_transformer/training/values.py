@@ -1,15 +1,14 @@
 """What the keys of a recipe may be: their types, as the libraries state them that take the values, and their ranges."""
 
 import codecs
-import difflib
 import json
 import reprlib
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import fields
 from enum import Enum
 from types import NoneType, UnionType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from huggingface_hub.dataclasses import type_validator
@@ -17,18 +16,95 @@ from transformers import Seq2SeqTrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from ..errors import UsageError
+from .names import check_name
 from .tokenizer import train_tokenizer
 
+if TYPE_CHECKING:
+    from .tasks.task import Task
+
+
+class Range(NamedTuple):
+    """What a value has to be beside its type.
+
+    Attributes:
+        words: the same in words, as they follow those of the type.
+        holds: whether a value is in it.
+    """
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+ANY = Range("", lambda value: True)
+NOT_NEGATIVE = Range(" of at least 0", lambda value: value >= 0)
+COUNT = Range(" of at least 1", lambda value: value >= 1)
+POSITIVE = Range(" above 0", lambda value: value > 0)
+PROBABILITY = Range(" from 0 to 1", lambda value: 0 <= value <= 1)
+BELOW_1 = Range(" from 0 to below 1", lambda value: 0 <= value < 1)
+SHARE = Range(" between 0 and 1", lambda value: 0 < value < 1)
+SHARE_OR_COUNT = Range(", whole from 1 on", lambda value: value > 0 and (value < 1 or value == int(value)))
+WARMUP = Range(", whole from 1 on", lambda value: 0 <= value < 1 or value == int(value) >= 1)
+MAX_STEPS = Range(" of at least 1, or -1", lambda value: value == -1 or value >= 1)
+NOT_EMPTY = Range(" that is not empty", lambda value: len(value) > 0 and all(value))
+
+
+def at_least(smallest: int) -> Range:
+    return Range(f" of at least {smallest}", lambda value: value >= smallest)
+
+
+class KeyType(NamedTuple):
+    """What the value of a key may be.
+
+    Attributes:
+        type: its type, as an annotation.
+        range: of the values of this type; by default a number is at least 0.
+    """
+
+    type: Any
+    range: Range | None = None
+
+
+SPLITS = ("train", "validation", "test")
+TEXT = KeyType(str, NOT_EMPTY)
+COUNTED = KeyType(int, COUNT)
 # Keys of [training] beside the fields of `Trainer`'s.
-OWN = {
-    "tokens_per_update": int,
-    "tokens_per_batch": int,
-    "average_last": int,
-    "early_stopping_patience": int,
-    "r_drop": float,
-    "teachers": list[str],
-    "replaced": float,
-    "spans": float,
+TRAINING = {
+    "tokens_per_update": COUNTED,
+    "tokens_per_batch": COUNTED,
+    "average_last": COUNTED,
+    "early_stopping_patience": COUNTED,
+    "r_drop": KeyType(float),
+    "teachers": KeyType(list[str], NOT_EMPTY),
+    "word_replacement": KeyType(float, PROBABILITY),
+    "span_crop": KeyType(float, PROBABILITY),
+}
+# Keys of [data] that several tasks have; one that a single task has is in its module.
+DATA = {
+    "directory": KeyType(str),
+    "dataset": TEXT,
+    "config": TEXT,
+    "columns": KeyType(list[str], NOT_EMPTY),
+    **dict.fromkeys(SPLITS, KeyType(str | list[str], NOT_EMPTY)),
+    "encoding": KeyType(str),
+    "streaming": KeyType(bool),
+    "skip_bad_rows": KeyType(bool),
+    "block_size": COUNTED,
+    "max_length": COUNTED,
+}
+NEW_TOKENIZER = {"kind": None, "vocab_size": at_least(5), "lowercase": None}  # of 5, four are special tokens
+# What an export of the result applies too (see its runtime); the special tokens are those of the model.
+GENERATION = {
+    **dict.fromkeys(("max_new_tokens", "max_length", "num_beams"), COUNTED),
+    **dict.fromkeys(("min_new_tokens", "min_length", "top_k"), KeyType(int)),
+    **dict.fromkeys(("no_repeat_ngram_size", "forced_bos_token_id"), KeyType(int)),
+    **dict.fromkeys(("repetition_penalty", "temperature"), KeyType(float, POSITIVE)),
+    **dict.fromkeys(("top_p", "min_p"), KeyType(float, PROBABILITY)),
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), KeyType(list[int])),
+    "length_penalty": KeyType(float, ANY),
+    "do_sample": KeyType(bool),
+    "early_stopping": KeyType(bool | Literal["never"]),
+    "forced_eos_token_id": KeyType(int | list[int], ANY),
+    "bad_words_ids": KeyType(list[list[int]], NOT_EMPTY),
 }
 # Fields of `Trainer`'s that a run sets itself, that have no effect on one, or that a recipe cannot hold.
 NOT_TAKEN = {
@@ -36,8 +112,8 @@ NOT_TAKEN = {
     "resume_from_checkpoint", "do_train", "do_eval", "do_predict", "local_rank", "deepspeed", "fsdp", "fsdp_config",
 }  # fmt: skip
 REPORT_TO = Literal["none", "all", *INTEGRATION_TO_CALLBACK]
-# Than `Trainer`'s own types.
-NARROWER = {
+# Types of fields of `Trainer`'s where its own are wider.
+TRAINER_TYPES = {
     "report_to": REPORT_TO | list[REPORT_TO] | None,
     **{
         field.name: Literal[*field.metadata["choices"], field.default]
@@ -45,89 +121,56 @@ NARROWER = {
         if "choices" in field.metadata
     },
 }
-SPLITS = ("train", "validation", "test")
-NEW_TOKENIZER = ("kind", "vocab_size", "lowercase")
-DATA = {
-    **dict.fromkeys(("directory", "dataset", "config", "encoding"), str),
-    **dict.fromkeys(SPLITS, str | list[str]),
-    **dict.fromkeys(("block_size", "max_length", "stride", "folds", "fold"), int),
-    **dict.fromkeys(("streaming", "labelled", "skip_bad_rows"), bool),
-    **dict.fromkeys(("columns", "label_names"), list[str]),
-    "validation_fraction": float,
-    "documents": Literal["file", "line"],
-}
-# What an export of the result applies too (see its runtime); the special tokens are those of the model.
-GENERATION = {
-    **dict.fromkeys(("max_new_tokens", "max_length", "min_new_tokens", "min_length", "num_beams", "top_k"), int),
-    **dict.fromkeys(("no_repeat_ngram_size", "forced_bos_token_id"), int),
-    **dict.fromkeys(("length_penalty", "repetition_penalty", "temperature", "top_p", "min_p"), float),
-    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), list[int]),
-    "do_sample": bool,
-    "early_stopping": bool | Literal["never"],
-    "forced_eos_token_id": int | list[int],
-    "bad_words_ids": list[list[int]],
-}
-EVALUATION = {"bleu_tokenize": str, "max_answer_length": int}
-
-# Ranges: in words, and as a test. A number of another key is at least 0; those of [model] are checked by its config.
-ANY = "", lambda value: True
-NOT_NEGATIVE = " of at least 0", lambda value: value >= 0
-COUNT = " of at least 1", lambda value: value >= 1
-POSITIVE = " above 0", lambda value: value > 0
-PROBABILITY = " from 0 to 1", lambda value: 0 <= value <= 1
-BELOW_1 = " from 0 to below 1", lambda value: 0 <= value < 1
-SHARE_OR_COUNT = ", whole from 1 on", lambda value: value > 0 and (value < 1 or value == int(value))
-NOT_EMPTY = " that is not empty", lambda value: len(value) > 0 and all(value)
-RANGES = {
-    **dict.fromkeys(("tokens_per_update", "tokens_per_batch", "average_last", "early_stopping_patience"), COUNT),
+# Ranges of fields of `Trainer`'s.
+TRAINER_RANGES = {
     **dict.fromkeys(("per_device_train_batch_size", "gradient_accumulation_steps"), COUNT),
-    "per_device_eval_batch_size": (" from 1 to 2**24", lambda value: 1 <= value <= 2**24),  # `Trainer` has a loss for each
+    "per_device_eval_batch_size": Range(" from 1 to 2**24", lambda value: 1 <= value <= 2**24),  # it has a loss for each
     **dict.fromkeys(("save_total_limit", "eval_accumulation_steps", "torch_empty_cache_steps"), COUNT),
     **dict.fromkeys(("dataloader_prefetch_factor", "ddp_timeout", "ddp_bucket_cap_mb"), COUNT),
     **dict.fromkeys(("generation_num_beams", "generation_max_length"), COUNT),
     **dict.fromkeys(("eval_steps", "save_steps", "logging_steps"), SHARE_OR_COUNT),
-    **dict.fromkeys(("label_smoothing_factor", "replaced", "spans"), PROBABILITY),
+    "label_smoothing_factor": PROBABILITY,
     **dict.fromkeys(("adam_beta1", "adam_beta2"), BELOW_1),
-    **dict.fromkeys(("seed", "data_seed"), (" from 0 to 4294967295", lambda value: 0 <= value < 2**32)),  # numpy's
-    "max_steps": (" of at least 1, or -1", lambda value: value == -1 or value >= 1),
+    **dict.fromkeys(("seed", "data_seed"), Range(" from 0 to 4294967295", lambda value: 0 <= value < 2**32)),  # numpy's
+    "max_steps": MAX_STEPS,
     "num_train_epochs": POSITIVE,
-    "warmup_steps": (", whole from 1 on", lambda value: 0 <= value < 1 or value == int(value) >= 1),
-    "teachers": NOT_EMPTY,
-    # [data]
-    **dict.fromkeys((*SPLITS, "columns", "label_names", "bad_words_ids"), NOT_EMPTY),
-    **dict.fromkeys(("dataset", "config", "path"), NOT_EMPTY),
-    **dict.fromkeys(("block_size", "max_length"), COUNT),
-    "validation_fraction": (" between 0 and 1", lambda value: 0 < value < 1),
-    "folds": (" of at least 2", lambda value: value >= 2),
-    # [tokenizer]
-    "vocab_size": (" of at least 5", lambda value: value >= 5),  # four of which are special tokens
-    "dropout": BELOW_1,
-    # [generation], [evaluation]
-    **dict.fromkeys(("max_new_tokens", "num_beams", "max_answer_length"), COUNT),
-    **dict.fromkeys(("repetition_penalty", "temperature"), POSITIVE),
-    **dict.fromkeys(("top_p", "min_p"), PROBABILITY),
-    **dict.fromkeys(("length_penalty", "forced_eos_token_id"), ANY),
+    "warmup_steps": WARMUP,
 }
 LARGEST = 2**63 - 1
 
 
-def key_types(task) -> dict[str, dict[str, Any]]:
-    """The keys that each table may have with `task`, and their types."""
-    training, config = typing.get_type_hints(Seq2SeqTrainingArguments), task.CONFIG
-    of_tokenizer = typing.get_type_hints(train_tokenizer)
-    of_config = typing.get_type_hints(config, localns={"torch": torch})
-    names = {field.name for field in fields(Seq2SeqTrainingArguments)} - NOT_TAKEN
+def data_keys(*shared: str, **own: KeyType) -> dict[str, KeyType]:
+    """The keys of a task's [data]: names of `DATA`, and those that the task alone has."""
+    return {name: DATA[name] for name in shared} | own
+
+
+def key_types(task: "Task") -> dict[str, dict[str, KeyType]]:
+    """The keys that each table of a recipe may have with `task`, and what their values may be."""
+    tokenizer = typing.get_type_hints(train_tokenizer)
     return {
-        "data": {name: DATA[name] for name in task.DATA},
-        "tokenizer": {name: of_tokenizer[name] for name in NEW_TOKENIZER} | {"path": str, "dropout": float},
-        "model": {
-            **{name: of_config.get(config.attribute_map.get(name, name), Any) for name in config.field_names()},
-            **{"path": str, **({"preset": str} if hasattr(config, "preset") else {})},
-        },
-        "training": {name: in_table(training[name]) for name in names if not is_secret(name)} | NARROWER | OWN,
+        "data": task.DATA,
+        "tokenizer": {name: KeyType(tokenizer[name], range) for name, range in NEW_TOKENIZER.items()}
+        | {"path": TEXT, "bpe_dropout": KeyType(float, BELOW_1)},
+        "model": model_keys(task.CONFIG),
+        "training": trainer_keys() | TRAINING,
         "generation": GENERATION if task.MODEL.can_generate() else {},
-        "evaluation": {name: EVALUATION[name] for name in task.EVALUATION},
+        "evaluation": task.EVALUATION,
     }
+
+
+def model_keys(config: type) -> dict[str, KeyType]:
+    """The fields of a config, which checks their ranges itself, and what a new model may be made of instead."""
+    types = typing.get_type_hints(config, localns={"torch": torch})
+    names = {name: config.attribute_map.get(name, name) for name in config.field_names()}
+    others = {"path": KeyType(str, ANY), **({"preset": KeyType(str, ANY)} if hasattr(config, "preset") else {})}
+    return {name: KeyType(types.get(field, Any), ANY) for name, field in names.items()} | others
+
+
+def trainer_keys() -> dict[str, KeyType]:
+    """The fields of `Trainer`'s arguments that a recipe may set."""
+    types = typing.get_type_hints(Seq2SeqTrainingArguments) | TRAINER_TYPES
+    names = {field.name for field in fields(Seq2SeqTrainingArguments)} - NOT_TAKEN
+    return {name: KeyType(in_table(types[name]), TRAINER_RANGES.get(name)) for name in names if not is_secret(name)}
 
 
 def in_table(hint: Any) -> Any:
@@ -136,47 +179,42 @@ def in_table(hint: Any) -> Any:
 
 
 def is_secret(name: str) -> bool:
-    """Whether a field of [training] is one, as transformers too tells them."""
+    """Whether a field of [training] is a secret, by the rule of transformers."""
     return name.endswith("token")
 
 
-def check_table(table: str, values: Any, types: dict[str, Any]) -> None:
-    """Raises UsageError for what is no table, for a key that `types` has not, with the nearest one, and for a value that is not
-    of its key's type and range."""
+def check_table(table: str, values: Any, types: dict[str, dict[str, KeyType]]) -> None:
+    """Raises UsageError for what is no table, for a key that the `table` of `types` has not, with the nearest one, and for a
+    value that is not of its key's type and range."""
     if not isinstance(values, dict):
         raise UsageError(f"{table} is {reprlib.repr(values)}, expected a table")
     for name, value in values.items():
         if table == "training" and is_secret(name):  # whose value is not shown
             remedy = "expected the environment variable HF_TOKEN, or a login with `hf auth login`"
             raise UsageError(f"training.{name} is a secret, which files of a run would show: {remedy}")
-        check_name(f"key of [{table}]", name, types)
-        check_value(f"{table}.{name}", value, types[name], ANY if table == "model" else RANGES.get(name))
+        check_name(f"key of [{table}]", name, types[table], [f"{other}.{name}" for other in types if name in types[other]])
+        check_value(f"{table}.{name}", value, types[table][name])
 
 
-def check_name(what: str, name: Any, known: Iterable[str]) -> None:
-    """Raises UsageError naming the nearest known name."""
-    if not isinstance(name, str) or name not in known:
-        close = difflib.get_close_matches(str(name), known, n=1)
-        seen = f"no {what} {reprlib.repr(name)}"
-        raise UsageError(f"{seen}; did you mean {close[0]!r}?" if close else f"{seen}, expected {sorted(known)}")
-
-
-def check_value(key: str, value: Any, hint: Any, bounds: tuple | None) -> None:
-    is_amount = {*alternatives(hint)} - {NoneType} <= {int, float}
-    words, holds = bounds or (NOT_NEGATIVE if is_amount else ANY)
-    if value is None and fits(None, hint):
+def check_value(key: str, value: Any, expected: KeyType) -> None:
+    """Raises UsageError for a `value` of another type or range than is `expected` of `key`."""
+    is_amount = {*alternatives(expected.type)} - {NoneType} <= {int, float}
+    in_range = expected.range or (NOT_NEGATIVE if is_amount else ANY)
+    if value is None and fits(None, expected.type):
         return
-    is_right, expected = fits(value, hint), in_words(hint) + words
+    is_right = fits(value, expected.type)
+    words = in_words(expected.type) + in_range.words
     if is_right and is_amount and abs(value) > LARGEST:
-        is_right, expected = False, f"at most {LARGEST}"
-    if not is_right or not holds(value):
-        raise UsageError(f"{key} is {reprlib.repr(value)}, expected {expected}")
+        is_right = False
+        words = f"at most {LARGEST}"
+    if not is_right or not in_range.holds(value):
+        raise UsageError(f"{key} is {reprlib.repr(value)}, expected {words}")
     check_text(key, value)
     if key == "data.encoding":
         check_encoding(key, value)
 
 
-def check_text(key, value):
+def check_text(key: str, value: Any) -> None:
     """What is no text, half of a surrogate pair, would be found only when the run is written down."""
     try:
         json.dumps(value, ensure_ascii=False, default=str, skipkeys=True).encode()
@@ -184,7 +222,7 @@ def check_text(key, value):
         raise UsageError(f"{key} is {reprlib.repr(value)}, expected text that can be written as UTF-8") from None
 
 
-def check_encoding(key, value):
+def check_encoding(key: str, value: str) -> None:
     try:
         codecs.lookup(value)
     except LookupError:
@@ -212,20 +250,20 @@ def in_words(hint: Any) -> str:
     return " or ".join(map(one_in_words, kinds))
 
 
-def one_in_words(kind):
+def one_in_words(kind: Any) -> str:
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", list: "a list", dict: "a table"}
     if origin(kind) is Literal:
         return f"one of {', '.join(map(repr, typing.get_args(kind)))}"
     return words.get(origin(kind), str(kind))
 
 
-def alternatives(hint):
+def alternatives(hint: Any) -> tuple:
     return typing.get_args(hint) if origin(hint) in (typing.Union, UnionType) else (hint,)
 
 
-def origin(hint):
+def origin(hint: Any) -> Any:
     return typing.get_origin(hint) or hint
 
 
-def is_enum(kind):
+def is_enum(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Enum)

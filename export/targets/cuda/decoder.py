@@ -19,7 +19,9 @@ BFLOAT16 = 16  # among ONNX's types
 SYNC_EVERY = 16  # steps of a search on the device between two looks at the tokens
 # Sizes of caches are multiples of these, so that other batches find the same captured graphs: 1, 2, 4 rows and multiples of 8
 # as well.
-SLOTS, SOURCE, ROWS = 64, 32, 8
+SLOTS = 64
+SOURCE = 32
+ROWS = 8
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ class Seq2SeqDecoderGraph(nn.Module):
         self.model = model
 
     def forward(self, input_ids, encoder_attention_mask, encoder_hidden_states, *past):
-        own, cross = DynamicCache(list(zip(past[::4], past[1::4]))), DynamicCache(list(zip(past[2::4], past[3::4])))
+        own = DynamicCache(list(zip(past[::4], past[1::4])))
+        cross = DynamicCache(list(zip(past[2::4], past[3::4])))
         cache = EncoderDecoderCache(own, cross)
         # Not updated yet, so that attention appends what it projects; that is nothing once the past covers the source.
         cache.is_updated = dict.fromkeys(range(len(own.layers)), False)

@@ -1,63 +1,75 @@
 """The next token of any text."""
 
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
 import numpy as np
+import torch
 from datasets import Dataset
 from torch.nn import functional as F
-from transformers import default_data_collator
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, default_data_collator
 
 from ...configuration_vanilla_transformer import VanillaDecoderConfig
 from ...modeling_vanilla_transformer import VanillaDecoderForCausalLM
 from ..data import BadRows, lines_of, paths_of, read_text
+from ..values import SHARE, SPLITS, KeyType, data_keys
+from .task import Abilities, Columns, Metrics, Rows
 
-CONFIG, MODEL = VanillaDecoderConfig, VanillaDecoderForCausalLM
+ABILITIES = Abilities(needs=("block_size",))
+CONFIG = VanillaDecoderConfig
+MODEL = VanillaDecoderForCausalLM
 PIPELINE = "text-generation"
 # A split is a file or several. Without one, the validation text is the last `validation_fraction` of the training text. An
 # example has `block_size` tokens. With `documents = "line"` each line is a text of its own, which no other one is read with.
-DATA = ("directory", "train", "validation", "test", "validation_fraction", "block_size", "documents", "skip_bad_rows")
-EVALUATION = ()
+DATA = data_keys(
+    *("directory", *SPLITS, "block_size", "skip_bad_rows"),
+    validation_fraction=KeyType(float, SHARE),
+    documents=KeyType(Literal["file", "line"]),
+)
+EVALUATION = {}
 METRICS = ("nll", "perplexity")
 
-draw = None
+augment = None
 
 
-def read(data, split):
+def read(data: dict, split: str) -> Rows | None:
     is_cut_off = split == "validation" and split not in data and "validation_fraction" in data
     if split not in data and not is_cut_off:
         return None
-    text = text_of(data, "train" if is_cut_off else split, tells=not is_cut_off)
+    text = text_of(data, "train" if is_cut_off else split, reports=not is_cut_off)
     if is_cut_off:
-        text = text[places(text, data) :]
+        text = text[training_length(text, data) :]
     elif split == "train" and "validation" not in data:
-        text = text[: places(text, data)]
+        text = text[: training_length(text, data)]
     by_line = data.get("documents", "file") == "line"
     return Dataset.from_dict({"text": [line for line in text.split("\n") if line] if by_line else [text]})
 
 
-def text_of(data, split, tells):
+def text_of(data: dict, split: str, reports: bool) -> str:
     """That of all files, read by lines where these may be bad."""
     bad = BadRows(data, split)
     if data.get("documents") != "line" and not bad.are_skipped:
         return "".join(read_text(path) for path in paths_of(data, split))
     found = lines_of(paths_of(data, split), bad=bad, fault=None)
-    if tells:
-        bad.tell(sum(map(bool, found)))
+    if reports:
+        bad.report(sum(map(bool, found)))
     return "".join(line + "\n" for line in found)
 
 
-def places(text, data):
-    """Where the training part of `text` ends, in characters."""
+def training_length(text: str, data: dict) -> int:
+    """Characters of the training part of `text`."""
     return int(len(text) * (1 - data.get("validation_fraction", 0)))
 
 
-def texts(dataset):
+def texts(dataset: Rows) -> Iterable[str]:
     return dataset["text"]
 
 
-def config_fields(text, data):
+def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
     return {}
 
 
-def encode(columns, tokenizer, data):
+def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
     """A line ends with the end token; a whole file has no end."""
     if data.get("documents") != "line":
         return {"input_ids": tokenizer(columns["text"], add_special_tokens=False)["input_ids"]}
@@ -68,7 +80,7 @@ def encode(columns, tokenizer, data):
     return {"input_ids": [ids if special[-1:] == [1] else [*ids, end] for ids, special in added]}
 
 
-def examples(rows, data, split):
+def examples(rows: Rows, data: dict, split: str) -> Any:
     size = data["block_size"]
     if data.get("documents", "file") == "line":
         return Dataset.from_list(packed(rows["input_ids"], size))
@@ -84,7 +96,8 @@ class Windows:
     """Every stretch of `size` tokens, with the ones that follow each, as an example."""
 
     def __init__(self, ids: list[int], size: int):
-        self.ids, self.size = np.array(ids), size
+        self.ids = np.array(ids)
+        self.size = size
 
     def __len__(self) -> int:
         return len(self.ids) - self.size
@@ -95,43 +108,43 @@ class Windows:
 
 
 def packed(documents: list[list[int]], size: int) -> list[dict]:
-    """Whole documents, one behind the other, as long as `size` tokens hold them. What is longer goes on in another example."""
-    blocks, room = [], 0
+    """Whole documents, one after the other, as long as `size` tokens hold them. What is longer goes on in another example."""
+    blocks = []
+    room = 0
     for ids in documents:
         for start in range(0, len(ids) - 1, size):
-            piece = ids[start : start + size + 1]
-            if len(piece) - 1 > room:
+            stretch = ids[start : start + size + 1]
+            if len(stretch) - 1 > room:
                 blocks.append([])
                 room = size
-            blocks[-1].append(piece)
-            room -= len(piece) - 1
+            blocks[-1].append(stretch)
+            room -= len(stretch) - 1
     return [example(block, size) for block in blocks]
 
 
-def example(pieces: list[list[int]], size: int) -> dict[str, list[int]]:
-    """Each piece but its last token, and but its first, and their positions from 0 on, by which attention knows where another
-    begins; then padding, which nothing is predicted from."""
-    ids, following, positions = ([token for piece in pieces for token in part(piece)] for part in PARTS)
-    rest = size - len(ids)
-    following += [-100] * rest
-    positions += range(len(pieces[-1]) - 1, len(pieces[-1]) - 1 + rest)
-    return {"input_ids": ids + [0] * rest, "labels": following, "shift_labels": following, "position_ids": positions}
+def example(stretches: list[list[int]], size: int) -> dict[str, list[int]]:
+    """Each stretch without its last token, and without its first, and their positions from 0 on, by which attention knows
+    where another begins; then padding, from which nothing is predicted."""
+    ids = [token for stretch in stretches for token in stretch[:-1]]
+    following = [token for stretch in stretches for token in stretch[1:]]
+    positions = [position for stretch in stretches for position in range(len(stretch) - 1)]
+    padding = size - len(ids)
+    following += [-100] * padding
+    positions += range(len(stretches[-1]) - 1, len(stretches[-1]) - 1 + padding)
+    return {"input_ids": ids + [0] * padding, "labels": following, "shift_labels": following, "position_ids": positions}
 
 
-PARTS = (lambda piece: piece[:-1], lambda piece: piece[1:], lambda piece: range(len(piece) - 1))
-
-
-def collator(tokenizer, model):
+def collator(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> Callable[[list[dict]], dict]:
     return default_data_collator
 
 
-def reduce(logits, labels):
+def reduce(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """-log p of each token, 0 where nothing is predicted."""
     return F.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none")
 
 
-def metrics(tokenizer, config, evaluation, rows):
-    def mean(prediction):
+def metrics(tokenizer: PreTrainedTokenizerFast, config: VanillaDecoderConfig, evaluation: dict, rows: Rows) -> Metrics:
+    def mean(prediction: tuple) -> dict[str, Any]:
         """Of all predicted tokens, in nats, and its exponential."""
         losses, labels = prediction
         nll = losses.sum(dtype=np.float64) / (labels != -100).sum()

@@ -1,75 +1,86 @@
 """Words that were masked, from those around them (Devlin et al. 2019), one text a line."""
 
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Any
+
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import DataCollatorForTokenClassification
+from transformers import BatchEncoding, DataCollatorForTokenClassification, PreTrainedModel, PreTrainedTokenizerFast
 
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForMaskedLM
 from ..data import SOURCES, BadRows, read_columns
+from ..values import KeyType, data_keys
 from . import causal_lm, sequence_classification
+from .task import Abilities, Columns, Metrics, Rows
 
-CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForMaskedLM
+ABILITIES = Abilities(sparse_labels=True)
+CONFIG = VanillaEncoderConfig
+MODEL = VanillaEncoderForMaskedLM
 PIPELINE = "fill-mask"
 # Each split is a file. If these are `labelled`, they are those of a sequence classification, whose labels are left out. With
 # `block_size` a training example is as many texts as so many tokens hold, which do not see each other.
-DATA = (*SOURCES, "streaming", *sequence_classification.DATA[1:], "labelled", "block_size")
-EVALUATION = ()
+DATA = sequence_classification.DATA | data_keys(*SOURCES, "streaming", "block_size", labelled=KeyType(bool))
+EVALUATION = {}
 METRICS = ("nll",)
-MASKED = 0.15  # of all words
-REPLACED, KEPT = 0.1, 0.1  # of the tokens of these, by a random one and by itself
+MASKED_SHARE = 0.15  # of all words
+RANDOM_SHARE = 0.1  # of the tokens of masked words: another token, at random
+UNCHANGED_SHARE = 0.1  # of the tokens of masked words
 
 reduce = causal_lm.reduce
 
 
-def read(data, split):
+def read(data: dict, split: str) -> Rows | None:
     if not data.get("labelled"):
         return read_columns(data, split, ("text",))
     found = sequence_classification.read(data, split)
     return found and found.select_columns("text")
 
 
-def texts(dataset):
+def texts(dataset: Rows) -> Iterable[str]:
     return dataset["text"]
 
 
-def config_fields(text, data):
+def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
     return {}
 
 
-def encode(columns, tokenizer, data):
+def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
     encoded = tokenizer(columns["text"], return_token_type_ids=False)
     return {"input_ids": encoded["input_ids"], "labels": word_numbers(encoded)}
 
 
-def word_numbers(encoded) -> list[list[int]]:
+def word_numbers(encoded: BatchEncoding) -> list[list[int]]:
     """The number of the word each token is of, -1 for special tokens; the words of a second sequence are counted on."""
-    found = []
+    numbers = []
     for row in range(len(encoded["input_ids"])):
-        words, sides = encoded.word_ids(row), encoded.sequence_ids(row)
-        behind = 1 + max((word for word, side in zip(words, sides) if side == 0 and word is not None), default=-1)
-        found.append([-1 if word is None else word + behind * side for word, side in zip(words, sides)])
-    return found
+        words = encoded.word_ids(row)
+        sides = encoded.sequence_ids(row)
+        first_count = 1 + max((word for word, side in zip(words, sides) if side == 0 and word is not None), default=-1)
+        numbers.append([-1 if word is None else word + first_count * side for word, side in zip(words, sides)])
+    return numbers
 
 
-def examples(rows, data, split):
+def examples(rows: Rows, data: dict, split: str) -> Any:
     if split != "train" or "block_size" not in data:
         return rows
     bad = BadRows(data, split)
-    found = packed(rows, data["block_size"], bad)
-    bad.tell(len(rows) - bad.count)
-    return Dataset.from_list(found)
+    blocks = packed(rows, data["block_size"], bad)
+    bad.report(len(rows) - bad.count)
+    return Dataset.from_list(blocks)
 
 
-def packed(rows, size: int, bad: BadRows) -> list[dict]:
-    """Rows one behind the other, as long as `size` tokens hold them, with the number of its row for each token; the words of a
+def packed(rows: Dataset, size: int, bad: BadRows) -> list[dict]:
+    """Rows one after the other, as long as `size` tokens hold them, with the number of its row for each token; the words of a
     row are counted on from those of the row before.
 
     Raises:
         ValueError: for a row that is longer, unless such `bad` rows are skipped.
     """
-    blocks, room = [], 0
+    blocks = []
+    room = 0
     for ids, words in zip(rows["input_ids"], rows["labels"], strict=True):
         if len(ids) > size:
             bad.add(f"a text has {len(ids)} tokens, expected at most block_size={size}")
@@ -77,48 +88,50 @@ def packed(rows, size: int, bad: BadRows) -> list[dict]:
         if len(ids) > room:
             blocks.append({"input_ids": [], "labels": [], "documents": []})
             room = size
-        block, room = blocks[-1], room - len(ids)
-        behind = 1 + max(block["labels"], default=-1)
+        block = blocks[-1]
+        room -= len(ids)
+        word_count = 1 + max(block["labels"], default=-1)
         number = 1 + max(block["documents"], default=-1)
         block["input_ids"] += ids
-        block["labels"] += [word if word < 0 else word + behind for word in words]
+        block["labels"] += [word if word < 0 else word + word_count for word in words]
         block["documents"] += [number] * len(ids)
     return blocks
 
 
-def draw(row, random, tokenizer):
-    """Whole words, each with probability `MASKED`, at least one: 80% of their tokens become the mask token, 10% a random one.
-    Labels are the tokens of these words, -100 elsewhere."""
-    draws = {word: random.random() for word in dict.fromkeys(row["labels"]) if word >= 0}
-    chosen = {word for word, value in draws.items() if value <= max(MASKED, min(draws.values()))}
+def augment(row: dict, random: Random, tokenizer: PreTrainedTokenizerFast) -> dict:
+    """Whole words, each with probability `MASKED_SHARE`, at least one: 80% of their tokens become the mask token, 10% a random
+    one. Labels are the tokens of these words, -100 elsewhere."""
+    values = {word: random.random() for word in dict.fromkeys(row["labels"]) if word >= 0}
+    masked = {word for word, value in values.items() if value <= max(MASKED_SHARE, min(values.values()))}
     pairs = list(zip(row["input_ids"], row["labels"], strict=True))
-    ids = [replaced(token, tokenizer, random) if word in chosen else token for token, word in pairs]
-    return {**row, "input_ids": ids, "labels": [token if word in chosen else -100 for token, word in pairs]}
+    ids = [mask_token(token, tokenizer, random) if word in masked else token for token, word in pairs]
+    return {**row, "input_ids": ids, "labels": [token if word in masked else -100 for token, word in pairs]}
 
 
-def replaced(token, tokenizer, random):
-    fate = random.random()
-    if fate < KEPT:
+def mask_token(token: int, tokenizer: PreTrainedTokenizerFast, random: Random) -> int:
+    """What a token of a masked word becomes."""
+    value = random.random()
+    if value < UNCHANGED_SHARE:
         return token
-    return random.randrange(len(tokenizer)) if fate < KEPT + REPLACED else tokenizer.mask_token_id
+    return random.randrange(len(tokenizer)) if value < UNCHANGED_SHARE + RANDOM_SHARE else tokenizer.mask_token_id
 
 
-def collator(tokenizer, model):
+def collator(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> Callable[[list[dict]], dict]:
     pad = DataCollatorForTokenClassification(tokenizer)
 
-    def collate(rows):
+    def collate(rows: list[dict]) -> dict[str, torch.Tensor]:
         documents = [torch.tensor(row["documents"]) for row in rows if "documents" in row]
         batch = pad([{name: value for name, value in row.items() if name != "documents"} for row in rows])
         if not documents:
             return batch
         if (window := model.config.sliding_window) is not None:
             raise ValueError(f"sliding_window is {window}, expected none with block_size: packed texts have no window")
-        return {**batch, **apart(documents)}
+        return {**batch, **isolate_documents(documents)}
 
     return collate
 
 
-def apart(documents: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+def isolate_documents(documents: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     """By the numbers of the rows that the tokens of each example are of: a mask (B, 1, S, S) by which they see their own row,
     and positions (B, S) from its start on. Padding sees padding."""
     numbers = torch.nn.utils.rnn.pad_sequence(documents, batch_first=True, padding_value=-1)
@@ -127,8 +140,8 @@ def apart(documents: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     return {"attention_mask": same[:, None], "position_ids": torch.arange(numbers.shape[1]) - starts}
 
 
-def metrics(tokenizer, config, evaluation, rows):
-    def mean(prediction):
+def metrics(tokenizer: PreTrainedTokenizerFast, config: VanillaEncoderConfig, evaluation: dict, rows: Rows) -> Metrics:
+    def mean(prediction: tuple) -> dict[str, Any]:
         losses, labels = prediction
         return {"nll": losses[labels != -100].mean(dtype=np.float64)}
 

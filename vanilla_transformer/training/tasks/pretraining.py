@@ -2,52 +2,62 @@
 has one sentence a line, and an empty line between documents."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset
+from transformers import PreTrainedTokenizerFast
 
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForPreTraining
 from ..data import BadRows, lines_of, paths_of
+from ..values import SPLITS, data_keys
 from . import masked_lm
+from .task import Abilities, Columns, Metrics, Rows
 
-CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForPreTraining
+ABILITIES = Abilities(label_smoothing=False, sparse_labels=True)
+CONFIG = VanillaEncoderConfig
+MODEL = VanillaEncoderForPreTraining
 PIPELINE = "fill-mask"
 # `max_length` is in tokens of a pair; the longer sentence is cut.
-DATA = ("directory", "train", "validation", "test", "encoding", "max_length", "skip_bad_rows")
-EVALUATION = ()
+DATA = data_keys("directory", *SPLITS, "encoding", "max_length", "skip_bad_rows")
+EVALUATION = {}
 METRICS = ("nll", "next_sentence_accuracy")
 FOLLOWS, DOES_NOT = 0, 1
 
 
-def read(data, split):
+def read(data: dict, split: str) -> Rows | None:
     """Raises ValueError for less than two documents, or none with two sentences."""
     if split not in data:
         return None
-    encoding, bad = data.get("encoding", "UTF-8"), BadRows(data, split)
-    found = [document for path in paths_of(data, split) for document in documents(path, encoding, bad)]
-    bad.tell(sum(map(len, found)))
-    if len(found) < 2 or max(map(len, found)) < 2:
-        longest = max(map(len, found), default=0)
-        seen = f"the {split} text has {len(found)} documents of up to {longest} sentences"
+    encoding = data.get("encoding", "UTF-8")
+    bad = BadRows(data, split)
+    every = [document for path in paths_of(data, split) for document in documents(path, encoding, bad)]
+    bad.report(sum(map(len, every)))
+    if len(every) < 2 or max(map(len, every)) < 2:
+        longest = max(map(len, every), default=0)
+        seen = f"the {split} text has {len(every)} documents of up to {longest} sentences"
         raise ValueError(f"{seen}, expected at least 2 of 2, with an empty line between documents")
-    return Dataset.from_list(list(pairs(found)))
+    return Dataset.from_list(list(pairs(every)))
 
 
-def documents(path, encoding, bad) -> list[list[str]]:
-    found = [[]]
+def documents(path: Path, encoding: str, bad: BadRows) -> list[list[str]]:
+    """The sentences of each document of a file."""
+    every = [[]]
     for line in lines_of([path], encoding, bad, fault=None):
         if line.strip():
-            found[-1].append(line.strip())
+            every[-1].append(line.strip())
         else:
-            found.append([])
-    return list(filter(None, found))
+            every.append([])
+    return list(filter(None, every))
 
 
 def pairs(documents: list[list[str]]) -> Iterator[dict]:
-    """Each sentence with the one behind it or, half of the time, with any one of another document; always the same ones."""
+    """Each sentence with the one after it or, half of the time, with any one of another document; always the same ones."""
     rng = random.Random(0)
     for place, document in enumerate(documents):
         for first, second in zip(document, document[1:]):
@@ -58,15 +68,15 @@ def pairs(documents: list[list[str]]) -> Iterator[dict]:
             yield {"first": first, "second": second, "next_sentence_label": label}
 
 
-def texts(dataset):
+def texts(dataset: Rows) -> Iterable[str]:
     return dict.fromkeys(chain(dataset["first"], dataset["second"]))
 
 
-def config_fields(text, data):
+def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
     return {"type_vocab_size": 2}
 
 
-def encode(columns, tokenizer, data):
+def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
     cut = {"truncation": "longest_first", "max_length": data["max_length"]} if "max_length" in data else {}
     encoded = tokenizer(columns["first"], columns["second"], return_token_type_ids=True, **cut)
     return {
@@ -77,22 +87,23 @@ def encode(columns, tokenizer, data):
     }
 
 
-def examples(rows, data, split):
+def examples(rows: Rows, data: dict, split: str) -> Any:
     return rows
 
 
-draw, collator = masked_lm.draw, masked_lm.collator
+augment = masked_lm.augment
+collator = masked_lm.collator
 
 
-def reduce(logits, labels):
+def reduce(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     prediction, relationship = logits
     return masked_lm.reduce(prediction, labels[0]), relationship.argmax(dim=-1)
 
 
-def metrics(tokenizer, config, evaluation, rows):
+def metrics(tokenizer: PreTrainedTokenizerFast, config: VanillaEncoderConfig, evaluation: dict, rows: Rows) -> Metrics:
     of_words = masked_lm.metrics(tokenizer, config, evaluation, rows)
 
-    def mean(prediction):
+    def mean(prediction: tuple) -> dict[str, Any]:
         (losses, found), (labels, expected) = prediction
         return {**of_words((losses, labels)), "next_sentence_accuracy": np.mean(found == expected)}
 

@@ -1,35 +1,44 @@
 """The span of a context that answers a question (Devlin et al. 2019, section 4.2). Files are JSON in the form of SQuAD 1.1
-(Rajpurkar et al. 2016). A context too long for `max_length` is read in windows, each behind the question, that share `stride`
+(Rajpurkar et al. 2016). A context too long for `max_length` is read in windows, each after the question, that share `stride`
 tokens; where a window does not have the answer, the first token stands for that."""
 
 import json
 import re
 import string
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset
-from transformers import DataCollatorWithPadding
+from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerFast
 
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForQuestionAnswering
 from ..data import SOURCES, BadRows, paths_of, places_of, read_columns, read_text
+from ..values import COUNTED, SPLITS, KeyType, data_keys
+from .task import Abilities, Columns, Metrics, Rows
 
-CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForQuestionAnswering
+ABILITIES = Abilities(label_smoothing=False)
+CONFIG = VanillaEncoderConfig
+MODEL = VanillaEncoderForQuestionAnswering
 PIPELINE = "question-answering"
-DATA = (*SOURCES, "train", "validation", "test", "max_length", "stride")
-EVALUATION = ("max_answer_length",)  # tokens of an answer that is looked for, 30 by default
+DATA = data_keys(*SOURCES, *SPLITS, "max_length", stride=KeyType(int))
+EVALUATION = {"max_answer_length": COUNTED}  # tokens of an answer that is looked for, 30 by default
 METRICS = ("exact_match", "f1")
 NAMES = ("id", "question", "context", "answers")  # of a data set; answers are {"text": [...], "answer_start": [...]}
 SCORED = ("id", "context", "answers", "offsets")  # columns of examples that only the metrics look at
 
-draw = None
+augment = None
 
 
-def read(data, split):
+def read(data: dict, split: str) -> Rows | None:
     if "dataset" in data:
-        rows, bad = read_columns(data, split, NAMES), BadRows(data, split)
+        rows = read_columns(data, split, NAMES)
+        bad = BadRows(data, split)
         kept = places_of(rows or (), fault, bad)
         return rows.select(kept) if bad.count else rows
     if split in data:
@@ -38,7 +47,7 @@ def read(data, split):
     return None
 
 
-def questions(path) -> list[dict]:
+def questions(path: Path) -> list[dict]:
     """Raises ValueError for a file of another form, or without questions."""
     try:
         paragraphs = [paragraph for article in json.loads(read_text(path))["data"] for paragraph in article["paragraphs"]]
@@ -59,9 +68,11 @@ def questions(path) -> list[dict]:
     return found
 
 
-def fault(row) -> str | None:
-    """What is wrong with a row: it may lack an answer, or have one that is not where it is said to be."""
-    name, answers, context = f"question {row['id']}", row["answers"] or {"text": []}, row["context"]
+def fault(row: dict) -> str | None:
+    """What is wrong with a row: it may lack an answer, or have one that is not at its place."""
+    name = f"question {row['id']}"
+    answers = row["answers"] or {"text": []}
+    context = row["context"]
     if not isinstance(row["question"], str) or not isinstance(context, str):
         return f"{name} is {row['question']!r} on {context!r}, expected two texts"
     if not answers["text"]:
@@ -75,17 +86,18 @@ def fault(row) -> str | None:
     return None
 
 
-def texts(dataset):
+def texts(dataset: Rows) -> Iterable[str]:
     return chain(dict.fromkeys(dataset["context"]), dataset["question"])
 
 
-def config_fields(text, data):
+def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
     return {}
 
 
-def encode(columns, tokenizer, data):
+def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
     """A row for each window. `offsets` are where in the context a token is, `None` for tokens that are not of it."""
-    max_length, stride = data.get("max_length", 384), data.get("stride", 128)
+    max_length = data.get("max_length", 384)
+    stride = data.get("stride", 128)
     room = max_length - stride - tokenizer.num_special_tokens_to_add(pair=True)
     for id, ids in zip(columns["id"], tokenizer(columns["question"], add_special_tokens=False)["input_ids"], strict=True):
         if len(ids) >= room:
@@ -97,7 +109,8 @@ def encode(columns, tokenizer, data):
     found = {name: encoded[name] for name in ("input_ids", "token_type_ids")}
     found |= {name: [] for name in ("start_positions", "end_positions", *SCORED)}
     for window, row in enumerate(encoded["overflow_to_sample_mapping"]):
-        sides, answers = encoded.sequence_ids(window), columns["answers"][row]
+        sides = encoded.sequence_ids(window)
+        answers = columns["answers"][row]
         offsets = [list(place) if side == 1 else None for place, side in zip(encoded["offset_mapping"][window], sides)]
         first, last = positions(offsets, answers["answer_start"][0], len(answers["text"][0]))
         values = (first, last, columns["id"][row], columns["context"][row], answers["text"], offsets)
@@ -106,7 +119,7 @@ def encode(columns, tokenizer, data):
     return found
 
 
-def positions(offsets, start, length) -> tuple[int, int]:
+def positions(offsets: list, start: int, length: int) -> tuple[int, int]:
     """The first and the last token of the `length` characters from `start` on, (0, 0) if not all of them are in the window."""
     tokens = [token for token, place in enumerate(offsets) if place is not None]
     if not tokens or offsets[tokens[0]][0] > start or offsets[tokens[-1]][1] < start + length:
@@ -115,26 +128,28 @@ def positions(offsets, start, length) -> tuple[int, int]:
     return inside[0], inside[-1]
 
 
-def examples(rows, data, split):
+def examples(rows: Rows, data: dict, split: str) -> Any:
     return rows.remove_columns([*SCORED]) if split == "train" else rows
 
 
-def collator(tokenizer, model):
-    pad, unseen = DataCollatorWithPadding(tokenizer), {*SCORED, *([] if model.config.type_vocab_size else ["token_type_ids"])}
+def collator(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> Callable[[list[dict]], dict]:
+    pad = DataCollatorWithPadding(tokenizer)
+    unseen = {*SCORED, *([] if model.config.type_vocab_size else ["token_type_ids"])}
     return lambda rows: pad([{name: value for name, value in row.items() if name not in unseen} for row in rows])
 
 
-def reduce(logits, labels):
+def reduce(logits: tuple[torch.Tensor, ...], labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return logits
 
 
-def metrics(tokenizer, config, evaluation, rows):
-    def scores(prediction):
+def metrics(tokenizer: PreTrainedTokenizerFast, config: VanillaEncoderConfig, evaluation: dict, rows: Rows) -> Metrics:
+    def scores(prediction: tuple) -> dict[str, Any]:
         """SQuAD's, in percent: of each question the best of its answers, and of those the mean."""
         (starts, ends), (first, _) = prediction
         if not np.array_equal(first, rows["start_positions"]):
             raise ValueError("predictions are not in the order of the examples, expected an evaluation without sorting")
-        best, answers = defaultdict(lambda: (-np.inf, "")), {}
+        best = defaultdict(lambda: (-np.inf, ""))
+        answers = {}
         for row, start, end in zip(rows, starts, ends, strict=True):
             answers[row["id"]] = row["answers"]
             best[row["id"]] = max(best[row["id"]], best_span(row, start, end, evaluation.get("max_answer_length", 30)))
@@ -147,7 +162,7 @@ def metrics(tokenizer, config, evaluation, rows):
     return scores
 
 
-def best_span(row, start, end, longest: int) -> tuple[float, str]:
+def best_span(row: dict, start: np.ndarray, end: np.ndarray, longest: int) -> tuple[float, str]:
     """The largest sum of a start and an end score, of at most `longest` tokens of the context, and the text there."""
     tokens = [token for token, place in enumerate(row["offsets"]) if place is not None]
     sums = np.asarray(start)[tokens][:, None] + np.asarray(end)[tokens]

@@ -1,30 +1,42 @@
 """Which of some labels a text has. A file has one example a line: its label, a space, its text."""
 
 import random
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset
-from transformers import DataCollatorWithPadding
+from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerFast
 
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForSequenceClassification
 from ..data import BadRows, lines_of, paths_of, shown
+from ..values import NOT_EMPTY, SPLITS, KeyType, at_least, data_keys
+from .task import Abilities, Columns, Metrics, Rows
 
-CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForSequenceClassification
+ABILITIES = Abilities(bpe_dropout=True, row_labels=True)
+CONFIG = VanillaEncoderConfig
+MODEL = VanillaEncoderForSequenceClassification
 PIPELINE = "text-classification"
 # With `folds`, the training lines without their duplicates are cut into that many parts at random, always the same ones, and
 # part `fold` (from 0 on) is the validation split. With `label_names` the files have numbers, the places of the names from 0 on.
-DATA = ("directory", "train", "validation", "test", "encoding", "folds", "fold", "label_names", "skip_bad_rows")
-EVALUATION = ()
+DATA = data_keys(
+    *("directory", *SPLITS, "encoding", "skip_bad_rows"),
+    folds=KeyType(int, at_least(2)),
+    fold=KeyType(int),
+    label_names=KeyType(list[str], NOT_EMPTY),
+)
+EVALUATION = {}
 METRICS = ("accuracy",)
 
-draw = None
+augment = None
 
 
-def read(data, split):
+def read(data: dict, split: str) -> Rows | None:
     if "folds" in data and split != "test":
-        lines = list(dict.fromkeys(labelled(data, "train", tells=split == "train")))
+        lines = list(dict.fromkeys(labelled(data, "train", reports=split == "train")))
         random.Random(0).shuffle(lines)
         count, fold = data["folds"], data["fold"]
         if not 0 <= fold < count:
@@ -39,16 +51,16 @@ def read(data, split):
     return Dataset.from_dict({"label": [names[int(label)] for label in labels] if names else labels, "text": texts})
 
 
-def labelled(data, split, tells=True) -> list[str]:
+def labelled(data: dict, split: str, reports: bool = True) -> list[str]:
     bad = BadRows(data, split)
     fault = partial(unlabelled, names=data.get("label_names"))
-    found = lines_of(paths_of(data, split), data.get("encoding", "UTF-8"), bad, fault)
-    if tells:
-        bad.tell(len(found))
-    return found
+    lines = lines_of(paths_of(data, split), data.get("encoding", "UTF-8"), bad, fault)
+    if reports:
+        bad.report(len(lines))
+    return lines
 
 
-def unlabelled(line, names=None) -> str | None:
+def unlabelled(line: str, names: list[str] | None = None) -> str | None:
     label, _, text = line.partition(" ")
     if not (label.strip() and text.strip()):
         return f"{shown(line)}, expected a label, a space and a text"
@@ -57,25 +69,25 @@ def unlabelled(line, names=None) -> str | None:
     return None
 
 
-def texts(dataset):
+def texts(dataset: Rows) -> Iterable[str]:
     return dataset["text"]
 
 
-def config_fields(text, data):
+def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
     if names := data.get("label_names"):
         return named(names)
     return label_fields({split: set(rows["label"]) for split, rows in text.items()}, "labels")
 
 
-def label_fields(found: dict[str, set[str]], what: str) -> dict:
+def label_fields(of_splits: dict[str, set[str]], what: str) -> dict:
     """The names of the training text's labels, in the order of the alphabet.
 
     Raises:
         ValueError: for one that only another split has.
     """
-    names = sorted(found["train"])
-    for split, labels in found.items():
-        if unknown := sorted(labels - found["train"]):
+    names = sorted(of_splits["train"])
+    for split, labels in of_splits.items():
+        if unknown := sorted(labels - of_splits["train"]):
             raise ValueError(f"the {split} text has {what} {unknown}, expected some of {names}, those of the training text")
     return named(names)
 
@@ -84,32 +96,32 @@ def named(names: list[str]) -> dict:
     return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
 
 
-def encode(columns, tokenizer, data):
+def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
     # Teachers read the text in tokens of their own.
     return {"input_ids": tokenizer(columns["text"])["input_ids"], "label": columns["label"], "text": columns["text"]}
 
 
-def examples(rows, data, split):
+def examples(rows: Rows, data: dict, split: str) -> Any:
     return rows
 
 
-def collator(tokenizer, model):
+def collator(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> Callable[[list[dict]], dict]:
     pad = DataCollatorWithPadding(tokenizer)
 
-    def collate(rows):
+    def collate(rows: list[dict]) -> dict[str, torch.Tensor]:
         ids = [model.config.label2id[row["label"]] for row in rows]
         return pad([{"input_ids": row["input_ids"], "label": id} for row, id in zip(rows, ids, strict=True)])
 
     return collate
 
 
-def reduce(logits, labels):
+def reduce(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return logits.argmax(dim=-1)
 
 
-def metrics(tokenizer, config, evaluation, rows):
-    def accuracy(prediction):
-        found, labels = prediction
-        return {"accuracy": np.mean(found == labels)}
+def metrics(tokenizer: PreTrainedTokenizerFast, config: VanillaEncoderConfig, evaluation: dict, rows: Rows) -> Metrics:
+    def accuracy(prediction: tuple) -> dict[str, Any]:
+        predictions, labels = prediction
+        return {"accuracy": np.mean(predictions == labels)}
 
     return accuracy

@@ -1,43 +1,53 @@
-"""Which of some tags each word has: named entities, parts of speech. A file is in CoNLL form: on each line a word and, behind
+"""Which of some tags each word has: named entities, parts of speech. A file is in CoNLL form: on each line a word and, after
 spaces or tabs, its tag, the last column where there are several; an empty line between sentences."""
 
 import re
+from collections.abc import Callable, Iterable
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from datasets import ClassLabel, Dataset, Features, List, Value
-from transformers import DataCollatorForTokenClassification
+from transformers import DataCollatorForTokenClassification, PreTrainedModel, PreTrainedTokenizerFast
 
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForTokenClassification
 from ..data import SOURCES, BadRows, Fault, data_set, lines, paths_of, places_of, shown
+from ..values import SPLITS, data_keys
 from .sequence_classification import label_fields
+from .task import Abilities, Columns, Metrics, Rows
 
-CONFIG, MODEL = VanillaEncoderConfig, VanillaEncoderForTokenClassification
+ABILITIES = Abilities()
+CONFIG = VanillaEncoderConfig
+MODEL = VanillaEncoderForTokenClassification
 PIPELINE = "token-classification"
-DATA = (*SOURCES, "train", "validation", "test", "encoding")  # `columns` of a data set are those of words and tags
-EVALUATION = ()
+DATA = data_keys(*SOURCES, *SPLITS, "encoding")  # `columns` of a data set are those of words and tags
+EVALUATION = {}
 METRICS = ("accuracy", "precision", "recall", "f1")
 COLUMNS = ("tokens", "ner_tags")  # what data sets of the Hub call them
 FEATURES = Features(words=List(Value("string")), tags=List(Value("string")))
 DOCUMENT = "-DOCSTART-"  # a sentence of its own in CoNLL's files, where another text begins
 
-draw = None
+augment = None
 
 
-def read(data, split):
+def read(data: dict, split: str) -> Rows | None:
     if "dataset" in data:
         return of_data_set(data, split)
     if split not in data:
         return None
-    encoding, bad = data.get("encoding", "UTF-8"), BadRows(data, split)
+    encoding = data.get("encoding", "UTF-8")
+    bad = BadRows(data, split)
     found = [sentence for path in paths_of(data, split) for sentence in sentences(path, encoding, bad)]
-    bad.tell(len(found))
+    bad.report(len(found))
     return Dataset.from_list(found, features=FEATURES)
 
 
-def of_data_set(data, split):
-    splits, columns = data_set(data), data.get("columns", COLUMNS)
+def of_data_set(data: dict, split: str) -> Dataset | None:
+    splits = data_set(data)
+    columns = data.get("columns", COLUMNS)
     if split not in splits:
         return None
     for column in columns:
@@ -51,18 +61,19 @@ def of_data_set(data, split):
     return rows.map(lambda row: {"tags": tag.int2str(row["tags"])}, features=FEATURES) if isinstance(tag, ClassLabel) else rows
 
 
-def unequal(row) -> str | None:
+def unequal(row: dict) -> str | None:
     words, tags = (len(row[name] or ()) for name in FEATURES)
     return None if words == tags else f"{words} words and {tags} tags, expected one for each"
 
 
-def sentences(path, encoding, bad):
+def sentences(path: Path, encoding: str, bad: BadRows) -> list[dict[str, list[str]]]:
     """Those of a file, each as its words and its tags, without `bad` ones.
 
     Raises:
         ValueError: for a line without a tag, and for a file without words.
     """
-    found, sentence = [], []
+    found = []
+    sentence = []
     for number, line in enumerate(chain(lines(path, encoding, untagged), [""]), 1):
         if isinstance(line, Fault):
             if sentence is not None:
@@ -79,25 +90,25 @@ def sentences(path, encoding, bad):
     return found
 
 
-def untagged(line) -> str | None:
+def untagged(line: str) -> str | None:
     one = line.strip() and len(fields_of(line)) == 1
     return f"{shown(line)}, expected a word, a space or a tab, and a tag" if one else None
 
 
-def fields_of(line):
+def fields_of(line: str) -> list[str]:
     return re.split(r"[ \t]+", line.strip())
 
 
-def texts(dataset):
+def texts(dataset: Rows) -> Iterable[str]:
     return map(" ".join, dataset["words"])
 
 
-def config_fields(text, data):
+def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
     return label_fields({split: {tag for tags in rows["tags"] for tag in tags} for split, rows in text.items()}, "tags")
 
 
-def encode(columns, tokenizer, data):
-    """`labels` are the tag of a word at the first of its pieces, `None` at the others and at special tokens."""
+def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
+    """`labels` are the tag of a word at the first of its subwords, `None` at the others and at special tokens."""
     encoded = tokenizer(columns["words"], is_split_into_words=True, return_token_type_ids=False)
     labels = []
     for row, tags in enumerate(columns["tags"]):
@@ -107,21 +118,22 @@ def encode(columns, tokenizer, data):
     return {"input_ids": encoded["input_ids"], "labels": labels}
 
 
-def examples(rows, data, split):
+def examples(rows: Rows, data: dict, split: str) -> Any:
     return rows
 
 
-def collator(tokenizer, model):
-    pad, ids = DataCollatorForTokenClassification(tokenizer), model.config.label2id | {None: -100}
+def collator(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> Callable[[list[dict]], dict]:
+    pad = DataCollatorForTokenClassification(tokenizer)
+    ids = model.config.label2id | {None: -100}
     return lambda rows: pad([{**row, "labels": [ids[tag] for tag in row["labels"]]} for row in rows])
 
 
-def reduce(logits, labels):
+def reduce(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return logits.argmax(dim=-1)
 
 
-def metrics(tokenizer, config, evaluation, rows):
-    def scores(prediction):
+def metrics(tokenizer: PreTrainedTokenizerFast, config: VanillaEncoderConfig, evaluation: dict, rows: Rows) -> Metrics:
+    def scores(prediction: tuple) -> dict[str, Any]:
         """Of words, and, where all tags are of the form B-type, I-type or O, of entities."""
         predictions, labels = prediction
         seen = labels != -100
@@ -145,14 +157,17 @@ def scores_of_entities(found: list[list[str]], gold: list[list[str]]) -> dict[st
 
 
 def entities(tags: list[str]) -> set[tuple[str, int, int]]:
-    """(type, first word, word behind the last). As conlleval has it, an entity begins at B, and at an I behind O or behind
+    """(type, first word, word after the last). As conlleval has it, an entity begins at B, and at an I after O or after
     another type; it goes on over each I of its type."""
-    found, name, first = set(), None, 0
+    found = set()
+    name = None
+    first = 0
     for place, tag in enumerate([*tags, "O"]):
         prefix, _, kind = tag.partition("-")
         if name is not None and (prefix, kind) != ("I", name):
             found.add((name, first, place))
             name = None
         if name is None and prefix != "O":
-            name, first = kind, place
+            name = kind
+            first = place
     return found

@@ -1,69 +1,70 @@
 """From one language to another; any text to text."""
 
+from collections.abc import Callable, Iterable
 from itertools import chain
+from typing import Any
 
 import numpy as np
-from transformers import DataCollatorForSeq2Seq
+from transformers import DataCollatorForSeq2Seq, PreTrainedModel, PreTrainedTokenizerFast
 
 from ...configuration_vanilla_transformer import VanillaSeq2SeqConfig
 from ...modeling_vanilla_transformer import VanillaSeq2SeqForConditionalGeneration
 from ..data import SOURCES, read_columns
+from ..metrics import bleu, chrf
+from ..values import SPLITS, KeyType, data_keys
+from .task import Abilities, Columns, Metrics, Rows
 
-CONFIG, MODEL = VanillaSeq2SeqConfig, VanillaSeq2SeqForConditionalGeneration
+SIDES = ("source", "target")
+ABILITIES = Abilities(bpe_dropout=True, carries_pipeline=True, parallel_files=SIDES)
+CONFIG = VanillaSeq2SeqConfig
+MODEL = VanillaSeq2SeqForConditionalGeneration
 PIPELINE = "translation"
-# Each split is a file of the source and one of the target, line by line.
-DATA = (*SOURCES, "streaming", "train", "validation", "test")
-FILES = ("source", "target")
-EVALUATION = ("bleu_tokenize",)  # of sacreBLEU, "13a" by default
+DATA = data_keys(*SOURCES, "streaming", *SPLITS)
+EVALUATION = {"bleu_tokenize": KeyType(str)}  # of sacreBLEU, "13a" by default
 METRICS = ("bleu", "chrf")
 
-draw = None
+augment = None
 reduce = None  # the metrics take generated tokens
 
 
-def read(data, split):
-    return read_columns(data, split, FILES)
+def read(data: dict, split: str) -> Rows | None:
+    return read_columns(data, split, SIDES)
 
 
-def texts(dataset):
+def texts(dataset: Rows) -> Iterable[str]:
     return chain(dataset["source"], dataset["target"])
 
 
-def config_fields(text, data):
+def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
     return {}
 
 
-def encode(columns, tokenizer, data):
+def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
     return {"input_ids": tokenizer(columns["source"])["input_ids"], "labels": tokenizer(columns["target"])["input_ids"]}
 
 
-def examples(rows, data, split):
+def examples(rows: Rows, data: dict, split: str) -> Any:
     return rows
 
 
-def collator(tokenizer, model):
+def collator(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> Callable[[list[dict]], dict]:
     return DataCollatorForSeq2Seq(tokenizer, model)
 
 
-def metrics(tokenizer, config, evaluation, rows):
+def metrics(tokenizer: PreTrainedTokenizerFast, config: VanillaSeq2SeqConfig, evaluation: dict, rows: Rows) -> Metrics:
     return lambda prediction: scores_of_ids(*prediction, tokenizer, evaluation.get("bleu_tokenize", "13a"))
 
 
-def scores_of_ids(predictions: np.ndarray, labels: np.ndarray, tokenizer, bleu_tokenize: str = "13a") -> dict:
-    """sacreBLEU and chrF (cased), and BLEU's signature, of generated ids against label ids, both (B, T) padded with -100 or
-    the pad token."""
-    bleu, chrf = corpus_metrics(bleu_tokenize)
-    outputs, references = (texts_of_ids(ids, tokenizer) for ids in (predictions, labels))
-    score, chrf_score = (metric.corpus_score(outputs, [references]).score for metric in (bleu, chrf))
-    return {"bleu": score, "chrf": chrf_score, "signature": str(bleu.get_signature())}
+def scores_of_ids(
+    predictions: np.ndarray, labels: np.ndarray, tokenizer: PreTrainedTokenizerFast, bleu_tokenize: str = "13a"
+) -> dict[str, float | str]:
+    """BLEU, chrF, and the signature of BLEU, of generated ids against label ids, both (B, T) padded with -100 or the pad
+    token."""
+    outputs = texts_of_ids(predictions, tokenizer)
+    references = texts_of_ids(labels, tokenizer)
+    score, signature = bleu(outputs, references, bleu_tokenize)
+    return {"bleu": score, "chrf": chrf(outputs, references), "signature": signature}
 
 
-def corpus_metrics(bleu_tokenize: str):
-    """sacreBLEU's BLEU and chrF."""
-    from sacrebleu.metrics import BLEU, CHRF
-
-    return BLEU(tokenize=bleu_tokenize, force=bleu_tokenize == "none"), CHRF()  # or it warns of text in tokens
-
-
-def texts_of_ids(ids: np.ndarray, tokenizer) -> list[str]:
+def texts_of_ids(ids: np.ndarray, tokenizer: PreTrainedTokenizerFast) -> list[str]:
     return tokenizer.batch_decode(np.where(ids == -100, tokenizer.pad_token_id, ids), skip_special_tokens=True)

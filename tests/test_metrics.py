@@ -1,0 +1,62 @@
+"""Metrics of generated text: sacreBLEU's own numbers, and errors that name what is wrong."""
+
+import subprocess
+import sys
+
+import pytest
+import sacrebleu
+
+from vanilla_transformer.errors import UsageError
+from vanilla_transformer.training.metrics import bleu, bleu_metric, check_tokenize, chrf
+
+OUTPUTS = ["the cat, the dog sat on the mat .", "a bird sings in the old tree"]
+REFERENCES = ["the cat , the dog sat on a mat .", "a bird sings in an old tree"]
+
+
+@pytest.mark.parametrize("tokenize", ["13a", "none", "char", "intl"])
+def test_bleu_and_its_signature_are_those_of_sacrebleu(tokenize):
+    score, signature = bleu(OUTPUTS, REFERENCES, tokenize)
+    assert score == sacrebleu.corpus_bleu(OUTPUTS, [REFERENCES], tokenize=tokenize).score
+    assert signature == f"nrefs:1|case:mixed|eff:no|tok:{tokenize}|smooth:exp|version:{sacrebleu.__version__}"
+
+
+def test_bleu_is_of_all_outputs_together_and_cased():
+    """Not the mean of those of each: no output has four words in common with its reference, nor the same case."""
+    assert bleu(["a b c d"], ["a b c d"], "none")[0] == pytest.approx(100)
+    together = bleu(["a b c d", "x"], ["a b c d", "y"], "none")[0]
+    assert together == pytest.approx(100 * (4 / 5) ** 0.25)  # only of single words one is wrong
+    assert bleu(["A B C D"], ["a b c d"], "none")[0] == 0
+
+
+def test_text_in_tokens_gives_no_warning(caplog):
+    bleu(["a b c ."] * 200, ["a b c ."] * 200, "none")
+    assert caplog.text == ""
+
+
+def test_chrf_is_that_of_sacrebleu():
+    assert chrf(OUTPUTS, REFERENCES) == sacrebleu.corpus_chrf(OUTPUTS, [REFERENCES]).score
+
+
+@pytest.mark.parametrize("metric", [bleu, chrf])
+def test_there_is_a_reference_for_each_output(metric):
+    with pytest.raises(ValueError, match="there are 1 references, expected 2, one for each output"):
+        metric(OUTPUTS, REFERENCES[:1])
+
+
+@pytest.mark.parametrize("call", [lambda name: bleu(OUTPUTS, REFERENCES, name), check_tokenize])
+def test_a_tokenization_that_there_is_not_is_answered_with_the_nearest(call):
+    with pytest.raises(UsageError, match="^no bleu_tokenize '13b'; did you mean '13a'"):
+        call("13b")
+
+
+def test_a_tokenization_whose_package_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "MeCab", None)
+    sys.modules.pop("sacrebleu.tokenizers.tokenizer_ja_mecab", None)
+    check_tokenize("ja-mecab")
+    with pytest.raises(UsageError, match="^evaluation.bleu_tokenize is 'ja-mecab', which cannot be had here: "):
+        bleu_metric("ja-mecab", "evaluation.bleu_tokenize")
+
+
+def test_sacrebleu_is_imported_when_it_is_needed():
+    code = "import sys; from vanilla_transformer.training import metrics; print('sacrebleu' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

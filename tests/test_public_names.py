@@ -1,0 +1,173 @@
+"""What users import: lazy, typed, and with the addresses of one release ago."""
+
+import inspect
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from checkpoints import PAD
+
+import vanilla_transformer_export as package
+from vanilla_transformer_export.runtime import options as option_fields
+
+NAMES = ["Options", "Runtime", "TextRuntime", "__version__", "evaluate", "export", "load_checkpoint", "verify"]
+
+
+def run(code, *flags):
+    done = subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True, timeout=120)
+    return done.stdout.split(), done.stderr
+
+
+def test_the_public_names_are_listed_and_others_are_no_attributes():
+    assert sorted(package.__all__) == NAMES and set(NAMES) <= set(dir(package))
+    assert package.__version__ == version("vanilla-transformer")
+    for name in NAMES:
+        assert getattr(package, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'runtimes', expected one of Options, Runtime, TextRuntime"):
+        _ = package.runtimes
+
+
+def test_importing_the_package_imports_nothing_but_python_s_own():
+    code = "import sys; before = set(sys.modules); import vanilla_transformer_export; print(*sorted(set(sys.modules) - before))"
+    modules, errors = run(code)
+    top = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names
+    assert (top, errors) == ({"vanilla_transformer_export"}, "")
+
+
+@pytest.mark.parametrize(
+    "missing, name, extra",
+    [("torch", "export", "torch,cpu"), ("torch", "verify", "torch,cpu"), ("onnxruntime", "Runtime", "cpu")],
+)
+def test_where_a_package_is_missing_the_error_names_the_extra(missing, name, extra):
+    code = f"import sys; sys.modules[{missing!r}] = None; import vanilla_transformer_export as p; p.{name}"
+    _, errors = run(code)
+    assert f"pip install 'vanilla-transformer[{extra}]'" in errors.splitlines()[-1]
+    assert missing in errors.splitlines()[-1]
+
+
+def public_callables():
+    for name in NAMES:
+        value = getattr(package, name)
+        if inspect.isclass(value):
+            yield from ((f"{name}.{key}", each) for key, each in vars(value).items() if is_public(key) and callable(each))
+        elif callable(value):
+            yield name, value
+
+
+def is_public(name):
+    return not name.startswith("_") or name == "__init__"
+
+
+@pytest.mark.parametrize("name, function", public_callables(), ids=lambda value: value if isinstance(value, str) else "")
+def test_public_signatures_are_annotated(name, function):
+    signature = inspect.signature(function)
+    parameters = [parameter for parameter in signature.parameters.values() if parameter.name != "self"]
+    assert [parameter.name for parameter in parameters if parameter.annotation is parameter.empty] == []
+    assert name.endswith("__init__") or signature.return_annotation is not signature.empty
+
+
+OLD = {
+    "build": ("export", "load_checkpoint"),
+    "runtime": ("Runtime",),
+    "text": ("TextRuntime",),
+    "verify": ("verify",),
+    "evaluate": ("evaluate",),
+}
+
+
+@pytest.mark.parametrize("module, name", [(module, name) for module, names in OLD.items() for name in names])
+def test_addresses_of_one_release_ago_warn_and_are_the_same(module, name):
+    code = f"from vanilla_transformer_export.{module} import {name} as old; import vanilla_transformer_export as package; "
+    modern = f"new = package.{name}; print(old is new or (type(new).__name__, new.__name__))"
+    found, errors = run(code + modern, "-W", "always::DeprecationWarning")
+    is_hidden = module == name  # a submodule takes the function's place among the names of the package: it can be called
+    assert found == (["('CallableModule',", f"'vanilla_transformer_export.{name}')"] if is_hidden else ["True"])
+    assert f"DeprecationWarning: vanilla_transformer_export.{module}.{name} is vanilla_transformer_export.{name} now" in errors
+
+
+@pytest.mark.parametrize("name, call", [("verify", "'nowhere', None"), ("evaluate", "'nowhere'")])
+@pytest.mark.parametrize("first", ["old", "new"])
+def test_functions_that_are_modules_too_can_be_called_whichever_is_imported_first(name, call, first):
+    imports = [f"from vanilla_transformer_export.{name} import {name}", f"from vanilla_transformer_export import {name}"]
+    if first == "new":
+        imports.reverse()
+    code = f"""
+import vanilla_transformer_export as package
+for line in {imports!r}:
+    exec(line)
+    for function in ({name}, package.{name}):
+        try:
+            function({call})
+        except OSError as error:  # an export and a checkpoint that are not there
+            print(type(error).__name__)
+"""
+    found, errors = run(code, "-W", "ignore::DeprecationWarning")
+    assert found == ["FileNotFoundError"] * 4, errors
+
+
+def test_an_old_module_has_no_other_names():
+    with pytest.raises(ImportError, match="cannot import name 'trace'"):
+        from vanilla_transformer_export.build import trace  # noqa: F401
+
+
+# ----------------------------------------------------------------------------------------------------------------- options
+
+
+def test_the_docstring_of_generate_lists_the_fields_of_options():
+    assert option_fields.options_text(" " * 12) in inspect.getsource(package.Runtime.generate)
+
+
+def test_options_have_their_names_meaning_and_defaults_from_transformers():
+    """But for `seed`, which transformers has none of, and for special tokens, which are the model's here."""
+    from transformers import GenerationConfig
+
+    theirs = GenerationConfig()
+    documented = {"max_new_tokens": 20, "num_beams": 1, "top_k": 50, "temperature": 1.0, "top_p": 1.0, "length_penalty": 1.0}
+    for name, field in option_fields.FIELDS.items():
+        assert name == "seed" or hasattr(theirs, name), name
+        assert field.metadata["help"] and field.metadata["kind"].expected
+        value = getattr(theirs, name, None)
+        assert value is None or value == field.default, name
+        assert documented.get(name, field.default) == field.default
+
+
+def test_every_option_is_checked_by_its_kind_and_a_wrong_name_is_recognized():
+    for name, field in option_fields.FIELDS.items():
+        with pytest.raises(ValueError, match=f"{name} must be {field.metadata['kind'].expected[:20]}.*, got"):
+            package.Options(**{name: object()})
+    with pytest.raises(ValueError, match=r"unknown generation options \['num_beam'\], did you mean num_beams\?"):
+        option_fields.check({"num_beam": 3})
+    assert package.Options(pad_token_id=PAD).pad_token_id == PAD
+
+
+def test_the_table_has_a_row_for_each_field_of_generation_config_that_may_stand_there():
+    rows = [line.split("|")[1].strip(" `") for line in option_fields.options_table().splitlines()[2:]]
+    assert sorted(rows) == sorted({*option_fields.FIELDS, *option_fields.WITHOUT_EFFECT, *option_fields.SAMPLING_ONLY})
+
+
+# ------------------------------------------------------------------------------------------------------------------- types
+
+PROBE = """
+import vanilla_transformer_export as package
+reveal_type(package.export)
+reveal_type(package.Runtime)
+reveal_type(package.Options)
+reveal_type(package.verify)
+reveal_type(package.__version__)
+"""
+
+
+def test_lazy_names_have_types(tmp_path):
+    """As a checker sees them, which does not follow the editable install to the folder of another name."""
+    pytest.importorskip("mypy", reason="comes with the extra test")
+    (tmp_path / "vanilla_transformer_export").symlink_to(Path(package.__file__).parent)
+    (tmp_path / "probe.py").write_text(PROBE)
+    command = [sys.executable, "-m", "mypy", "--follow-imports=silent", "--ignore-missing-imports", "probe.py"]
+    done = subprocess.run(
+        [*command, "--cache-dir", str(tmp_path / "cache")], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    notes = [line.partition("note: ")[2] for line in done.stdout.splitlines() if "Revealed type" in line]
+    assert len(notes) == 5 and not any('"Any"' in note or '"object"' in note for note in notes), done.stdout
+    assert "-> dict[str, Any]" in notes[0].replace("builtins.", "") and "runtime.runtime.Runtime" in notes[1]

@@ -1,0 +1,68 @@
+"""Metrics of generated text, of models while they are trained and of what is exported: sacreBLEU's, cased, in percent."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import UsageError
+from .names import check_name
+
+if TYPE_CHECKING:
+    from sacrebleu.metrics import BLEU  # of the extra "train", and imported when it is needed
+
+
+def bleu(outputs: Sequence[str], references: Sequence[str], tokenize: str = "13a") -> tuple[float, str]:
+    """BLEU of all `outputs`, with one reference for each, and sacreBLEU's signature of how it is computed.
+
+    Args:
+        tokenize: sacreBLEU's name of a tokenization; "none" for text that is in tokens already.
+
+    Raises:
+        UsageError: as `bleu_metric`.
+        ValueError: for another number of references than of outputs.
+    """
+    metric = bleu_metric(tokenize)
+    check_counts(outputs, references)
+    score = metric.corpus_score(list(outputs), [list(references)]).score
+    return score, str(metric.get_signature())
+
+
+def chrf(outputs: Sequence[str], references: Sequence[str]) -> float:
+    """chrF of all `outputs`, with one reference for each.
+
+    Raises:
+        ValueError: for another number of references than of outputs.
+    """
+    from sacrebleu.metrics import CHRF
+
+    check_counts(outputs, references)
+    return CHRF().corpus_score(list(outputs), [list(references)]).score
+
+
+def bleu_metric(tokenize: str = "13a", key: str = "bleu_tokenize") -> "BLEU":
+    """sacreBLEU's BLEU with a tokenization.
+
+    Args:
+        key: what the tokenization is called in errors.
+
+    Raises:
+        UsageError: for a tokenization that sacreBLEU does not have, or that needs a package that is not installed.
+    """
+    from sacrebleu.metrics import BLEU
+
+    check_tokenize(tokenize, key)
+    try:
+        return BLEU(tokenize=tokenize, force=tokenize == "none")  # without `force` it warns of text in tokens
+    except (ImportError, RuntimeError) as error:  # Japanese and Korean need packages of their own
+        raise UsageError(f"{key} is {tokenize!r}, which cannot be had here: {error}") from None
+
+
+def check_tokenize(tokenize: str, key: str = "bleu_tokenize") -> None:
+    """Raises UsageError for a tokenization that sacreBLEU does not have, with the nearest one."""
+    from sacrebleu.metrics import BLEU
+
+    check_name(key, tokenize, BLEU.TOKENIZERS)
+
+
+def check_counts(outputs: Sequence[str], references: Sequence[str]) -> None:
+    if len(outputs) != len(references):
+        raise ValueError(f"there are {len(references)} references, expected {len(outputs)}, one for each output")

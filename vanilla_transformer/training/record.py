@@ -1,0 +1,46 @@
+"""training.json, the record of a finished run: its recipe, what it gave, and how it went. It lies beside the weights."""
+
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from transformers import Seq2SeqTrainer, TrainingArguments
+
+from .names import with_new_names
+from .recipe import Recipe
+
+RECORD = "training.json"
+PACKAGES = ("vanilla-transformer", "torch", "transformers", "accelerate", "datasets", "tokenizers")
+
+
+def record_of(recipe: Recipe, trainer: Seq2SeqTrainer, metrics: dict[str, Any]) -> dict[str, Any]:
+    """The record of a run that ended with these `metrics`."""
+    history = trainer.state.log_history  # of all calls that went on with this run
+    return {
+        "recipe": asdict(recipe),
+        "metrics": metrics,
+        "parameters": trainer.model.num_parameters(),
+        "seconds": sum(entry["tokens"] / entry["tokens_per_second"] for entry in history if "tokens" in entry),
+        "hardware": hardware(trainer.args),
+        "versions": {name: version(name) for name in PACKAGES},
+        "history": history,
+    }
+
+
+def recorded_tables(record: dict[str, Any]) -> dict[str, Any]:
+    """The tables of the recipe in a `record`, of this version or an earlier one, by the names that keys have today. Of old
+    names it does not warn: a run wrote them.
+
+    Raises:
+        KeyError, TypeError, AttributeError: for what is no record.
+    """
+    return with_new_names(record["recipe"], warn=False)
+
+
+def hardware(arguments: TrainingArguments) -> str:
+    """What a run was on, in words."""
+    processes = f"{arguments.world_size} processes" if arguments.world_size > 1 else "1 process"
+    if torch.cuda.is_available():
+        return f"{processes}, each on {torch.cuda.get_device_name()}"
+    return f"{processes}, each on the CPU with {torch.get_num_threads()} threads"

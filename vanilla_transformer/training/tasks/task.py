@@ -1,0 +1,86 @@
+"""What every task has: the attributes and functions of its module."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Protocol
+
+import torch
+from datasets import Dataset, IterableDataset
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+from ..values import KeyType
+
+Rows = Dataset | IterableDataset
+Columns = dict[str, list]
+Metrics = Callable[[tuple], dict[str, Any]]  # (predictions, labels) -> scores by name
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What a task can do that not every task can.
+
+    Attributes:
+        bpe_dropout: its text may be split into other subwords each time it is seen.
+        label_smoothing: its loss is the cross-entropy of `labels` alone, which label smoothing and R-Drop change.
+        row_labels: each row has one label, whatever its tokens are: teachers can give it.
+        sparse_labels: few tokens of a row have a label, so only these need logits.
+        carries_pipeline: its checkpoints carry the translation pipeline.
+        parallel_files: what each file of a split holds, line by line; empty where a split may have any number of files.
+        needs: keys of [data] without which there are no examples.
+    """
+
+    bpe_dropout: bool = False
+    label_smoothing: bool = True
+    row_labels: bool = False
+    sparse_labels: bool = False
+    carries_pipeline: bool = False
+    parallel_files: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+
+
+class Task(Protocol):
+    """The module of a task.
+
+    Attributes:
+        ABILITIES: what it can do that not every task can.
+        CONFIG: the class of the model's config.
+        MODEL: the class of the model.
+        PIPELINE: the Hub's name for what the model does.
+        DATA: the keys of a recipe's [data], see `values.data_keys`. `skip_bad_rows` is always one (see `data.BadRows`).
+        EVALUATION: the keys of a recipe's [evaluation].
+        METRICS: the numbers that `metrics` gives, of which a recipe may name one as the best.
+        augment: (row, random, tokenizer) -> the row with what is random in it; `None` where nothing is.
+        reduce: (logits, labels) -> what of the logits the metrics need; `None` where these take generated tokens.
+    """
+
+    ABILITIES: Abilities
+    CONFIG: type[PreTrainedConfig]
+    MODEL: type[PreTrainedModel]
+    PIPELINE: str
+    DATA: dict[str, KeyType]
+    EVALUATION: dict[str, KeyType]
+    METRICS: tuple[str, ...]
+    augment: Callable[[dict, Random, PreTrainedTokenizerFast], dict] | None
+    reduce: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
+
+    def read(self, data: dict, split: str) -> Rows | None:
+        """The text of "train", "validation" or "test"; `None` if the recipe has none."""
+
+    def texts(self, dataset: Rows) -> Iterable[str]:
+        """All text of a split, for a new tokenizer."""
+
+    def config_fields(self, text: dict[str, Rows], data: dict) -> dict[str, Any]:
+        """Fields of the config that the text of the splits and [data] determine."""
+
+    def encode(self, columns: Columns, tokenizer: Callable, data: dict) -> Columns:
+        """Columns of text -> columns of numbers."""
+
+    def examples(self, rows: Rows, data: dict, split: str) -> Any:
+        """What the model sees of one split: the encoded rows, or parts of them."""
+
+    def collator(self, tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> Callable[[list[dict]], dict]:
+        """A list of examples -> a padded batch."""
+
+    def metrics(self, tokenizer: PreTrainedTokenizerFast, config: PreTrainedConfig, evaluation: dict, rows: Rows) -> Metrics:
+        """What `Trainer` calls with the reduced logits and the labels of `rows`, a split's examples."""
