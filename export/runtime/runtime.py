@@ -25,7 +25,7 @@ from ..targets.sequences import READS_AT_END, token_inputs
 from ..targets.spec import Target
 from . import options as option_fields
 from .config import check_config, generation_defaults
-from .decoder import GenerationRequest, LoadedExport
+from .decoder import GenerationRequest, LoadedExport, check_memory
 from .devices import CUDA, TENSORRT, processors, require, require_onnxruntime
 from .external_data import check_external_data
 from .inputs import (
@@ -318,7 +318,7 @@ class Runtime:
         check_contiguous(mask, "attention_mask")
         check_positions(int(mask.sum(axis=1).max()) + resolved.max_new_tokens - 1, self.config)
         ids, mask = move_padding(ids, mask, "left", resolved.pad_token_id)
-        return GenerationRequest(resolved, ids, mask, None, is_scored)
+        return self._fitting(GenerationRequest(resolved, ids, mask, None, is_scored))
 
     def _seq2seq_request(
         self,
@@ -333,7 +333,12 @@ class Runtime:
         check_positions(num_positions(ids, mask, self.config), self.config)
         check_positions(start.shape[1] + resolved.max_new_tokens - 1, self.config)
         source = move_padding(ids, mask, "right", resolved.pad_token_id)
-        return GenerationRequest(resolved, start, np.ones_like(start), source, is_scored)
+        return self._fitting(GenerationRequest(resolved, start, np.ones_like(start), source, is_scored))
+
+    def _fitting(self, request: GenerationRequest) -> GenerationRequest:
+        """Checked before a search has a state of its rows; a decoder adds its caches."""
+        check_memory(request, self.config["vocab_size"], cache_bytes=0)
+        return request
 
     def _resolved(self, options: dict[str, Any], prompt_length: int) -> Options:
         return resolve(options, self.artifact.generation_config | self.defaults, self.config, prompt_length)
