@@ -200,7 +200,7 @@ METRICS = {
 
 
 def sum_nll(logits: np.ndarray, tokens: np.ndarray) -> float:
-    """The sum of -log p(token): logits (B, T, V) at each place, and the tokens (B, T or more) that stand behind it."""
+    """The sum of -log p(token): logits (B, T, V) at each place, and the tokens (B, T or more) that stand after it."""
     tokens = tokens[:, : logits.shape[1]].ravel()
     logits = logits.reshape(-1, logits.shape[-1])
     maximum, log_sum = log_sum_exp(logits)
@@ -287,6 +287,10 @@ class TorchEngine:
     def generate(self, texts: list[str], **options: Any) -> list[str]:
         if (beams := options.get("num_beams", 1)) > self.model.config.vocab_size:
             raise UsageError(f"num_beams is {beams}, expected at most {self.model.config.vocab_size}, the vocabulary")
+        if (seed := options.pop("seed", None)) is not None:
+            import transformers
+
+            transformers.set_seed(seed)
         inputs = self.text(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
         self.check(inputs["input_ids"])
         return self.text.batch_decode(self.model.generate(**inputs, **options), skip_special_tokens=True)

@@ -106,7 +106,7 @@ def test_without_a_target_it_is_the_model_s_own_translation():
         (PAIR, dict(source=SOURCE, target=""), "the text '' has no tokens"),
         (ENCODER, dict(source="a", target="b"), "ForMaskedLM reads one text, got the target 'b' too"),
         (DECODER, dict(source="a", kind="cross"), "no 'cross' attention, expected one of decoder"),
-        (PAIR, dict(source="a", kind="self"), "no kind of attention 'self', expected one of encoder, decoder, cross"),
+        (PAIR, dict(source="a", kind="self"), "no 'self' attention, expected one of encoder, decoder, cross"),
     ],
 )
 def test_what_a_model_does_not_read_or_have_is_refused(architecture, arguments, message):

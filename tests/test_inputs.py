@@ -65,15 +65,15 @@ PICTURE = np.zeros((2, 3, 4, 4), np.float32)
         ({"pixel_values": PICTURE, "mask": PICTURE}, "Pictures takes no mask, expected pixel_values and kind"),
         (
             {"pixel_values": PICTURE[0]},
-            r"pixel_values must be numbers of shape \(batch_size, 3, height, width\), .* \(3, 4, 4\)",
+            r"pixel_values must have shape \(batch_size, 3, height, width\), got shape \(3, 4, 4\)",
         ),
-        ({"pixel_values": PICTURE[:0]}, r"all at least 1, got float32 \(0, 3, 4, 4\)"),
-        ({"pixel_values": PICTURE.astype(bool)}, "pixel_values must be numbers of shape .*, got bool"),
+        ({"pixel_values": PICTURE[:0]}, r"all at least 1, got shape \(0, 3, 4, 4\)"),
+        ({"pixel_values": PICTURE.astype(bool)}, "pixel_values must be numbers, got bool"),
         ({"pixel_values": PICTURE[:, :2]}, r"pixel_values must have shape \(batch_size, 3, height, width\), got shape \(2, 2,"),
         ({"pixel_values": np.where(PICTURE == 0, np.nan, 0)}, "pixel_values must be finite numbers, got nan"),
         ({"pixel_values": PICTURE, "kind": np.zeros(3, int)}, r"kind must have shape \(2\), got shape \(3,\)"),
         ({"pixel_values": PICTURE, "kind": np.array([0, 5])}, r"kind must be in \[0, 4\], got 0 to 5"),
-        ({"pixel_values": PICTURE, "kind": np.array([0.5, 1])}, r"kind must be integers of shape \(2\), .*, got float64"),
+        ({"pixel_values": PICTURE, "kind": np.array([0.5, 1])}, "kind must be integers, got float64"),
     ],
 )
 def test_what_does_not_fit_the_specs_is_refused_with_what_was_found_and_expected(given, said):

@@ -195,7 +195,7 @@ def test_tokens_that_are_masked_within_a_text_are_not_read(exported, runtimes, n
 def test_a_hole_in_the_prompt_of_a_decoder_is_refused_with_its_place(runtimes, name):
     ids, mask = prompts(side="left", pad=3)
     mask[0] = [0, 0, 1, 1, 0, 0, 1, 1, 1]
-    with pytest.raises(ValueError, match="row 0 of attention_mask has ones again at place 6, behind zeros"):
+    with pytest.raises(ValueError, match="row 0 of attention_mask has ones again at place 6, after zeros"):
         runtimes(name).generate(ids, mask)
     with pytest.raises(ValueError, match="row 0 of attention_mask has ones again at place 6"):
         runtimes(name).stream(ids, mask)

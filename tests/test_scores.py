@@ -100,9 +100,9 @@ def test_targets_begin_with_what_is_given_as_in_transformers(pair, options, targ
 def test_what_no_target_can_begin_with_is_refused(pair):
     _, runtime = pair("seq2seq", "portable")
     ids, mask = prompts("seq2seq")
-    with pytest.raises(ValueError, match="decoder_input_ids must have 4 rows as input_ids, got 1"):
+    with pytest.raises(ValueError, match=r"decoder_input_ids must have shape \(4, target_length\), got shape \(1, "):
         runtime.generate(ids, mask, [[5]])
-    with pytest.raises(ValueError, match=r"token ids must be in \[0, 47\], the vocabulary, got 48 to 48"):
+    with pytest.raises(ValueError, match=r"decoder_input_ids must be in \[0, 47\], got 48 to 48"):
         runtime.generate(ids, mask, [[48]] * 4)
     _, runtime = pair("causal", "portable")
     with pytest.raises(ValueError, match="takes no decoder_input_ids: its prompt is input_ids"):

@@ -83,7 +83,9 @@ def test_what_is_no_text_does_not_stream(runtime, text):
 @pytest.mark.parametrize("name", ["texts", "text", "self", "input_ids", "attention_mask", "options", "num_beam"])
 def test_options_under_the_names_of_arguments_are_unknown_ones(runtime, name):
     for call, given in ((runtime.generate, ["w5"]), (runtime.stream, "w5")):
-        with pytest.raises(UsageError, match=rf"unknown generation options \['{name}'\], expected some of"):
+        with pytest.raises(
+            UsageError, match=rf"unknown generation options \['{name}'\], (expected some of|did you mean num_beams)"
+        ):
             call(given, **{name: 1})
 
 
@@ -139,5 +141,5 @@ def test_tokens_outside_the_vocabulary_are_an_error(directory, tmp_path):
     larger = copy_of(directory, tmp_path)
     Tokenizer(models.WordLevel({"w0": 0, "far": 99}, unk_token="w0")).save(str(larger / "tokenizer.json"))
     seal(larger)
-    with pytest.raises(ValueError, match=r"token ids must be in \[0, 47\], the vocabulary, got 99 to 99"):
+    with pytest.raises(ValueError, match=r"input_ids must be in \[0, 47\], got 99 to 99"):
         TextRuntime(larger, threads=1).generate(["far"])

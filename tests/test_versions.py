@@ -92,8 +92,7 @@ def test_doctor_says_that_onnxruntime_is_too_old(monkeypatch, capsys):
     said = "onnxruntime-gpu 1.9.0 is too old for these graphs, expected 1.30 or newer: pip install 'onnxruntime-gpu>=1.30'"
     cli.main(["doctor"])
     printed = capsys.readouterr().out
-    assert f"no target runs: {said}\n" in printed and f"target cuda does not run: {said}\n" in printed
-    assert "run on the CPU" not in printed
+    assert f"no target runs: {said}\n" in printed and "runs on" not in printed
     with pytest.raises(ImportError, match="^onnxruntime-gpu 1.9.0 is too old"):
         devices.require_onnxruntime()
 

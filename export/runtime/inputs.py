@@ -48,15 +48,18 @@ def check_input(tensor: TensorSpec, values: np.ndarray, sizes: dict[str, int]) -
     is_flag = tensor.range == (0, 1)
     is_float = "float" in tensor.dtype
     kinds = "biuf" if is_flag else "iuf" if is_float else "iu"
-    axes = ", ".join(str(sizes.get(size, size)) for size in tensor.shape)
-    is_empty = values.ndim != len(tensor.shape) or values.size == 0
-    if is_empty or values.dtype.kind not in kinds:
+    if values.dtype.kind not in kinds:
         kind = "0s and 1s" if is_flag else "numbers" if is_float else "integers"
-        found = f"{values.dtype} {values.shape}"
-        raise ValueError(f"{tensor.name} must be {kind} of shape ({axes}), all at least 1, got {found}")
-    for axis, own in zip(tensor.shape, values.shape):
-        if sizes.setdefault(axis, own) != own if isinstance(axis, str) else axis != own:
-            raise ValueError(f"{tensor.name} must have shape ({axes}), got shape {values.shape}")
+        raise ValueError(f"{tensor.name} must be {kind}, got {values.dtype}")
+    expected = [sizes.get(size, size) if isinstance(size, str) else size for size in tensor.shape]
+    fits = len(expected) == values.ndim and all(
+        isinstance(size, str) or size == own for size, own in zip(expected, values.shape)
+    )
+    if not fits or values.size == 0:
+        least = "" if values.size else ", all at least 1"
+        axes = ", ".join(map(str, expected))
+        raise ValueError(f"{tensor.name} must have shape ({axes}){least}, got shape {values.shape}")
+    sizes |= {axis: own for axis, own in zip(tensor.shape, values.shape) if isinstance(axis, str)}
     if is_flag and not np.isin(values, (0, 1)).all():
         raise ValueError(f"{tensor.name} must be 0s and 1s, got {np.unique(values).tolist()}")
     if tensor.range is not None and (values.min() < tensor.range[0] or values.max() > tensor.range[1]):

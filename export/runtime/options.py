@@ -100,7 +100,7 @@ class Options:
     top_k: int = option(COUNT_OR_0, 50, "of sampling: draw from so many likeliest tokens; 0 is all")
     top_p: float = option(PROBABILITY, 1.0, "of sampling: draw from the fewest tokens that are as likely together")
     min_p: float = option(PROBABILITY, 0.0, "of sampling: draw from tokens this likely in relation to the likeliest")
-    seed: int | None = option(SEED, None, "of sampling: the same seed draws the same tokens; another each time if None")
+    seed: int | None = option(SEED, None, "of sampling: the same seed draws the same tokens; without one they differ")
     repetition_penalty: float = option(
         POSITIVE, 1.0, "makes tokens that occurred less likely, above 1", logits.repetition_penalty
     )

@@ -20,12 +20,12 @@ except ImportError:
         "onnxruntime is not installed: pip install 'vanilla-transformer[cpu]', or [gpu] for onnxruntime-gpu"
     ) from None
 
-from ..targets.registry import default_target, get_target
+from ..targets.registry import default_target, get_target, known_targets
 from ..targets.sequences import READS_AT_END, token_inputs
 from ..targets.spec import Target
 from . import options as option_fields
 from .config import check_config, generation_defaults
-from .decoder import GenerationRequest, LoadedExport
+from .decoder import GenerationRequest, LoadedExport, check_memory
 from .devices import CUDA, TENSORRT, processors, require, require_onnxruntime
 from .external_data import check_external_data
 from .inputs import (
@@ -158,14 +158,16 @@ class Runtime:
         input_ids: np.ndarray | None = None,
         attention_mask: np.ndarray | None = None,
         token_type_ids: np.ndarray | None = None,
+        decoder_input_ids: np.ndarray | None = None,
+        decoder_attention_mask: np.ndarray | None = None,
         **inputs: np.ndarray,
     ) -> dict[str, np.ndarray]:
         """All that the encoder graph returns, by name: of each token (B, S, ...), or of the sequence (B, ...).
 
         `input_ids` (B, S) integers, rows padded on the right (a decoder's on either side), for multiple choice (B, C, S);
         `attention_mask`, 1 for tokens that are not padding, by default all, and `token_type_ids`, by default 0, of the same
-        shape; what else the graph takes by name, as `decoder_input_ids` and `decoder_attention_mask` (B, T) of a seq2seq model
-        that returns states. Rows of similar length run together; what is returned for padding may be 0.
+        shape; `decoder_input_ids` and `decoder_attention_mask` (B, T), for a seq2seq model that returns states; and what else
+        the graph takes, by name. Rows of similar length run together; what is returned for padding may be 0.
 
         Raises:
             ValueError: for an input that is missing, or that the graph does not take; for an empty batch, shapes that do not
@@ -176,7 +178,14 @@ class Runtime:
         if "encoder" not in self.sessions:
             raise ValueError(f"{self.architecture} has no encoder: use generate")
         spec = self.specs["encoder"]
-        given = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids, **inputs}
+        given = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "decoder_input_ids": decoder_input_ids,
+            "decoder_attention_mask": decoder_attention_mask,
+            **inputs,
+        }
         if "token_type_ids" not in {tensor.name for tensor in spec.inputs} and not np.any(token_type_ids):
             del given["token_type_ids"]  # zeros are what tokenizers give for models without types
         feeds = check_inputs(spec.inputs, given, self.architecture)
@@ -309,7 +318,7 @@ class Runtime:
         check_contiguous(mask, "attention_mask")
         check_positions(int(mask.sum(axis=1).max()) + resolved.max_new_tokens - 1, self.config)
         ids, mask = move_padding(ids, mask, "left", resolved.pad_token_id)
-        return GenerationRequest(resolved, ids, mask, None, is_scored)
+        return self._fitting(GenerationRequest(resolved, ids, mask, None, is_scored))
 
     def _seq2seq_request(
         self,
@@ -324,7 +333,12 @@ class Runtime:
         check_positions(num_positions(ids, mask, self.config), self.config)
         check_positions(start.shape[1] + resolved.max_new_tokens - 1, self.config)
         source = move_padding(ids, mask, "right", resolved.pad_token_id)
-        return GenerationRequest(resolved, start, np.ones_like(start), source, is_scored)
+        return self._fitting(GenerationRequest(resolved, start, np.ones_like(start), source, is_scored))
+
+    def _fitting(self, request: GenerationRequest) -> GenerationRequest:
+        """Checked before a search has a state of its rows; a decoder adds its caches."""
+        check_memory(request, self.config["vocab_size"], cache_bytes=0)
+        return request
 
     def _resolved(self, options: dict[str, Any], prompt_length: int) -> Options:
         return resolve(options, self.artifact.generation_config | self.defaults, self.config, prompt_length)
@@ -415,5 +429,5 @@ def target_of(artifact: Artifact) -> Target:
     for dtype in artifact.dtypes:
         if dtype not in target.dtypes:
             found = f"{artifact.directory} is for the target {name!r} with dtype {dtype!r}"
-            raise ValueError(f"{found}, expected one of: {', '.join(target.dtypes)}")
+            raise ValueError(f"{found}, expected one of: {known_targets()}")
     return target

@@ -5,6 +5,8 @@ import os
 import re
 import reprlib
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
@@ -27,7 +29,7 @@ class TextRuntime:
         ValueError: if tokenizer.json is damaged or was added later, and as `Runtime`.
     """
 
-    def __init__(self, directory: str | os.PathLike, threads: int | None = None, **options):
+    def __init__(self, directory: str | os.PathLike, threads: int | None = None, **options: Any):
         self.runtime = Runtime(directory, threads, **options)
         self.path = self.runtime.artifact.directory / "tokenizer.json"
         content = self.runtime.artifact.read(self.path.name)
@@ -38,7 +40,7 @@ class TextRuntime:
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
 
-    def generate(self, texts: list[str], /, target_prefix: list[str] | None = None, **options) -> list[str]:
+    def generate(self, texts: list[str], /, target_prefix: list[str] | None = None, **options: Any) -> list[str]:
         """One text for each of `texts`, or `num_return_sequences` of them: the translation, or for a decoder the
         continuation. `options` as `Runtime.generate`.
 
@@ -53,14 +55,14 @@ class TextRuntime:
         return self.generate_rows(self.rows(texts), self.prefixes(target_prefix, len(texts)), **options)[0]
 
     def generate_with_scores(
-        self, texts: list[str], /, target_prefix: list[str] | None = None, **options
+        self, texts: list[str], /, target_prefix: list[str] | None = None, **options: Any
     ) -> tuple[list[str], np.ndarray]:
         """What `generate` returns, and the score of each text, as `Runtime.generate_with_scores`."""
         options = option_fields.check(options)
         return self.generate_rows(self.rows(texts), self.prefixes(target_prefix, len(texts)), is_scored=True, **options)
 
     def generate_rows(
-        self, rows: list[list[int]], prefixes: list[list[int]], is_scored: bool = False, **options
+        self, rows: list[list[int]], prefixes: list[list[int]], is_scored: bool = False, **options: Any
     ) -> tuple[list[str], np.ndarray]:
         """As `generate_with_scores`, of tokens; the scores are NaN unless `is_scored`. Rows with prefixes of one length run
         together."""
@@ -82,7 +84,7 @@ class TextRuntime:
             texts[chosen] = np.array(self.decode(outputs[:, start:]), object).reshape(-1, copies)
         return texts.ravel().tolist(), scores.ravel()
 
-    def stream(self, text: str, /, **options) -> Iterator[str]:
+    def stream(self, text: str, /, **options: Any) -> Iterator[str]:
         """Pieces of the one text that `generate` gives for `text`, each as soon as its tokens are there. `options` as
         `Runtime.stream`.
 
@@ -164,7 +166,7 @@ def prompt(encoding: Encoding) -> list[int]:
 
 
 @contextlib.contextmanager
-def errors_of(path):
+def errors_of(path: Path) -> Iterator[None]:
     """What `tokenizers` raises, as ValueError: where Rust panics, as at a regular expression that never ends, it is no
     `Exception`."""
     try:
