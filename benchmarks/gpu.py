@@ -98,7 +98,7 @@ def cached(attentions):
 
 
 def step_bytes(values: dict, record: dict, size: int) -> float:
-    """Bytes that the average step behind the first reads, numbers being of `size` bytes."""
+    """Bytes that the average step after the first reads, numbers being of `size` bytes."""
     prompt = record["length"] if values["per_source"] == 0 else 1
     before = values["per_token"] * (prompt + record["new_tokens"] / 2) + values["per_source"] * record["length"]
     return size * (values["weights"] + record["batch"] * before)

@@ -1,7 +1,7 @@
 """What benchmarks/speed.py measured, as tables and as a plot: `python benchmarks/report.py benchmarks/results/cpu.json`, or
 cuda.json.
 
-Reads the JSON file only. Medians, with the slowest and the fastest round behind them.
+Reads the JSON file only. Medians, with the slowest and the fastest round after them.
 """
 
 import importlib.util

@@ -28,7 +28,7 @@ def captured(function, device):
 
 
 class GraphDecoder:
-    """One of our models, with learned or sinusoidal positions, for `rows` inputs of `length` tokens and `new_tokens` behind
+    """One of our models, with learned or sinusoidal positions, for `rows` inputs of `length` tokens and `new_tokens` after
     each. All memory is taken once."""
 
     @torch.no_grad()
@@ -59,7 +59,7 @@ class GraphDecoder:
 
     @torch.no_grad()
     def generate(self, ids: torch.Tensor) -> torch.Tensor:
-        """The likeliest tokens (B, new_tokens) behind `ids` (B, T), both on the host."""
+        """The likeliest tokens (B, new_tokens) after `ids` (B, T), both on the host."""
         (self.source if self.is_pair else self.tokens[:, : self.prompt]).copy_(ids)
         self.start()
         for _ in range(self.new_tokens - 1):
@@ -82,7 +82,7 @@ class GraphDecoder:
         return [split_heads(projection(states), width).contiguous() for projection, width in projected]
 
     def read(self, places):
-        """Reads the tokens at `places` (T,) of each row, and puts the likeliest one behind the last of them."""
+        """Reads the tokens at `places` (T,) of each row, and puts the likeliest one after the last of them."""
         embeddings = self.decoder.embeddings
         states = embeddings.embed_tokens(self.tokens[:, places]) * embeddings.scale
         states = embeddings.norm(states + self.positions[places])

@@ -79,7 +79,7 @@ def give_token_types(path: Path) -> None:
 
 def give_first_token(directory: Path) -> None:
     """Says in tokenizer_config.json, as versions before 5 did, that tokenizer.json puts a token in front of each text and none
-    behind: Transformers.js else leaves it out of prompts."""
+    after it: Transformers.js else leaves it out of prompts."""
     template = template_of(json.loads((directory / "tokenizer.json").read_text(encoding="utf-8")))
     if "SpecialToken" in template[0] and "SpecialToken" not in template[-1]:
         path = directory / "tokenizer_config.json"

@@ -79,7 +79,7 @@ def fields(data: mmap.mmap, place: int, end: int) -> Iterator[tuple[int, int, in
 
 
 def varint(data: mmap.mmap, place: int) -> tuple[int, int]:
-    """The number at `place`, 7 bits a byte, lowest first, and the place behind it."""
+    """The number at `place`, 7 bits a byte, lowest first, and the place after it."""
     number = shift = 0
     while True:
         byte = data[place]  # IndexError at the end of the file

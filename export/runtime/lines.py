@@ -76,7 +76,7 @@ def survey(path: Path) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class Batches:
-    """How `runtime` generates from lines, and what it writes for each: the text, and with `scores` its score behind a tab; or
+    """How `runtime` generates from lines, and what it writes for each: the text, and with `scores` its score after a tab; or
     with `n_best` so many lines `line ||| text ||| score`, the best first, lines numbered from 0. `options` as
     `TextRuntime.generate`.
 

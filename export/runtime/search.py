@@ -24,7 +24,7 @@ class Search(Protocol):
         each of them continues (B * K,), `None` if each its own."""
 
     def result(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """The new tokens (B * N, T) of the `num_return_sequences` (N) of each input, filled up behind the end token, and their
+        """The new tokens (B * N, T) of the `num_return_sequences` (N) of each input, filled up after the end token, and their
         scores (B * N,), `None` if they were not asked for."""
 
 

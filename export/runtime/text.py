@@ -159,7 +159,7 @@ class TextRuntime:
 
 
 def prompt(encoding: Encoding) -> list[int]:
-    """What a decoder goes on from: without what the tokenizer adds, where that puts the end token behind a text, as older ones
+    """What a decoder goes on from: without what the tokenizer adds, where that puts the end token after a text, as older ones
     of ours do."""
     added = encoding.special_tokens_mask
     return [token for token, is_added in zip(encoding.ids, added) if not is_added] if added[-1:] == [1] else encoding.ids

@@ -63,7 +63,7 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
         relative_attention_num_buckets (`int`, defaults to 32): distances that relative positions tell apart.
         relative_attention_max_distance (`int`, defaults to 128): all distances from here on are one bucket.
         sliding_window (`int`, *optional*): in self-attention, a decoder's token looks at this many tokens, itself included,
-            an encoder's at this many on each side of it (Beltagy et al. 2020, section 3.1); by default at all. At least
+            an encoder at this many before and after it (Beltagy et al. 2020, section 3.1); by default at all. At least
             2 with a decoder.
         scale_embedding (`bool`, defaults to `True`): multiply token embeddings by sqrt(hidden_size), section 3.4.
         embedding_norm (`bool`, defaults to `False`): LayerNorm after the sum of embeddings and positions (BERT, BART).

@@ -38,11 +38,11 @@ MASK_VALUE = -30000.0  # added to the scores of slots that are not read: half of
 
 
 class SlotStepGraph(OperatorGraph):
-    """Tokens of each input and the caches in; the logits behind some of the tokens, the same caches, and all that the next step
+    """Tokens of each input and the caches in; the logits after some of the tokens, the same caches, and all that the next step
     reads if each of these is followed by its likeliest token.
 
     input_ids, position_ids (B, T); count (B,), which is T; first_slot (B,), where the keys and values of the first of them go,
-    the others behind it; visible (B, T, slots); logits_of (B, N), whose logits are returned; slot_numbers (slots,), 0 and on;
+    the others after it; visible (B, T, slots); logits_of (B, N), whose logits are returned; slot_numbers (slots,), 0 and on;
     tokens (B, 1, slots, 1), what each slot was computed from; caches (B, H, slots, d).
 
     What is returned may lie where it was read from: each of it follows from the likeliest tokens, so comes after all reading.
@@ -84,7 +84,7 @@ class DecoderGraph(SlotStepGraph):
 
 
 class Seq2SeqDecoderGraph(SlotStepGraph):
-    """With the encoder's mask (B, S), and behind the caches the keys and values of cross-attention (B, H, S, d)."""
+    """With the encoder's mask (B, S), and after the caches the keys and values of cross-attention (B, H, S, d)."""
 
     keys_are_cached = True
 
