@@ -4,7 +4,6 @@ import ast
 import dataclasses
 import re
 import runpy
-import shutil
 import tomllib
 
 import pages
@@ -187,13 +186,19 @@ def test_the_table_of_renamed_keys_is_that_of_the_code():
     )
 
 
-def test_the_table_of_options_is_that_of_the_code(tmp_path):
-    script, page = tmp_path / "options.py", tmp_path / "runtime.md"
-    shutil.copy(ROOT / "docs" / "options.py", script)
-    text = (ROOT / "docs" / "runtime.md").read_text()
-    page.write_text(text.replace("| `num_beams` |", "| `beams` |"))
-    runpy.run_path(str(script), run_name="__main__")
-    assert page.read_text() == text, "run .venv/bin/python docs/options.py"
+def test_what_follows_from_the_options_is_that_of_the_code(tmp_path):
+    """The table of the page and the lines of the docstring, which the script writes again where they are others."""
+    places = ("docs/options.py", "docs/runtime.md", "export/runtime/runtime.py")
+    texts = {place: (ROOT / place).read_text() for place in places}
+    for place, text in texts.items():
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text(
+            text.replace("| `num_beams` |", "| `beams` |").replace("num_beams: hypo", "num_beams: hyper")
+        )
+    runpy.run_path(str(tmp_path / "docs/options.py"), run_name="__main__")
+    for place, text in texts.items():
+        assert (tmp_path / place).read_text() == text, "run .venv/bin/python docs/options.py"
+    text = texts["docs/runtime.md"]
     assert {field.name for field in dataclasses.fields(Options)} <= {*re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)}
 
 

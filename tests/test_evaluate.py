@@ -216,7 +216,7 @@ def test_bleu_of_text_that_is_in_tokens_takes_them_as_they_are(exported, tmp_pat
         ("causal", [], "a VanillaDecoderForCausalLM is evaluated on --text, got none"),
         ("causal", ["text", "labels"], "is evaluated on --text, got --text and --labels"),
         ("classifier", ["text"], "is evaluated on --text and --labels, got --text"),
-        ("seq2seq", ["text"], "is evaluated on --source and --target, got --text"),
+        ("seq2seq", ["text"], "is evaluated on --source and --references, got --text"),
     ],
 )
 def test_files_that_the_metric_does_not_take_are_refused_by_name(exported, files, name, given, message):
@@ -240,15 +240,24 @@ def test_texts_and_labels_of_different_numbers_are_refused(exported, files):
 @pytest.fixture
 def pair(tmp_path):
     """Two files of sentences and their translations."""
-    for side, lines in zip(("source", "target"), zip(*toy_corpus(4, seed=1))):
+    for side, lines in zip(("source", "references"), zip(*toy_corpus(4, seed=1))):
         (tmp_path / side).write_text("\n".join(lines) + "\n")
-    return {side: tmp_path / side for side in ("source", "target")}
+    return {side: tmp_path / side for side in ("source", "references")}
+
+
+def test_the_name_of_the_references_one_release_ago_warns_and_both_are_too_much(exported, pair, monkeypatch):
+    directory = exported("seq2seq")[1]
+    with pytest.warns(FutureWarning, match="target is called references, and this name goes with the next release"):
+        found = evaluate(directory, source=pair["source"], target=pair["references"])
+    assert found == evaluate(directory, **pair)
+    with pytest.raises(UsageError, match="references .* and its old name target .* are given, expected references alone"):
+        evaluate(directory, **pair, target=pair["references"])
 
 
 def test_a_tokenization_that_sacrebleu_does_not_have_is_refused_with_those_it_has(exported, pair, monkeypatch):
     monkeypatch.setattr(module, "read_parallel", None)  # before anything is read
     for directory in exported("seq2seq"):
-        with pytest.raises(UsageError, match="bleu_tokenize must be one of .*'13a'.*, got 'nope'"):
+        with pytest.raises(UsageError, match="no bleu_tokenize 'nope', expected one of .*13a"):
             evaluate(directory, **pair, bleu_tokenize="nope")
 
 

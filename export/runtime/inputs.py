@@ -45,12 +45,12 @@ def check_inputs(tensors: Sequence[TensorSpec], given: dict[str, np.ndarray | No
 
 def check_input(tensor: TensorSpec, values: np.ndarray, sizes: dict[str, int]) -> np.ndarray:
     """`values` in the type of `tensor`. The axes in `sizes` must have these; others are added."""
-    is_flag = tensor.range == (0, 1)
+    is_flag = tensor.name.endswith("mask")
     is_float = "float" in tensor.dtype
     kinds = "biuf" if is_flag else "iuf" if is_float else "iu"
     if values.dtype.kind not in kinds:
         kind = "0s and 1s" if is_flag else "numbers" if is_float else "integers"
-        raise ValueError(f"{tensor.name} must be {kind}, got {values.dtype}")
+        raise ValueError(f"{tensor.name} must be {kind}, got {values.dtype} of shape {values.shape}")
     expected = [sizes.get(size, size) if isinstance(size, str) else size for size in tensor.shape]
     fits = len(expected) == values.ndim and all(
         isinstance(size, str) or size == own for size, own in zip(expected, values.shape)

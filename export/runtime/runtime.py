@@ -240,7 +240,7 @@ class Runtime:
             top_k: of sampling: draw from so many likeliest tokens; 0 is all (50)
             top_p: of sampling: draw from the fewest tokens that are as likely together (1.0)
             min_p: of sampling: draw from tokens this likely in relation to the likeliest (0.0)
-            seed: of sampling: the same seed draws the same tokens; another each time if None (None)
+            seed: of sampling: the same seed draws the same tokens; without one they differ (None)
             repetition_penalty: makes tokens that occurred less likely, above 1 (1.0)
             no_repeat_ngram_size: no so many tokens in a row occur twice; 0 is off (0)
             bad_words_ids: rows of tokens that are never generated (None)
