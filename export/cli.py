@@ -127,8 +127,9 @@ def converters() -> tuple:
     from importlib.util import find_spec
     from runpy import run_path
 
-    package = find_spec("vanilla_transformer").submodule_search_locations[0]
-    return run_path(f"{package}/conversion/registry.py")["REGISTERED"]
+    package = find_spec("vanilla_transformer")
+    assert package is not None and package.submodule_search_locations is not None  # it is installed with this one
+    return run_path(f"{package.submodule_search_locations[0]}/conversion/registry.py")["REGISTERED"]
 
 
 @verb("convert another project's checkpoint to ours, or back", convert_arguments, extras="torch")

@@ -1,9 +1,11 @@
 """What other programs read beside the graphs: config.json, genai_config.json, and the card of a repository on the Hub."""
 
 import json
+import os
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 from huggingface_hub.errors import HFValidationError
@@ -61,7 +63,7 @@ def client_config(config: dict, roles: Collection[str], dtypes: Sequence[str], e
     found = {**config, **names, "label2id": numbers, "model_type": model_type}
     if not dtypes:
         return found
-    loaded = {"dtype": dtypes[0]}
+    loaded: dict[str, Any] = {"dtype": dtypes[0]}
     if "int8" in dtypes[1:]:
         loaded["device_config"] = {"wasm": {"dtype": "int8"}}
     if external:
@@ -108,8 +110,8 @@ def write_genai_config(directory: Path, config: dict, generation: dict, file: st
     otherwise give wrong ids without a word. There is no genai_config.json where values are not as wide as keys.
     """
     if (width := config["head_dim"]) != config["value_head_dim"]:
-        because = f"keys are {width} and values {config['value_head_dim']} wide, onnxruntime-genai has one width"
-        return {"config": False, "tokenizer": False, "because": because}
+        two_widths = f"keys are {width} and values {config['value_head_dim']} wide, onnxruntime-genai has one width"
+        return {"config": False, "tokenizer": False, "because": two_widths}
     path = directory / "tokenizer.json"
     because = unread_by_genai(json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None)
     end = generation.get("eos_token_id")
@@ -170,9 +172,9 @@ def unread_by_genai(tokenizer: dict | None) -> str | None:
 # ------------------------------------------------------------------------------------------------------------------ card
 
 
-def base_name(checkpoint: str) -> str | None:
+def base_name(checkpoint: str | os.PathLike) -> str | None:
     """The Hub id of a checkpoint, or the name of its directory if a repository can have that name."""
-    name = Path(checkpoint).resolve().name if Path(checkpoint).is_dir() else checkpoint
+    name = Path(checkpoint).resolve().name if Path(checkpoint).is_dir() else os.fspath(checkpoint)
     try:
         validate_repo_id(name)
     except HFValidationError:

@@ -10,7 +10,7 @@
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,7 +48,7 @@ class Engine(Protocol):
 
     def encode(self, texts: list[str], special_tokens: bool) -> list[Encoding]: ...
 
-    def generate(self, texts: list[str], **options: Any) -> list[str]: ...
+    def generate(self, texts: list[str], /, **options: Any) -> list[str]: ...
 
     def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """The first output for whole sequences (B, S)."""
@@ -188,7 +188,7 @@ def accuracy(engine: Engine, text: Path, labels: Path, batch_size: int) -> dict[
     return {"accuracy": round(right / len(texts), 4), "sentences": len(texts)}
 
 
-METRICS = {
+METRICS: dict[str, tuple[Callable[..., dict[str, Any]], tuple[str, ...]]] = {
     "VanillaSeq2SeqForConditionalGeneration": (bleu, ("source", "references")),
     "VanillaDecoderForCausalLM": (perplexity, ("text",)),
     "VanillaEncoderForMaskedLM": (pseudo_perplexity, ("text",)),
@@ -247,7 +247,7 @@ class OnnxEngine:
         """As `Engine`."""
         first = ids[:, :1]
         request = GenerationRequest(Options(max_new_tokens=max(1, ids.shape[1] - 1)), first, np.ones_like(first))
-        with closing(self.runtime.decoders.start(request)) as decoder:
+        with closing(self.runtime.decoder_factory().start(request)) as decoder:
             if decoder.all_logits:
                 yield 0, decoder.prefill(ids, np.ones_like(ids))
                 return
@@ -284,7 +284,7 @@ class TorchEngine:
         self.tokenizer.no_padding()
         return self.tokenizer.encode_batch(texts, add_special_tokens=special_tokens)
 
-    def generate(self, texts: list[str], **options: Any) -> list[str]:
+    def generate(self, texts: list[str], /, **options: Any) -> list[str]:
         if (beams := options.get("num_beams", 1)) > self.model.config.vocab_size:
             raise UsageError(f"num_beams is {beams}, expected at most {self.model.config.vocab_size}, the vocabulary")
         if (seed := options.pop("seed", None)) is not None:
@@ -293,7 +293,8 @@ class TorchEngine:
             transformers.set_seed(seed)
         inputs = self.text(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
         self.check(inputs["input_ids"])
-        return self.text.batch_decode(self.model.generate(**inputs, **options), skip_special_tokens=True)
+        outputs = self.model.generate(**inputs, **options)  # type: ignore[operator]  # of no type: a mixin's method
+        return self.text.batch_decode(outputs, skip_special_tokens=True)
 
     def check(self, ids: np.ndarray) -> None:
         if ids.max() >= (size := self.model.config.vocab_size):

@@ -89,7 +89,7 @@ def checked_target(name: str) -> Target:
 
 def checked_dtypes(target: Target, dtype: str | Sequence[str] | None) -> list[str | None]:
     """Those that are asked for, `None` for the default; UsageError for what `target` has not."""
-    dtypes = [dtype] if dtype is None or isinstance(dtype, str) else list(dtype)
+    dtypes: list[str | None] = [dtype] if dtype is None or isinstance(dtype, str) else list(dtype)
     for each in dtypes or [""]:
         if ("fp32" if each is None else each) not in target.dtypes:
             raise UsageError(f"no target {target.name!r} with dtype {each!r}, expected one of: {known_targets()}")
@@ -235,6 +235,7 @@ def trace(module: nn.Module, spec: GraphSpec, vocab_size: int, opset: int) -> ir
             dynamic_shapes=dynamic_shapes(module, spec),
             verbose=False,
         )
+    assert program is not None  # dynamo=True returns one
     graph = program.model.graph
     for index, (value, tensor) in enumerate(zip(graph.outputs, spec.outputs, strict=True)):
         if tensor.dtype == "float32" and value.dtype != ir.DataType.FLOAT:

@@ -193,7 +193,9 @@ class Case:
 
 def references(model: PreTrainedModel, dtype: str) -> list[PreTrainedModel]:
     """What an export of `dtype` is compared with: `model`; in half precision `model` in float64 and in that precision."""
-    return [copy.deepcopy(model).to(each) for each in (torch.float64, HALF[dtype])] if dtype in HALF else [model]
+    if dtype not in HALF:
+        return [model]
+    return [copy.deepcopy(model).to(each) for each in (torch.float64, HALF[dtype])]  # type: ignore[arg-type]  # has no types
 
 
 def array(states: torch.Tensor) -> np.ndarray:
@@ -202,8 +204,8 @@ def array(states: torch.Tensor) -> np.ndarray:
 
 def check_same_model(runtime: Runtime, model: PreTrainedModel) -> None:
     """The architecture and every size must be the checkpoint's, or comparing would fail inside numpy."""
-    sizes = ("vocab_size", "hidden_size", "num_attention_heads", "head_dim", "value_head_dim", "num_hidden_layers")
-    sizes += ("decoder_layers", "num_labels")
+    widths = ("vocab_size", "hidden_size", "num_attention_heads", "head_dim", "value_head_dim")
+    sizes = (*widths, "num_hidden_layers", "decoder_layers", "num_labels")
     found = {"architecture": runtime.architecture, **runtime.config}
     found["num_labels"] = len(runtime.config.get("id2label") or ())
     expected = {"architecture": type(model).__name__, **{name: getattr(model.config, name, None) for name in sizes}}
@@ -249,7 +251,7 @@ def compare_choices(case: Case, found: np.ndarray, expected: np.ndarray, real: n
     if found.shape == real.shape:  # what is chosen is one of the tokens, or of the choices
         found = np.where(real, found, -np.inf)
         expected = np.where(real, expected, -np.inf)
-        real = real.any(axis=-1)
+        real = np.asarray(real.any(axis=-1))
     case.report.compare_tokens(found, expected, real, f"{case.name}, {part}")
 
 
@@ -301,7 +303,7 @@ def compare_seq2seq(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
         tokens[tokens == config.pad_token_id] = (config.pad_token_id + 1) % config.vocab_size
     given = dict(attention_mask=source_mask, decoder_input_ids=torch.from_numpy(tokens), use_cache=False)
     expected = [array(model(encoder_outputs=outputs, **given).logits) for model, outputs in zip(case.models, encoded)]
-    real = np.repeat(mask.any(axis=1)[:, None], tokens.shape[1], axis=1)
+    real = np.repeat(np.any(mask, axis=1, keepdims=True), tokens.shape[1], axis=1)
     options = Options(max_new_tokens=sum(LATER_STEPS))
     request = GenerationRequest(options, tokens[:, :first], np.ones_like(tokens[:, :first]), (ids, mask))
     compare_steps(case, request, tokens, expected, real)
@@ -309,7 +311,7 @@ def compare_seq2seq(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
 
 def compare_decoder(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
     """The logits of a decoder, after prompts that are padded on the left."""
-    if not case.runtime.decoders.takes_empty_prompts:
+    if not case.runtime.decoder_factory().takes_empty_prompts:
         mask[~mask.any(axis=1), 0] = 1
     ids, mask = move_padding(ids, mask, "left", 0)
     later = case.rng.integers(0, case.config.vocab_size, (len(ids), sum(LATER_STEPS)))
@@ -328,7 +330,7 @@ def compare_steps(
     """Feeds `tokens` (B, T) in steps, the first those of `request`, and compares the logits after each token, or after the last
     of a step where a graph gives no others. `expected` are those (B, T, V) of each of `references`."""
     end = request.input_ids.shape[1]
-    with closing(case.runtime.decoders.start(request)) as decoder:
+    with closing(case.runtime.decoder_factory().start(request)) as decoder:
         lengths = LATER_STEPS if decoder.max_step_tokens is None else (1,) * sum(LATER_STEPS)
         logits = decoder.prefill(request.input_ids, request.attention_mask)
         compare_step(case, logits, end, expected, real)

@@ -26,6 +26,8 @@ SPECIAL_TOKENS = (
 class ShortlistHead(nn.Module):
     """(..., D) -> logits (..., V): those of `tokens` by their rows of `head` (V, D), of all others minus infinity."""
 
+    places: torch.Tensor
+
     def __init__(self, head: nn.Linear, tokens: list[int]):
         super().__init__()
         self.product = nn.Linear(head.in_features, len(tokens), bias=head.bias is not None)
@@ -87,5 +89,5 @@ def shortlist_from_text(text: str | os.PathLike, checkpoint: str | os.PathLike) 
     with readers_errors(path):
         tokenizer = Tokenizer.from_file(str(path))
     special = {token for token, facts in tokenizer.get_added_tokens_decoder().items() if facts.special}
-    lines = lines_of([text], fault=None)
+    lines = lines_of([os.fspath(text)], fault=None)
     return sorted(special.union(*(encoding.ids for encoding in tokenizer.encode_batch(lines))))

@@ -48,8 +48,12 @@ class Decoder(Protocol):
     were given, or T = 1, those after the last of them, unless `all_logits`.
     """
 
-    all_logits: bool
-    max_step_tokens: int | None  # of each row; `None` for any number
+    @property
+    def all_logits(self) -> bool: ...
+
+    @property
+    def max_step_tokens(self) -> int | None:
+        """Of each row; `None` for any number."""
 
     def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
         """Prompts (B, P), as many as the request has and no longer than it is with its new tokens -> logits."""
@@ -67,7 +71,9 @@ class Decoder(Protocol):
 class DecoderFactory(Protocol):
     """Of one loaded export: keeps what outlives a request."""
 
-    takes_empty_prompts: bool  # whether a row of a prompt may have no tokens
+    @property
+    def takes_empty_prompts(self) -> bool:
+        """Whether a row of a prompt may have no tokens."""
 
     def start(self, request: GenerationRequest) -> Decoder:
         """What decodes `request`, with the encoder's states where there is one and room for `max_new_tokens`.
@@ -127,7 +133,9 @@ def memory() -> float:
 def position_bytes(spec: GraphSpec) -> int:
     """What one token of one row takes in the caches of a decoder graph."""
     caches = [tensor for tensor in spec.inputs if tensor.name.startswith("past_key_values") and ".encoder." not in tensor.name]
-    return sum(tensor.shape[1] * tensor.shape[3] * (2 if "16" in tensor.dtype else 4) for tensor in caches)
+    # All but rows and positions is fixed: the heads and their width.
+    sizes = [math.prod(size for size in tensor.shape if isinstance(size, int)) for tensor in caches]
+    return sum(size * (2 if "16" in tensor.dtype else 4) for size, tensor in zip(sizes, caches, strict=True))
 
 
 def first_positions(request: GenerationRequest) -> int:

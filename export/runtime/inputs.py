@@ -1,10 +1,11 @@
 """What callers give, checked against what a graph takes, and run with rows of similar length together."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from ..targets.spec import GraphSpec, TensorSpec
+from ..targets.spec import GraphSpec, TensorSpec, shape_of
 from .session import Session
 
 # Of one run of a graph that reads whole sequences: what it may hold of padding, and what it must hold of tokens to be worth a
@@ -36,8 +37,7 @@ def check_inputs(tensors: Sequence[TensorSpec], given: dict[str, np.ndarray | No
         if values is None and tensor.default is None:
             raise ValueError(f"{reader} takes {tensor.name}, which was not given")
         if values is None:
-            shape = [sizes[size] if isinstance(size, str) else size for size in tensor.shape]
-            checked[tensor.name] = np.full(shape, tensor.default, tensor.dtype)
+            checked[tensor.name] = np.full(shape_of(tensor, sizes), tensor.default, tensor.dtype)
         else:
             checked[tensor.name] = check_input(tensor, np.asarray(values), sizes)
     return checked
@@ -63,8 +63,8 @@ def check_input(tensor: TensorSpec, values: np.ndarray, sizes: dict[str, int]) -
     if is_flag and not np.isin(values, (0, 1)).all():
         raise ValueError(f"{tensor.name} must be 0s and 1s, got {np.unique(values).tolist()}")
     if tensor.range is not None and (values.min() < tensor.range[0] or values.max() > tensor.range[1]):
-        least, most = tensor.range
-        raise ValueError(f"{tensor.name} must be in [{least}, {most}], got {values.min()} to {values.max()}")
+        lowest, highest = tensor.range
+        raise ValueError(f"{tensor.name} must be in [{lowest}, {highest}], got {values.min()} to {values.max()}")
     if is_float and not np.isfinite(values).all():
         raise ValueError(f"{tensor.name} must be finite numbers, got {values[~np.isfinite(values)][0]}")
     return values.astype(tensor.dtype)
@@ -140,7 +140,8 @@ def run_by_length(session: Session, spec: GraphSpec, feeds: dict[str, np.ndarray
             sizes = [source_length if axis == "source_length" else size for axis, size in rest]
             shape = (len(feeds["attention_mask"]), *sizes)
             whole = results.setdefault(tensor.name, np.zeros(shape, values.dtype))
-            whole[(rows, *map(slice, values.shape[1:]))] = values
+            covered: tuple[Any, ...] = (rows, *map(slice, values.shape[1:]))
+            whole[covered] = values
     return results
 
 

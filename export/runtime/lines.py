@@ -7,12 +7,13 @@ lines how many lines have been read and how long the partial file is. The same c
 import contextlib
 import gzip
 import hashlib
+import io
 import itertools
 import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -28,7 +29,7 @@ from .text import TextRuntime
 try:
     import fcntl
 except ImportError:  # not on Windows
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]
 
 LONGEST = 1_000_000  # bytes of a line
 WINDOW = 16  # batches that are read, sorted by length and written together
@@ -36,7 +37,7 @@ HASHED = ("input", "target_prefix", "export")  # of which the state has a hash
 LINE_BREAKS = re.compile(r"[\r\n]+")
 
 
-def lines_of(file: BinaryIO, name: str) -> Iterator[str]:
+def lines_of(file: BinaryIO | io.BufferedIOBase, name: str) -> Iterator[str]:
     """UTF-8 lines, without a byte order mark at the start and their ends, LF or CRLF.
 
     Raises:
@@ -94,7 +95,7 @@ class Batches:
     n_best: int | None = None
     scores: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if "num_return_sequences" in self.options:
             raise UsageError("num_return_sequences has no effect on lines: expected n_best")
         self.runtime.runtime.check_options(self.given)
@@ -104,27 +105,31 @@ class Batches:
         return option_fields.check(self.options | {"num_return_sequences": self.n_best or 1})
 
     def windows(
-        self, lines: Iterable[str], prefixes: Iterable[str] | None = None, first: int = 0, told=None
+        self,
+        lines: Iterable[str],
+        prefixes: Iterable[str] | None = None,
+        first: int = 0,
+        told: Callable[[int], object] | None = None,
     ) -> Iterator[list[str]]:
         """What is written for each `WINDOW` batches of `lines`, whose translations begin with `prefixes`; the number of the
         first line is `first`. `told` is called with the number of lines that are done, batch by batch."""
         pairs = zip(lines, itertools.repeat("") if prefixes is None else prefixes)
         size = WINDOW * self.batch_size
         while window := list(itertools.islice(pairs, size)):
-            results = self.results(first, *zip(*window), told or (lambda count: None))
+            results = self.results(first, window, told or (lambda count: None))
             yield [line for place, found in enumerate(results) for line in self.written(first + place, found)]
             first += len(window)
 
-    def results(self, first, lines, prefixes, told) -> list[list[tuple[str, float]]]:
-        """Of each line its texts and their scores; none of a line without words."""
-        results = [[] for _ in lines]
-        places = [place for place, line in enumerate(lines) if line.strip()]
-        told(len(lines) - len(places))
+    def results(self, first: int, pairs: list[tuple[str, str]], told: Callable[[int], object]) -> list[list[tuple[str, float]]]:
+        """Of each line, which has its prefix with it, its texts and their scores; none of a line without words."""
+        results: list[list[tuple[str, float]]] = [[] for _ in pairs]
+        places = [place for place, (line, _) in enumerate(pairs) if line.strip()]
+        told(len(pairs) - len(places))
         if not places:
             return results
         with errors_in(first, places):
-            rows = dict(zip(places, self.runtime.rows([lines[place] for place in places])))
-            begun = dict(zip(places, self.runtime.prefixes([prefixes[place] for place in places], len(places))))
+            rows = dict(zip(places, self.runtime.rows([pairs[place][0] for place in places])))
+            begun = dict(zip(places, self.runtime.prefixes([pairs[place][1] for place in places], len(places))))
         places.sort(key=lambda place: (len(begun[place]), len(rows[place])))
         for start in range(0, len(places), self.batch_size):
             chosen = places[start : start + self.batch_size]
@@ -177,7 +182,7 @@ def seed_of(seed: int, line: int) -> int:
 
 
 @contextlib.contextmanager
-def errors_in(first, places):
+def errors_in(first: int, places: list[int]) -> Iterator[None]:
     """A ValueError about a batch, with its lines, numbered from 1."""
     try:
         yield
@@ -216,7 +221,7 @@ def generate_file(batches: Batches, source: Path, output: Path, target_prefix: P
         count = found
     with growing(out, facts, force) as partial, tqdm(total=count, initial=partial.done, unit=" lines", disable=None) as bar:
         lines, *prefixes = (itertools.islice(read_lines(path), partial.done, None) for path in inputs)
-        for window in batches.windows(lines, *(prefixes or [None]), partial.done, bar.update):
+        for window in batches.windows(lines, prefixes[0] if prefixes else None, partial.done, bar.update):
             partial.write(window, min(partial.done + WINDOW * batches.batch_size, count))
         if [stamp_of(path.stat()) for path in inputs] != stamps:
             raise ValueError(f"{source} or its prefixes changed while they were read: what was written is of both versions")
@@ -308,8 +313,9 @@ def progress(state: str, size: int) -> tuple[dict, int, int]:
     """What the run that wrote `state` depends on, how many lines of its input are done, and how much of its `size` bytes of
     output these are. A last line without an end was cut off; so may the output be, if the machine stopped."""
     facts, *records = state.split("\n")[:-1] or ["{}"]
-    records = [tuple(map(int, record.split())) for record in records]
-    return json.loads(facts), *next((record for record in reversed(records) if record[1] <= size), (0, 0))
+    ends = [(int(done), int(end)) for done, end in map(str.split, records)]
+    done, end = next((each for each in reversed(ends) if each[1] <= size), (0, 0))
+    return json.loads(facts), done, end
 
 
 def check_same(partial: str, begun: dict, facts: dict) -> None:

@@ -25,7 +25,7 @@ from ..targets.sequences import READS_AT_END, token_inputs
 from ..targets.spec import Target
 from . import options as option_fields
 from .config import check_config, generation_defaults
-from .decoder import GenerationRequest, LoadedExport, check_memory
+from .decoder import DecoderFactory, GenerationRequest, LoadedExport, check_memory
 from .devices import CUDA, TENSORRT, processors, require, require_onnxruntime
 from .external_data import check_external_data
 from .inputs import (
@@ -123,14 +123,19 @@ class Runtime:
         for spec in self.specs.values():
             if spec.file not in files:
                 raise ValueError(f"{directory}/manifest.json lists no {spec.file}: export again")
-        contents = {role: self.artifact.read(spec.file) for role, spec in self.specs.items() if spec.is_on_demand}
+        contents = {}
+        for role, spec in self.specs.items():
+            if spec.is_on_demand:
+                content = self.artifact.read(spec.file)
+                assert content is not None  # the manifest lists it
+                contents[role] = content
         for file in files:
             if file.endswith(".onnx"):
                 check_external_data(directory, file, files)
         sessions = Sessions(directory, self.specs, contents, self._providers, self.threads, arena)
         self.sessions = sessions.open()
         self.artifact.check_unchanged()
-        self.decoders = None
+        self.decoders: DecoderFactory | None = None
         if "decoder" in self.specs:
             loaded = LoadedExport(self.config, self.specs, self.sessions, sessions.make, self.device, self._encode_source)
             self.decoders = self.target.open(loaded)
@@ -274,7 +279,9 @@ class Runtime:
         the end token among them. With beams these are transformers' `sequences_scores`, which has none without. There, p is the
         softmax of the logits after those settings that change them, but before temperature, top_k, top_p and min_p.
         """
-        return self._generated(self.request(input_ids, attention_mask, decoder_input_ids, options, is_scored=True))
+        tokens, scores = self._generated(self.request(input_ids, attention_mask, decoder_input_ids, options, is_scored=True))
+        assert scores is not None  # the request asks for them
+        return tokens, scores
 
     def stream(self, input_ids: np.ndarray, attention_mask: np.ndarray | None = None, **options: Any) -> Iterator[np.ndarray]:
         """As `generate`, but yields the new token of each row (B * N,) after each step, the pad token where a row has ended.
@@ -289,12 +296,14 @@ class Runtime:
 
     def check_options(self, options: dict[str, Any]) -> None:
         """Raises as `generate` does with `options` whatever the inputs are."""
-        self._check_generates()
+        self.decoder_factory()
         resolve(option_fields.check(options), self.artifact.generation_config | self.defaults, self.config, prompt_length=1)
 
-    def _check_generates(self) -> None:
+    def decoder_factory(self) -> DecoderFactory:
+        """What generates. Raises ValueError for a model that cannot."""
         if self.decoders is None:
             raise ValueError(f"{self.architecture} cannot generate: use encode")
+        return self.decoders
 
     def request(
         self,
@@ -305,7 +314,7 @@ class Runtime:
         is_scored: bool = False,
     ) -> GenerationRequest:
         """What is to be generated, checked. Raises as `generate`."""
-        self._check_generates()
+        self.decoder_factory()
         options = option_fields.check(options)
         ids, mask = self._prompts(input_ids, attention_mask, options)
         if not mask.any(axis=1).all():
@@ -317,6 +326,7 @@ class Runtime:
         resolved = self._resolved(options, ids.shape[1])
         check_contiguous(mask, "attention_mask")
         check_positions(int(mask.sum(axis=1).max()) + resolved.max_new_tokens - 1, self.config)
+        assert resolved.pad_token_id is not None  # see `resolve`
         ids, mask = move_padding(ids, mask, "left", resolved.pad_token_id)
         return self._fitting(GenerationRequest(resolved, ids, mask, None, is_scored))
 
@@ -332,6 +342,7 @@ class Runtime:
         resolved = self._resolved(options, start.shape[1])
         check_positions(num_positions(ids, mask, self.config), self.config)
         check_positions(start.shape[1] + resolved.max_new_tokens - 1, self.config)
+        assert resolved.pad_token_id is not None  # see `resolve`
         source = move_padding(ids, mask, "right", resolved.pad_token_id)
         return self._fitting(GenerationRequest(resolved, start, np.ones_like(start), source, is_scored))
 
@@ -372,7 +383,7 @@ class Runtime:
 
     def _generated(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None]:
         """What `generate_with_scores` returns; `None` for scores that were not asked for and would have to be computed."""
-        result = self.decoders.generate(request)
+        result = self.decoder_factory().generate(request)
         if result is None:
             search = start_search(request.options, request.prompt, request.is_scored)
             for _ in self._tokens(request, search):
@@ -384,7 +395,7 @@ class Runtime:
 
     def _tokens(self, request: GenerationRequest, search: Search) -> Iterator[np.ndarray]:
         """Drives `search`: the tokens of all rows after each step. Starts when it is first asked for them."""
-        with closing(self.decoders.start(request)) as decoder:
+        with closing(self.decoder_factory().start(request)) as decoder:
             logits = decoder.prefill(request.input_ids, request.attention_mask)
             if request.options.rows_per_input > 1:
                 decoder.expand(request.options.rows_per_input)

@@ -70,18 +70,18 @@ class TextRuntime:
         texts = np.empty((len(rows), copies), object)
         scores = np.full((len(rows), copies), np.nan, np.float32)
         lengths = np.array([len(prefix) for prefix in prefixes])
-        run = self.runtime.generate_with_scores if is_scored else self.runtime.generate
         for length in np.unique(lengths):
             chosen = np.flatnonzero(lengths == length)
             ids, mask = self.batch([rows[row] for row in chosen])
             if length:
                 options["decoder_input_ids"] = np.array([prefixes[row] for row in chosen])
-            outputs = run(ids, mask, **options)
             if is_scored:
-                outputs, found = outputs
+                outputs, found = self.runtime.generate_with_scores(ids, mask, **options)
                 scores[chosen] = found.reshape(-1, copies)
+            else:
+                outputs = self.runtime.generate(ids, mask, **options)
             start = ids.shape[1] if "encoder" not in self.runtime.sessions else 1
-            texts[chosen] = np.array(self.decode(outputs[:, start:]), object).reshape(-1, copies)
+            texts[chosen] = np.array(self.decode(outputs[:, start:]), np.object_).reshape(-1, copies)
         return texts.ravel().tolist(), scores.ravel()
 
     def stream(self, text: str, /, **options: Any) -> Iterator[str]:

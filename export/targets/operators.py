@@ -4,7 +4,7 @@ The encoder of a seq2seq model ends with the keys and values of cross-attention,
 beams of one input read them as queries of one batch entry, so they are never copied.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ class OperatorGraph(nn.Module):
     """A part of `model` whose attention is `attend`. What that takes beside queries, keys and values, `forward` sets."""
 
     keys_are_cached = False
+    self_attention: Callable[..., torch.Tensor]  # of graphs of a decoder
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
@@ -42,7 +43,7 @@ class OperatorGraph(nn.Module):
         return operator("MultiHeadAttention", [queries, *states, None, self.mask], attributes, [shape])[0]
 
 
-def operator(name: str, inputs: list, attributes: dict, shapes: list) -> tuple[torch.Tensor, ...]:
+def operator(name: str, inputs: list, attributes: dict, shapes: list) -> Sequence[torch.Tensor]:
     """onnxruntime's operator `name`; its outputs have `shapes` and the type of its first input."""
     types = [inputs[0].dtype] * len(shapes)
     return torch.onnx.ops.symbolic_multi_out(

@@ -1,7 +1,8 @@
 """Traced graphs -> files."""
 
 import hashlib
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import onnx_ir as ir
@@ -16,7 +17,7 @@ def save_graphs(graphs: dict[Path, ir.Model]) -> None:
     """Weights stay in their graph, or go to `<path>_data` where they are more than `PROTOBUF_LIMIT`."""
     for path, graph in graphs.items():
         path.parent.mkdir(exist_ok=True)
-        if sum(value.const_value.nbytes for value in graph.graph.initializers.values()) > PROTOBUF_LIMIT:
+        if sum(tensor.nbytes for _, _, tensor in weights_of(graph)) > PROTOBUF_LIMIT:
             move_weights([graph], path.with_name(f"{path.name}_data"))
         ir.save(graph, path)
 
@@ -34,8 +35,7 @@ def move_weights(graphs: Iterable[ir.Model], path: Path) -> None:
     """Writes the weights of `graphs` to `path`, at multiples of the page size, and has the graphs refer to it."""
     places: dict[bytes, int] = {}
     with open(path, "wb") as file:
-        for value in [value for graph in graphs for value in graph.graph.initializers.values()]:
-            tensor = value.const_value
+        for name, value, tensor in itertools.chain.from_iterable(map(weights_of, graphs)):
             if tensor.nbytes < MIN_EXTERNAL:
                 continue
             content = tensor.tobytes()
@@ -44,6 +44,14 @@ def move_weights(graphs: Iterable[ir.Model], path: Path) -> None:
                 file.write(bytes(-file.tell() % PAGE))
                 places[key] = file.tell()
                 file.write(content)
+            shape = ir.Shape(tensor.shape.numpy())
             value.const_value = ir.ExternalTensor(
-                path.name, places[key], len(content), tensor.dtype, shape=tensor.shape, name=value.name, base_dir=path.parent
+                path.name, places[key], len(content), tensor.dtype, shape=shape, name=name, base_dir=path.parent
             )
+
+
+def weights_of(graph: ir.Model) -> Iterator[tuple[str, ir.Value, ir.TensorProtocol]]:
+    """The name of each initializer, itself, and the weights that it holds."""
+    for name, value in graph.graph.initializers.items():
+        assert value.const_value is not None  # only a graph that is being built has initializers without
+        yield name, value, value.const_value

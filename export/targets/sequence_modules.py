@@ -1,8 +1,13 @@
 """The modeling code as graphs of whole sequences in standard operators, for every target. Padding may be on either side."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+
+if TYPE_CHECKING:
+    from vanilla_transformer import VanillaDecoderForSequenceClassification
 
 
 class SequenceGraph(nn.Module):
@@ -30,6 +35,8 @@ class DecoderSequenceGraph(nn.Module):
 
 class DecoderLabelGraph(DecoderSequenceGraph):
     """As `DecoderSequenceGraph`, with the logits of each row's last token that is not padding out."""
+
+    model: "VanillaDecoderForSequenceClassification"
 
     def forward(self, input_ids, attention_mask):
         position_ids = positions(self.model, attention_mask)

@@ -69,12 +69,27 @@ class Target(Protocol):
     `sequence_modules`.
     """
 
-    name: str
-    help: str  # in a few words
-    dtypes: tuple[str, ...]  # of the weights
-    opsets: tuple[int, ...]  # the first by default
-    default_device: str
-    is_standard: bool  # only standard operators: other clients run the graphs, and several dtypes stand side by side
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def help(self) -> str:
+        """In a few words."""
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Of the weights."""
+
+    @property
+    def opsets(self) -> tuple[int, ...]:
+        """The first is the default."""
+
+    @property
+    def default_device(self) -> str: ...
+
+    @property
+    def is_standard(self) -> bool:
+        """Only standard operators: other clients run the graphs, and several dtypes stand side by side."""
 
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
         """What the graphs of these roles run on."""
@@ -114,13 +129,18 @@ class Target(Protocol):
         """What generates with an export that has a decoder."""
 
 
+def shape_of(tensor: TensorSpec, sizes: dict[str, int]) -> list[int]:
+    """The shape of `tensor` where its axes have these `sizes`."""
+    return [sizes[size] if isinstance(size, str) else size for size in tensor.shape]
+
+
 def example_inputs(spec: GraphSpec, vocab_size: int) -> dict[str, np.ndarray]:
     """Inputs to trace `spec` with. Their masks have one padded row: tracing drops a mask that is all ones."""
     rng = np.random.default_rng(0)
     sizes = EXAMPLE_SIZES | spec.example_sizes
     example = {}
     for tensor in spec.inputs:
-        shape = [sizes.get(size, size) for size in tensor.shape]
+        shape = shape_of(tensor, sizes)
         if tensor.example is not None:
             example[tensor.name] = np.full(shape, tensor.example, tensor.dtype)
         elif "float" in tensor.dtype:

@@ -18,7 +18,7 @@ from ...runtime.decoder import (
 )
 from ...runtime.inputs import move_padding
 from ...runtime.session import Session
-from ..spec import GraphSpec, TensorSpec
+from ..spec import GraphSpec, TensorSpec, shape_of
 
 
 @dataclass(frozen=True)
@@ -175,12 +175,13 @@ class BoundGraph:
     nothing. `caches` are taken over from another one, or made; each is an array and its `OrtValue`."""
 
     def __init__(self, session: Session, spec: GraphSpec, sizes: dict[str, int], caches: dict, source: dict | None = None):
+        source = source or {}
         self.session = session
         self.binding = session.io_binding()
         self.inputs: dict[str, np.ndarray] = {}
         self.caches = dict(caches)
         for tensor in spec.inputs:
-            if tensor.name in (source or {}):
+            if tensor.name in source:
                 bound = source[tensor.name]
             elif tensor.name.startswith("past_key_values"):
                 bound = self.caches.setdefault(tensor.name, zeros(tensor, sizes))[1]
@@ -202,7 +203,7 @@ class BoundGraph:
 
 def zeros(tensor: TensorSpec, sizes: dict[str, int]) -> tuple[np.ndarray, onnxruntime.OrtValue]:
     """An array of zeros as `tensor` says, and the `OrtValue` that has its memory."""
-    value = to_ortvalue(np.zeros([sizes.get(size, size) for size in tensor.shape], tensor.dtype))
+    value = to_ortvalue(np.zeros(shape_of(tensor, sizes), tensor.dtype))
     return value.numpy(), value
 
 

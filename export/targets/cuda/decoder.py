@@ -9,11 +9,11 @@ import numpy as np
 import onnxruntime
 
 from ...errors import UsageError
-from ...runtime.decoder import GenerationRequest, LoadedExport, check_memory, cross_states, next_input_name, position_bytes
+from ...runtime.decoder import GenerationRequest, LoadedExport, check_memory, next_input_name, position_bytes
 from ...runtime.options import EXCLUDED_SCORE, Options
 from ...runtime.search import Processors
 from ...runtime.session import Session
-from ..spec import GraphSpec, TensorSpec
+from ..spec import GraphSpec, TensorSpec, shape_of
 
 BFLOAT16 = 16  # among ONNX's types
 SYNC_EVERY = 16  # steps of a search on the device between two looks at the tokens
@@ -32,7 +32,7 @@ class CudaDecoders:
     pool: "Pool" = field(init=False)
     takes_empty_prompts = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         export = self.export
         object.__setattr__(self, "pool", Pool(export.sessions["decoder"], export.specs["decoder"], export.device))
 
@@ -62,9 +62,8 @@ class CudaDecoders:
         binding = encoder.io_binding()
         for name, array in zip(("input_ids", "attention_mask"), padded, strict=True):
             binding.bind_cpu_input(name, array)
-        outputs = {tensor.name: tensor for tensor in self.export.specs["encoder"].outputs}
-        for name, tensor in cross_states(outputs).items():
-            binding.bind_ortvalue_output(tensor.name, buffers.states[name])
+        for tensor in self.export.specs["encoder"].outputs:
+            binding.bind_ortvalue_output(tensor.name, buffers.states[next_input_name(tensor.name)])
         encoder.run_bound(binding)
         return buffers, padded[1]
 
@@ -115,7 +114,7 @@ class CudaDecoder:
     max_step_tokens = 1
 
     def __init__(self, buffers: "Buffers", pool: "Pool", source_mask: np.ndarray | None, window: int | None, beams: int):
-        self.buffers: Buffers | None = buffers
+        self.buffers = buffers
         self.pool = pool
         self.window = window
         self.source = {} if source_mask is None else {"encoder_attention_mask": source_mask}
@@ -123,9 +122,9 @@ class CudaDecoder:
 
     def close(self) -> None:
         """As `Decoder`: the next batch of these sizes has the buffers."""
-        if self.buffers is not None:
+        if hasattr(self, "buffers"):
             self.pool.free.append(self.buffers)
-            self.buffers = None
+            del self.buffers  # which are another batch's from here on
 
     def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
         """As `Decoder`; the prompts may be padded on either side."""
@@ -318,10 +317,11 @@ class DeviceGraph:
         new = [tensor for tensor in spec.inputs if tensor.name not in buffers.states]
         self.inputs = {tensor.name: device_zeros(tensor, sizes, device) for tensor in new}
         self.put(slot_numbers=np.arange(sizes["slots"]))
-        self.logits = following.logits if following else device_zeros(spec.outputs[0], sizes, device)
+        self.logits: onnxruntime.OrtValue = following.logits if following else device_zeros(spec.outputs[0], sizes, device)
         taken = {**(following or self).inputs, **buffers.states, "logits": self.logits}
         # Computes `logits` (B, N, V), on the device, and what the next step takes.
-        self.run = bind_and_capture(buffers.session, spec, self.inputs | buffers.states, taken, number)
+        inputs = self.inputs | buffers.states
+        self.run: Callable[[], None] = bind_and_capture(buffers.session, spec, inputs, taken, number)
 
     def put(self, **values: np.ndarray) -> None:
         """`values` into the inputs."""
@@ -379,7 +379,7 @@ def bind_and_capture(session: Session, spec: GraphSpec, inputs: dict, outputs: d
 
 def device_zeros(tensor: TensorSpec, sizes: dict[str, int], device: str) -> onnxruntime.OrtValue:
     """An `OrtValue` of zeros on `device`. What an attention does not read is multiplied by 0, so it must be a number."""
-    shape = [sizes.get(size, size) for size in tensor.shape]
+    shape = shape_of(tensor, sizes)
     if tensor.dtype == "bfloat16":  # which numpy does not have
         value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(shape, BFLOAT16, device)
         value.update_inplace(onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(np.zeros(shape, np.uint16), BFLOAT16))
