@@ -4,7 +4,6 @@ documentation are made from the fields.
 """
 
 import dataclasses
-import difflib
 import math
 import reprlib
 from collections.abc import Callable
@@ -195,6 +194,8 @@ def check(options: dict[str, Any]) -> dict[str, Any]:
         UsageError: for a name that is no field of `Options`, and for a value that the field cannot have.
     """
     if unknown := sorted(options.keys() - FIELDS.keys()):
+        import difflib
+
         close = difflib.get_close_matches(unknown[0], FIELDS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"expected some of {sorted(FIELDS)}"
         raise UsageError(f"unknown generation options {unknown}, {hint}")

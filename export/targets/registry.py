@@ -1,7 +1,5 @@
 """The targets there are: one line each."""
 
-import difflib
-
 from .cpu import Cpu
 from .cuda import Cuda
 from .portable import Portable
@@ -34,6 +32,8 @@ def get_target(name: str) -> Target:
     """Raises ValueError for a name that is not registered."""
     if name in _TARGETS:
         return _TARGETS[name]
+    import difflib
+
     close = difflib.get_close_matches(str(name), _TARGETS, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise ValueError(f"no target {name!r}, expected one of: {known_targets()}{hint}")
