@@ -33,14 +33,14 @@ class GraphDecoder:
 
     @torch.no_grad()
     def __init__(self, model, rows, length, new_tokens):
-        self.model, self.decoder, self.is_pair = model, model.get_decoder(), model.config.is_encoder_decoder
-        self.new_tokens, self.prompt = new_tokens, 1 if self.is_pair else length
+        self.model, self.decoder, self.is_encoder_decoder = model, model.get_decoder(), model.config.is_encoder_decoder
+        self.new_tokens, self.prompt = new_tokens, 1 if self.is_encoder_decoder else length
         slots = self.prompt + new_tokens
         zeros = partial(torch.zeros, device=model.device)
         self.order = torch.arange(slots, device=model.device)
         self.positions = self.position_table(slots)
         self.source, self.tokens = zeros(rows, length, dtype=torch.long), zeros(rows, slots, dtype=torch.long)
-        if self.is_pair:
+        if self.is_encoder_decoder:
             self.tokens[:, 0] = model.config.decoder_start_token_id
         self.last = zeros(1, dtype=torch.long)  # the place of the token that a step reads
         self.projections, self.caches, self.cross = [], [], []
@@ -60,14 +60,14 @@ class GraphDecoder:
     @torch.no_grad()
     def generate(self, ids: torch.Tensor) -> torch.Tensor:
         """The likeliest tokens (B, new_tokens) after `ids` (B, T), both on the host."""
-        (self.source if self.is_pair else self.tokens[:, : self.prompt]).copy_(ids)
+        (self.source if self.is_encoder_decoder else self.tokens[:, : self.prompt]).copy_(ids)
         self.start()
         for _ in range(self.new_tokens - 1):
             self.step()
         return self.tokens[:, self.prompt :].cpu()
 
     def read_prompt(self):
-        if self.is_pair:
+        if self.is_encoder_decoder:
             states = self.model.get_encoder()(self.source).last_hidden_state
             self.cross = [self.keys_and_values(layer.cross_attn, states) for layer in self.decoder.layers]
         self.read(self.order[: self.prompt])
@@ -90,7 +90,7 @@ class GraphDecoder:
         for number, layer in enumerate(self.decoder.layers):
             attend = partial(self.self_attention, layer.self_attn, number, places, visible)
             states = layer.residual(states, attend, layer.self_attn_norm)
-            if self.is_pair:
+            if self.is_encoder_decoder:
                 attend = partial(self.cross_attention, layer.cross_attn, number)
                 states = layer.residual(states, attend, layer.cross_attn_norm)
             states = layer.residual(states, layer.feed_forward, layer.feed_forward_norm)

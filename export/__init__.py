@@ -23,6 +23,7 @@ _HOMES = {
     "TextRuntime": ("runtime.text", "cpu"),
     "Options": ("runtime.options", "cpu"),
 }
+UNINSTALLED = "0+unknown"  # the version where the package is on the path and not installed
 __all__ = [
     "Options",
     "Runtime",
@@ -37,9 +38,12 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        return version("vanilla-transformer")
+        try:
+            return version("vanilla-transformer")
+        except PackageNotFoundError:
+            return UNINSTALLED
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}, expected one of {', '.join(__all__)}")
     module, extra = _HOMES[name]

@@ -34,20 +34,30 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
     def parse(self, words: Sequence[str], renamed: Mapping[str, str]) -> argparse.Namespace:
-        """The arguments that `words` are. The old flags that `renamed` has new names of work with a FutureWarning."""
+        """The arguments that `words` are. The old flags that `renamed` has new names of, and the beginnings of flags, work with
+        a FutureWarning. One flag by two of these names is an error."""
         end = words.index("--") if "--" in words else len(words)  # after it, nothing is a flag
-        flags = [self._current(word, renamed) for word in words[:end]]
-        return self.parse_intermixed_args([*flags, *words[end:]])
+        current = [self._current(word, renamed) for word in words[:end]]
+        given: dict[str, str] = {}
+        for old, new in zip(words, current):
+            flag = new.split("=", 1)[0]
+            name = old.split("=", 1)[0]
+            if FLAG.fullmatch(flag) and given.setdefault(flag, name) != name:
+                self.error(f"{given[flag]} and {name} are one flag, expected {flag} alone")
+        return self.parse_intermixed_args([*current, *words[end:]])
 
     def _current(self, word: str, renamed: Mapping[str, str]) -> str:
         """`word`, where it is a flag by its new name. A wrong flag is found here: argparse would first miss the right one."""
         flag, *value = word.split("=", 1)
-        if flag in renamed:
-            warnings.warn(f"{flag} is now {renamed[flag]}, and goes away in the next release", FutureWarning, stacklevel=4)
-            return "=".join([renamed[flag], *value])
-        if FLAG.fullmatch(flag) and flag not in self._option_string_actions:
+        if not FLAG.fullmatch(flag) or flag in self._option_string_actions:
+            return word
+        known = {name: name for name in self._option_string_actions} | dict(renamed)
+        full = {known[flag]} if flag in known else {known[name] for name in known if name.startswith(flag)}
+        if len(full) != 1:
             self.error(f"no flag {flag!r}{did_you_mean(flag, self._option_string_actions)}")
-        return word
+        [name] = full
+        warnings.warn(f"{flag} is now {name}, and goes away in the next release", FutureWarning, stacklevel=4)
+        return "=".join([name, *value])
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

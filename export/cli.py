@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from . import UNINSTALLED
 from .arguments import (
     Parser,
     add_field,
@@ -142,7 +143,7 @@ def convert(args: argparse.Namespace) -> None:
         if given:
             kinds = "checkpoints" if is_file else "a file with a state dict"
             raise UsageError(f"{name} is for {kinds}, and {args.source} is none")
-    if args.dry_run:
+    if args.dry_run and (args.positional_output is None or args.output is None):  # one is of no use, two are wrong
         say(conversion.plan_conversion(args.source, args.to))
         return
     output = output_of(args)
@@ -475,9 +476,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main_parser() -> Parser:
     """What there is besides the verbs."""
-    from importlib.metadata import metadata
-
-    package = metadata(PROGRAM)
+    package = installed()
     lines = [f"    {name:<10} {verb.help}" for name, verb in VERBS.items()]
     parser = Parser(
         prog=PROGRAM,
@@ -491,10 +490,21 @@ def main_parser() -> Parser:
     return parser
 
 
+def installed() -> Mapping[str, str]:
+    """Summary and version of the package; neither where it is on the path and not installed."""
+    from importlib.metadata import PackageNotFoundError, metadata
+
+    try:
+        found = metadata(PROGRAM)
+    except PackageNotFoundError:
+        return {"Summary": "", "Version": UNINSTALLED}
+    return {"Summary": found["Summary"] if "Summary" in found else "", "Version": found["Version"]}
+
+
 def is_expected(error: Exception) -> bool:
     """Whether `error` is what the library, or one that it calls, raises for wrong input, files and devices: no mistake of ours.
     Those of other libraries are known by name, because none is imported here."""
-    if isinstance(error, OSError | ValueError | FloatingPointError | ImportError):
+    if isinstance(error, OSError | ValueError | FloatingPointError | ImportError | FutureWarning | DeprecationWarning):
         return True
     if type(error).__module__ == "huggingface_hub.errors":  # a config's type checks
         return True

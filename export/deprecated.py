@@ -15,8 +15,10 @@ def moved(package: str, old: str, homes: dict[str, str]) -> Callable[[str], obje
     def get(name: str) -> object:
         if name not in homes:
             raise AttributeError(f"module '{package}.{old}' has no attribute {name!r}")
+        is_public = name in sys.modules[package].__all__
+        now = f"{package}.{name}" if is_public else f"{package}.{homes[name]}.{name}"
         warnings.warn(
-            f"{package}.{old}.{name} is {package}.{name} now, and this address goes with the next release",
+            f"{package}.{old}.{name} is {now} now, and this address goes with the next release",
             DeprecationWarning,
             stacklevel=2,
         )

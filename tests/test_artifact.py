@@ -334,3 +334,20 @@ def test_a_graph_the_manifest_does_not_list_is_refused(exported, tmp_path):
     (directory / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match="manifest.json lists no onnx/model.onnx"):
         Runtime(directory)
+
+
+@pytest.mark.parametrize(
+    "facts, message",
+    [
+        ({"activations": "fp16"}, "the activations are 'fp16', expected one of fp32"),
+        (
+            {"architecture": "VanillaEncoderForNothing"},
+            "has the architecture 'VanillaEncoderForNothing', expected one of Vanilla",
+        ),
+    ],
+)
+def test_a_manifest_that_its_graphs_do_not_follow_is_refused(exported, tmp_path, facts, message):
+    directory = copy_of(exported("encoder").directory, tmp_path)
+    edit_json(directory / "manifest.json", **facts)
+    with pytest.raises(ValueError, match=message):
+        Runtime(directory)

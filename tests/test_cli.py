@@ -737,3 +737,21 @@ def test_the_library_leaves_signals_alone(capsys):
     thread.start()
     thread.join()
     assert done == [before]
+
+
+@pytest.mark.filterwarnings("ignore:--out is now", "ignore:--target is now")
+def test_the_beginning_of_a_flag_works_for_one_release_and_two_names_of_a_flag_are_too_much(tmp_path, capsys):
+    """As argparse took them. Nothing is read: what is wrong with the arguments is found first."""
+    with pytest.warns(FutureWarning, match="--num-bea is now --num-beams, and goes away in the next release"):
+        args = cli.parse(["generate", "export", "--num-bea", "3"])
+    assert args.num_beams == 3
+    for words, message in (
+        (["average", "a", "--out", "b", "--output", "c"], "--out and --output are one flag, expected --output alone"),
+        (["evaluate", "m", "--references", "b", "--target", "c"], "--references and --target are one flag, expected"),
+        (["generate", "e", "--num", "3"], "no flag '--num'"),  # the beginning of two
+        (["convert", "a", "b", "--output", "c", "--dry-run"], "two outputs, b and --output c"),
+    ):
+        with pytest.raises(SystemExit) as caught, pytest.MonkeyPatch.context() as patch:
+            patch.chdir(tmp_path)
+            cli.main(words)
+        assert caught.value.code == 2 and message in capsys.readouterr().err.splitlines()[-1]

@@ -72,9 +72,15 @@ WORDS = Kind(
 )
 
 
-def option(kind: Kind, default: Any, help: str, logits: Callable | None = None) -> Any:
-    """A field of `Options`. `logits` is a function of `logits` that gives the processor which the options ask for."""
-    return dataclasses.field(default=default, metadata={"kind": kind, "help": help, "logits": logits})
+def option(kind: Kind, default: Any, help: str, logits: Callable | None = None, in_vocabulary: bool = False) -> Any:
+    """A field of `Options`.
+
+    Args:
+        logits: a function of `logits` that gives the processor which the options ask for.
+        in_vocabulary: whether tokens that the model does not have are an error; transformers passes over others.
+    """
+    metadata = {"kind": kind, "help": help, "logits": logits, "in_vocabulary": in_vocabulary}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -106,20 +112,28 @@ class Options:
     no_repeat_ngram_size: int = option(
         COUNT_OR_0, 0, "no so many tokens in a row occur twice; 0 is off", logits.no_repeat_ngrams
     )
-    bad_words_ids: list[list[int]] | None = option(WORDS, None, "rows of tokens that are never generated", logits.bad_words)
+    bad_words_ids: list[list[int]] | None = option(
+        WORDS, None, "rows of tokens that are never generated", logits.bad_words, in_vocabulary=True
+    )
     min_new_tokens: int = option(COUNT_OR_0, 0, "new tokens before the end token at least", logits.min_new_tokens)
     min_length: int | None = option(COUNT_OR_0, None, "as min_new_tokens, with the prompt; min_new_tokens goes before it")
-    forced_bos_token_id: int | None = option(TOKEN, None, "the first token of all, after the start token", logits.forced_bos)
+    forced_bos_token_id: int | None = option(
+        TOKEN, None, "the first token of all, after the start token", logits.forced_bos, in_vocabulary=True
+    )
     forced_eos_token_id: int | list[int] | None = option(
-        ONE_OR_MORE_TOKENS, None, "the last token where max_new_tokens is reached", logits.forced_eos
+        ONE_OR_MORE_TOKENS, None, "the last token where max_new_tokens is reached", logits.forced_eos, in_vocabulary=True
     )
     suppress_tokens: list[int] | None = option(TOKENS, None, "tokens that are never generated", logits.suppress_tokens)
     begin_suppress_tokens: list[int] | None = option(
         TOKENS, None, "tokens that are not generated first", logits.begin_suppress_tokens
     )
     eos_token_id: int | list[int] | None = option(ONE_OR_MORE_TOKENS, None, "ends a sequence; that of the model if not given")
-    pad_token_id: int | None = option(COUNT_OR_0, None, "fills rows that ended; that of the model if not given")
-    decoder_start_token_id: int | None = option(TOKEN, None, "of seq2seq: the first token; that of the model if not given")
+    pad_token_id: int | None = option(
+        COUNT_OR_0, None, "fills rows that ended; that of the model if not given", in_vocabulary=True
+    )
+    decoder_start_token_id: int | None = option(
+        TOKEN, None, "of seq2seq: the first token; that of the model if not given", in_vocabulary=True
+    )
 
     def __post_init__(self) -> None:
         for name, value in check(vars(self)).items():
@@ -164,13 +178,14 @@ class Options:
         if self.candidates > self.num_beams * size or self.num_beams > size:
             ends = f" and {len(self.eos_token_ids)} end tokens" if self.eos_token_ids else ""
             raise UsageError(f"num_beams {self.num_beams}{ends} are too many for a vocabulary of {size} tokens")
-        for name in ("pad_token_id", "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "decoder_start_token_id"):
+        for name in IN_VOCABULARY:
             words = [as_list(word) for word in as_list(getattr(self, name))]
             if outside := [token for word in words for token in word if not 0 <= token < size]:
                 raise UsageError(f"{name} must be in [0, {size - 1}], the vocabulary, got {outside[0]}")
 
 
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}
+IN_VOCABULARY = tuple(name for name, field in FIELDS.items() if field.metadata["in_vocabulary"])
 LOGITS_FUNCTIONS = tuple(field.metadata["logits"] for field in FIELDS.values() if field.metadata["logits"])
 
 # Other fields of generation_config.json. These change no token: bookkeeping, where caches lie and how the model runs, what

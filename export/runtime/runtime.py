@@ -21,7 +21,7 @@ except ImportError:
     ) from None
 
 from ..targets.registry import default_target, get_target, known_targets
-from ..targets.sequences import READS_AT_END, token_inputs
+from ..targets.sequences import EXPORTABLE, READS_AT_END, token_inputs
 from ..targets.spec import Target
 from . import options as option_fields
 from .config import check_config, generation_defaults
@@ -82,14 +82,18 @@ class Runtime:
             raise UsageError(f"threads must be a whole number from 1 to {MAX_THREADS}, got {threads!r}")
         self.artifact: Artifact = read_artifact(directory)
         self.architecture: str = self.artifact.manifest["architecture"]
+        if self.architecture not in EXPORTABLE:
+            found = f"{self.artifact.directory} has the architecture {self.architecture!r}"
+            raise ValueError(f"{found}, expected one of {', '.join(EXPORTABLE)}")
         self.config = self.artifact.config
-        self.target = target_of(self.artifact)
+        self._target = target_of(self.artifact)
+        self.target: str = self._target.name
         if dtype is not None and dtype not in self.artifact.dtypes:
             raise UsageError(f"{directory} has no dtype {dtype!r}, expected one of {self.artifact.dtypes}")
         self.dtype = dtype or self.artifact.dtypes[0]
         check_config(self.config, self.artifact.directory / "config.json")
         activations = self.artifact.manifest.get("activations", self.dtype)
-        self.specs = self.target.graph_specs(self.config, self.architecture, self.dtype, activations)
+        self.specs = self._target.graph_specs(self.config, self.architecture, self.dtype, activations)
         self.defaults = generation_defaults(self.artifact.generation_config, self.artifact.directory / "generation_config.json")
         self.device = self._checked_device(device)
         self.engine_cache = self._checked_engine_cache(engine_cache)
@@ -100,10 +104,10 @@ class Runtime:
         self._open(arena)
 
     def _checked_device(self, device: str | None) -> str:
-        devices = self.target.devices(self.specs.keys(), self.dtype)
-        chosen = device or self.target.default_device
+        devices = self._target.devices(self.specs.keys(), self.dtype)
+        chosen = device or self._target.default_device
         if chosen not in devices:
-            found = f"{self.architecture}, target {self.target.name!r}, dtype {self.dtype!r}"
+            found = f"{self.architecture}, target {self.target!r}, dtype {self.dtype!r}"
             raise UsageError(f"device {device!r} does not go with {found}, expected one of {list(devices)}")
         return chosen
 
@@ -138,7 +142,7 @@ class Runtime:
         self.decoders: DecoderFactory | None = None
         if "decoder" in self.specs:
             loaded = LoadedExport(self.config, self.specs, self.sessions, sessions.make, self.device, self._encode_source)
-            self.decoders = self.target.open(loaded)
+            self.decoders = self._target.open(loaded)
 
     def encode(
         self,
@@ -314,8 +318,8 @@ class Runtime:
         is_scored: bool = False,
     ) -> GenerationRequest:
         """What is to be generated, checked. Raises as `generate`."""
-        self.decoder_factory()
         options = option_fields.check(options)
+        self.decoder_factory()
         ids, mask = self._prompts(input_ids, attention_mask, options)
         if not mask.any(axis=1).all():
             raise ValueError(f"row {int(mask.any(axis=1).argmin())} has no tokens, expected at least one in every row")
@@ -412,7 +416,7 @@ class Runtime:
         if self.device != "cpu":
             # float32 is not rounded to 19 bits; norms are computed in float32.
             options = {"enable_cuda_graph": "0", "use_tf32": "0", "enable_skip_layer_norm_strict_mode": "1"}
-            providers.insert(0, (CUDA, options | self.target.provider_options(role)))
+            providers.insert(0, (CUDA, options | self._target.provider_options(role)))
         if self.device == "tensorrt" and role == "encoder":
             providers.insert(0, (TENSORRT, self._engine_options()))
         return providers

@@ -129,6 +129,12 @@ class Target(Protocol):
         """What generates with an export that has a decoder."""
 
 
+def check_activations(activations: str, known: Collection[str]) -> None:
+    """Raises ValueError for a type that the target's graphs are not computed in."""
+    if activations not in known:
+        raise ValueError(f"the activations are {activations!r:.100}, expected one of {', '.join(known)}")
+
+
 def shape_of(tensor: TensorSpec, sizes: dict[str, int]) -> list[int]:
     """The shape of `tensor` where its axes have these `sizes`."""
     return [sizes[size] if isinstance(size, str) else size for size in tensor.shape]

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..spec import GraphSpec
+from ..spec import GraphSpec, check_activations
 from .specs import graph_specs
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class Cpu:
         return "fp32"
 
     def graph_specs(self, config: dict, architecture: str, dtype: str, activations: str) -> dict[str, GraphSpec]:
+        check_activations(activations, ("fp32",))
         return graph_specs(config, architecture)
 
     def prepare(self, model: "PreTrainedModel", activations: str) -> "PreTrainedModel":

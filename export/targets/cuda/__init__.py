@@ -5,8 +5,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..spec import GraphSpec
-from .specs import graph_specs
+from ..spec import GraphSpec, check_activations
+from .specs import CACHE_DTYPES, graph_specs
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -50,6 +50,7 @@ class Cuda:
         return "bf16" if problem else "fp16"
 
     def graph_specs(self, config: dict, architecture: str, dtype: str, activations: str) -> dict[str, GraphSpec]:
+        check_activations(activations, CACHE_DTYPES)
         return graph_specs(config, architecture, activations)
 
     def prepare(self, model: "PreTrainedModel", activations: str) -> "PreTrainedModel":

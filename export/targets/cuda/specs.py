@@ -14,12 +14,12 @@ from ..sequences import sequence_specs
 from ..spec import GraphSpec, TensorSpec
 
 EXAMPLE_SIZES = {"slots": 13, "logits": 6, "num_beams": 4, "candidates": 8, "num_ends": 9}
-CACHE_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
+CACHE_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def graph_specs(config: dict, architecture: str, activations: str) -> dict[str, GraphSpec]:
     specs = sequence_specs(config, architecture) or decoder_specs(config)
-    return {role: with_cache_dtype(spec, CACHE_DTYPES.get(activations, "float32")) for role, spec in specs.items()}
+    return {role: with_cache_dtype(spec, CACHE_DTYPES[activations]) for role, spec in specs.items()}
 
 
 def with_cache_dtype(spec: GraphSpec, dtype: str) -> GraphSpec:
