@@ -498,7 +498,7 @@ def installed() -> Mapping[str, str]:
         found = metadata(PROGRAM)
     except PackageNotFoundError:
         return {"Summary": "", "Version": UNINSTALLED}
-    return {"Summary": found["Summary"] if "Summary" in found else "", "Version": found["Version"]}
+    return {"Summary": str(found.json.get("summary", "")), "Version": found["Version"]}
 
 
 def is_expected(error: Exception) -> bool:
