@@ -127,7 +127,10 @@ def compare(
 def bleu(
     engine: Engine, source: Path, references: Path, batch_size: int, /, bleu_tokenize: str = "13a", **options: Any
 ) -> dict[str, Any]:
-    check_tokenize(bleu_tokenize)
+    try:
+        check_tokenize(bleu_tokenize)
+    except ValueError as error:
+        raise UsageError(error) from None
     sources, targets = zip(*read_parallel(source, references))
     outputs = [""] * len(sources)
     for chosen in batches(sources, batch_size):

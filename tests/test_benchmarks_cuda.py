@@ -254,7 +254,7 @@ def test_the_checkout_is_imported_where_nothing_is_installed(tmp_path):
         "print(Path(artifact.__file__).resolve()); print(version('vanilla-transformer'))",
     ]
     found = subprocess.run([sys.executable, "-I", "-S", "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == [str(ROOT / "export/artifact.py"), importlib.metadata.version("vanilla-transformer")]
+    assert found.stdout.split() == [str(ROOT / "export/runtime/artifact.py"), importlib.metadata.version("vanilla-transformer")]
 
 
 # ---------------------------------------------------------------------------------------------------------------- training

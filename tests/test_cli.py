@@ -286,7 +286,7 @@ def test_wrong_usage_ends_with_2_and_says_why(arguments, message, capsys):
         (["exprot", "a", "b"], "no verb 'exprot'"),
         (["--versoin"], "no flag '--versoin'; did you mean '--version'?"),
         (["train", "trec", "--ouput", "a"], "no flag '--ouput'; did you mean '--output'?"),
-        (["generate", "a", "--num-beam=2"], "no flag '--num-beam'; did you mean '--num-beams'?"),
+        (["generate", "a", "--num-baems=2"], "no flag '--num-baems'; did you mean '--num-beams'?"),
         (["export", "a", "b", "--target", "cpuu"], "; did you mean 'cpu'?"),
         (["export", "a", "b", "--dtype", "fp32,int9"], "no dtype 'int9', expected one of fp32, int8"),
         (["convert", "a", "b", "--to", "gpt-2"], "; did you mean 'gpt2'?"),

@@ -31,11 +31,11 @@ for package in sys.argv[2].split():
     found = importlib.import_module(package)
     for module in pkgutil.walk_packages(found.__path__, package + "."):
         importlib.import_module(module.name)
-from vanilla_transformer_export.runtime import devices
+from vanilla_transformer_export.runtime import devices, doctor
 from vanilla_transformer_export import Runtime
 runtime = Runtime(sys.argv[3])
 tokens = runtime.generate(numpy.array(json.loads(sys.argv[4])), max_new_tokens=5)
-assert devices.report(devices.facts())
+assert doctor.report(devices.facts())
 print(json.dumps([runtime.threads, tokens.tolist()]))
 """
 WITH_TORCH = "accelerate datasets matplotlib.pyplot onnx onnx_ir onnxscript sacrebleu torch.onnx transformers.trainer"

@@ -41,7 +41,7 @@ def test_a_case_has_1_to_5_rows_of_1_to_33_tokens():
 def test_a_seq2seq_decoder_begins_with_1_to_4_tokens(exported, monkeypatch):
     """With one, as in generation, and with several."""
     begun = set()
-    monkeypatch.setattr(parity, "compare_steps", lambda runtime, tokens, mask, *rest: begun.add(mask.shape[1]))
+    monkeypatch.setattr(parity, "compare_steps", lambda case, request, *rest: begun.add(request.input_ids.shape[1]))
     verify(exported("seq2seq").directory, exported("seq2seq").model, cases=40)
     assert begun == {1, 2, 3, 4}
 

@@ -1,6 +1,7 @@
 """What a target gives the runtime to generate with: a `DecoderFactory` of each loaded export, and of that a `Decoder` of each
 request. Continuous batching, in which rows join and leave while others go on, is another Protocol than `Decoder`."""
 
+import functools
 import math
 import os
 from collections.abc import Callable
@@ -122,6 +123,7 @@ def check_memory(request: GenerationRequest, vocab_size: int, cache_bytes: int) 
         raise UsageError(f"{found} take {needed / 1e9:.0f} GB or more, expected at most the {most / 1e9:.0f} GB here")
 
 
+@functools.cache
 def memory() -> float:
     """Bytes of memory of this machine, infinite where the system does not say."""
     try:

@@ -136,8 +136,11 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        for name, value in check(vars(self)).items():
-            object.__setattr__(self, name, FIELDS[name].default if value is None else value)
+        given = vars(self)
+        for name, value in check(given).items():
+            value = FIELDS[name].default if value is None else value
+            if value is not given[name]:
+                object.__setattr__(self, name, value)
         if self.do_sample and self.num_beams > 1:
             raise UsageError(f"do_sample=True does not go with num_beams={self.num_beams}, expected num_beams=1")
         if self.num_return_sequences > self.num_beams and not self.do_sample:
@@ -224,6 +227,8 @@ def check(options: dict[str, Any]) -> dict[str, Any]:
 
 def to_python(value: Any) -> Any:
     """numpy's integers are not as long as Python's, and its `True` is not `True`."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
     if hasattr(value, "tolist"):
         return value.tolist()
     return [to_python(each) for each in value] if isinstance(value, list | tuple) else value

@@ -1,5 +1,6 @@
 """Runs an export directory with onnxruntime and numpy; torch is never imported."""
 
+import collections
 import hashlib
 import json
 import os
@@ -390,8 +391,7 @@ class Runtime:
         result = self.decoder_factory().generate(request)
         if result is None:
             search = start_search(request.options, request.prompt, request.is_scored)
-            for _ in self._tokens(request, search):
-                pass
+            collections.deque(self._tokens(request, search), maxlen=0)
             result = search.result()
         new, scores = result
         prompts = np.repeat(request.input_ids, request.options.num_return_sequences, axis=0)

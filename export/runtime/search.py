@@ -82,7 +82,8 @@ class TokenSearch:
     def __init__(self, inputs: int, options: Options, processors: Processors | None = None, scores: Scores | None = None):
         self.rows = inputs * options.num_return_sequences
         self.options = options
-        self.processors = processors
+        self.fill_token_id = options.fill_token_id
+        self.processors = processors or None
         self.scores = scores
         self.choose = Sampler(options) if options.do_sample else greedy
         self.eos = np.array(options.eos_token_ids, np.int64)
@@ -95,12 +96,12 @@ class TokenSearch:
         """As `Search`."""
         logits = as_rows(logits, self.rows)
         if self.length == self.tokens.shape[1]:
-            self.tokens = doubled(self.tokens, self.options.fill_token_id)
-        if self.processors:
+            self.tokens = doubled(self.tokens, self.fill_token_id)
+        if self.processors is not None:
             self.processors(self.tokens[:, : self.length], logits)
-        chosen_from = logits.copy() if self.scores else logits  # sampling overwrites them
-        tokens = np.where(self.running, self.choose(chosen_from), self.options.fill_token_id)
-        if self.scores:
+        chosen_from = logits if self.scores is None else logits.copy()  # sampling overwrites them
+        tokens = np.where(self.running, self.choose(chosen_from), self.fill_token_id)
+        if self.scores is not None:
             self.scores.add(logits, tokens, self.running)
         self.tokens[:, self.length] = tokens
         self.length += 1
@@ -159,14 +160,15 @@ class BeamSearch:
         self.tokens = sequences[self.inputs, kept].reshape(self.tokens.shape)
 
         # Those of the best K that end here compete with the hypotheses that ended before.
-        closed = ~self.can_improve | ((options.early_stopping is True) & self.ended.are_full())
-        just_ended = ends & self.is_best & ~closed
+        stops_early = options.early_stopping is True
+        is_open = self.can_improve & ~self.ended.are_full() if stops_early else self.can_improve
+        just_ended = ends & self.is_best & is_open
         if just_ended.any():
             scores = candidates / np.float32(self.length**options.length_penalty)
             self.ended.add(sequences, scores, just_ended, self.length)
 
         self.can_improve = self.can_improve & improvable(self.scores, self.ended, self.length, options)
-        is_full = options.early_stopping is True and self.ended.are_full().all()
+        is_full = stops_early and self.ended.are_full().all()
         self.finished = bool(not self.can_improve.any() or is_full or ends.all())
         return self.tokens[:, self.length - 1].copy(), parents[self.inputs, kept].ravel()
 
@@ -214,7 +216,7 @@ class FinishedBeams:
         self.lengths = np.zeros(scores.shape, np.int64)  # 0 where there is none yet
 
     def are_full(self) -> np.ndarray:
-        return np.all(self.lengths, axis=1, keepdims=True)
+        return np.logical_and.reduce(self.lengths, axis=1, keepdims=True)
 
     def add(self, sequences: np.ndarray, scores: np.ndarray, just_ended: np.ndarray, length: int) -> None:
         """Those of `sequences` (B, C, length) with `scores` (B, C) that have `just_ended` (B, C)."""
@@ -235,4 +237,4 @@ def improvable(scores: np.ndarray, ended: FinishedBeams, length: int, options: O
         length = options.max_new_tokens
     possible = scores[:, :1] / np.float32(length**options.length_penalty)
     worst = np.where(ended.lengths > 0, ended.scores.min(axis=1, keepdims=True), EXCLUDED_SCORE)
-    return np.any(possible > worst, axis=1, keepdims=True)
+    return np.logical_or.reduce(possible > worst, axis=1, keepdims=True)
