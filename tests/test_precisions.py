@@ -137,8 +137,14 @@ def test_what_cannot_stand_together_is_refused_before_anything_is_read(tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("opset", [pytest.param(opset, marks=[pytest.mark.slow] * (opset != 23)) for opset in range(18, 24)])
-@pytest.mark.parametrize("name", ["seq2seq", "causal", "encoder"])
+@pytest.mark.parametrize(
+    "name, opset",
+    [
+        pytest.param(name, opset, marks=[pytest.mark.slow] * ((name, opset) != ("seq2seq", 23)))
+        for name in ("seq2seq", "causal", "encoder")
+        for opset in range(18, 24)
+    ],
+)
 def test_each_opset_gives_what_torch_gives(tmp_path, name, opset):
     build(name).save_pretrained(tmp_path / "checkpoint")
     manifest = export(tmp_path / "checkpoint", tmp_path / "out", cases=6, dtype=["fp32", "int8"], opset=opset)
