@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import difflib
 import json
 import os
 import re
@@ -12,7 +11,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NoReturn, get_args
 
-from .errors import UsageError
+from .errors import UsageError, did_you_mean
 
 FLAG = re.compile(r"--\w[\w-]*")
 LITERALS = {"True": True, "False": False, "None": None}  # as Python writes what JSON writes in small letters
@@ -21,7 +20,7 @@ SHOWN = 40  # characters of a wrong value in an error
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's, with flags and other arguments in any order, flags in full only, and errors of one line.
+    """argparse's, with flags and other arguments in any order, and errors of one line.
 
     Raises:
         UsageError: where argparse would print its usage and exit.
@@ -58,11 +57,6 @@ class Parser(argparse.ArgumentParser):
         [name] = full
         warnings.warn(f"{flag} is now {name}, and goes away in the next release", FutureWarning, stacklevel=4)
         return "=".join([name, *value])
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def add_field(group: argparse._ArgumentGroup, field: dataclasses.Field) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
-from ..errors import UsageError
+from ..errors import UsageError, nearest
 from . import logits
 
 MAX_INT64 = 2**63 - 1
@@ -212,10 +212,8 @@ def check(options: dict[str, Any]) -> dict[str, Any]:
         UsageError: for a name that is no field of `Options`, and for a value that the field cannot have.
     """
     if unknown := sorted(options.keys() - FIELDS.keys()):
-        import difflib
-
-        close = difflib.get_close_matches(unknown[0], FIELDS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"expected some of {sorted(FIELDS)}"
+        close = nearest(unknown[0], FIELDS)
+        hint = f"did you mean {close}?" if close else f"expected some of {sorted(FIELDS)}"
         raise UsageError(f"unknown generation options {unknown}, {hint}")
     plain = {name: to_python(value) for name, value in options.items()}
     for name, value in plain.items():

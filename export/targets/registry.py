@@ -1,5 +1,6 @@
 """The targets there are: one line each."""
 
+from ..errors import did_you_mean
 from .cpu import Cpu
 from .cuda import Cuda
 from .portable import Portable
@@ -32,11 +33,7 @@ def get_target(name: str) -> Target:
     """Raises ValueError for a name that is not registered."""
     if name in _TARGETS:
         return _TARGETS[name]
-    import difflib
-
-    close = difflib.get_close_matches(str(name), _TARGETS, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"no target {name!r}, expected one of: {known_targets()}{hint}")
+    raise ValueError(f"no target {name!r}, expected one of: {known_targets()}{did_you_mean(name, _TARGETS)}")
 
 
 def default_target() -> str:

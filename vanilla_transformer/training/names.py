@@ -65,7 +65,12 @@ def check_name(what: str, name: Any, known: Iterable[str], elsewhere: Iterable[s
         raise UsageError(f"no {what} {reprlib.repr(name)}{nearest(str(name), known, elsewhere)}")
 
 
+def did_you_mean(name: str, known: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
+    """As `nearest`; empty if there is none."""
+    near = [*difflib.get_close_matches(name, known, n=1), *elsewhere]
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
 def nearest(name: str, known: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
     """The end of such an error."""
-    near = [*difflib.get_close_matches(name, known, n=1), *elsewhere]
-    return f"; did you mean {near[0]!r}?" if near else f", expected one of {', '.join(sorted(known))}"
+    return did_you_mean(name, known, elsewhere) or f", expected one of {', '.join(sorted(known))}"

@@ -1,6 +1,5 @@
 """Recipes: what a training run is made of, as a TOML file with a table for each part."""
 
-import difflib
 import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 from ..errors import UsageError
 from .checks import check_together
-from .names import check_name, with_new_names
+from .names import check_name, did_you_mean, with_new_names
 from .tasks import TASKS
 from .values import check_table, key_types
 
@@ -100,9 +99,8 @@ def recipe_path(name: str) -> Path:
     path = Path(name) if Path(name).is_file() else FOLDER / f"{name}.toml"
     if not path.is_file():
         known = sorted(file.stem for file in FOLDER.glob("*.toml"))
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise FileNotFoundError(f"{name} is neither a file nor a recipe, expected one of {', '.join(known)}{hint}")
+        seen = f"{name} is neither a file nor a recipe, expected one of {', '.join(known)}"
+        raise FileNotFoundError(f"{seen}{did_you_mean(name, known)}")
     return path
 
 
