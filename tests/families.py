@@ -62,6 +62,8 @@ def random_config(family, architecture, seed):
             last = vocabulary - 1
             fields |= dict(pad_token_id=last, decoder_start_token_id=last, eos_token_id=0, forced_eos_token_id=0)
             fields |= dict(share_encoder_decoder_embeddings=rng.random() < 0.5, decoder_vocab_size=vocabulary)
+        if family == "m2m_100":
+            fields |= dict(pad_token_id=rng.choice([0, 1, 2]), encoder_layerdrop=0.05)
     return config_class(**common, **labels, **fields)
 
 
@@ -72,10 +74,8 @@ def random_model(architecture, config, dtype=torch.float32):
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             if is_sinusoidal(name, config):
-                half = config.d_model // 2
-                angles = (
-                    torch.arange(len(tensor)).double()[:, None] / 10000 ** (torch.arange(half) * 2 / config.d_model).double()
-                )
+                frequencies = 10000 ** (-torch.arange(config.d_model // 2).double() * 2 / config.d_model)
+                angles = torch.arange(len(tensor)).double()[:, None] * frequencies
                 tensor.copy_(torch.cat([angles.sin(), angles.cos()], dim=1))
             else:
                 tensor.uniform_(-0.4, 0.4)
@@ -86,7 +86,7 @@ def random_model(architecture, config, dtype=torch.float32):
 
 
 def is_sinusoidal(name, config):
-    return config.model_type == "marian" and "embed_positions" in name
+    return config.model_type in ("marian", "pegasus") and "embed_positions" in name
 
 
 def given_to(model, position_ids=None):
@@ -104,7 +104,8 @@ def given_to(model, position_ids=None):
         given["decoder_input_ids"] = torch.randint(first, last, (3, 6))
     if reads_twice(model):
         given["input_ids"][torch.arange(3), torch.tensor(LENGTHS) - 1] = config.eos_token_id
-    if getattr(config, "add_cross_attention", False) or type(model).__name__ in ("BartForCausalLM", "MBartForCausalLM"):
+    is_half = type(model).__name__.endswith("ForCausalLM") and hasattr(config, "decoder_layers")  # as `BartForCausalLM`
+    if getattr(config, "add_cross_attention", False) or is_half:
         dtype = next(model.parameters()).dtype
         given |= dict(encoder_hidden_states=torch.randn(3, 4, config.hidden_size, dtype=dtype))
         given["use_cache"] = False  # theirs makes as many caches as there are encoder layers

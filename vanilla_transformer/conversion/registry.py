@@ -36,6 +36,8 @@ REGISTERED = (
     Family("bart", "BART", "seq2seq", converts_back=True),
     Family("mbart", "mBART", "seq2seq", converts_back=True),
     Family("marian", "Marian (OPUS-MT)", "seq2seq", converts_back=True),
+    Family("m2m_100", "M2M100 (NLLB-200)", "seq2seq", converts_back=True),
+    Family("pegasus", "Pegasus", "seq2seq", converts_back=True),
 )
 FAMILIES = {family.model_type: family for family in REGISTERED}
 

@@ -7,7 +7,7 @@ from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from .bert import body, classifier_of, encoder_fields, require_encoder, vocabulary_bias
-from .fields import Fields
+from .fields import Fields, require_padding
 from .tensors import TensorMap, drop_rows, linear, tensor_map
 
 CONFIG = "RobertaConfig"
@@ -24,11 +24,9 @@ PREFIX = "roberta."
 
 def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
     require_encoder(theirs)
-    if theirs.pad_token_id is None or theirs.pad_token_id < 0:
-        raise ValueError(f"pad_token_id={theirs.pad_token_id} cannot be converted, expected a token: positions start after it")
     has_pooler = not architecture.endswith("Model") or "pooler.dense.weight" in names
     return encoder_fields(theirs) | {
-        "max_position_embeddings": theirs.max_position_embeddings - theirs.pad_token_id - 1,
+        "max_position_embeddings": theirs.max_position_embeddings - require_padding(theirs) - 1,
         "position_ids_from": "ids",
         "pooler_act": "tanh" if has_pooler else None,
         "lm_transform_act": "gelu",  # whatever the layers have
