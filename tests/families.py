@@ -63,7 +63,7 @@ def random_config(family, architecture, seed):
             fields |= dict(pad_token_id=last, decoder_start_token_id=last, eos_token_id=0, forced_eos_token_id=0)
             fields |= dict(share_encoder_decoder_embeddings=rng.random() < 0.5, decoder_vocab_size=vocabulary)
         if family == "m2m_100":
-            fields |= dict(pad_token_id=rng.choice([0, 1, 2]), encoder_layerdrop=0.05)
+            fields |= dict(pad_token_id=rng.choice([0, 1, 3]), encoder_layerdrop=0.05)
     return config_class(**common, **labels, **fields)
 
 
@@ -93,7 +93,7 @@ def given_to(model, position_ids=None):
     """Random inputs, rows of several lengths padded on the right."""
     config = model.config
     pad = config.pad_token_id if config.pad_token_id is not None else 0
-    first, last = (1, config.vocab_size - 2) if config.model_type == "marian" else (3, config.vocab_size - 1)
+    first, last = (1, config.vocab_size - 2) if config.model_type == "marian" else (4, config.vocab_size - 1)
     ids = torch.randint(first, last, RIGHT.shape).masked_fill(RIGHT == 0, pad)
     given = dict(input_ids=ids, attention_mask=RIGHT)
     if getattr(config, "type_vocab_size", 0):

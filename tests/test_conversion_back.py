@@ -167,8 +167,8 @@ WRONG = {
         wrap_last_token=True,
     ),
     "m2m_100": dict(
-        position_embedding_type="sinusoidal", position_ids_from="place", embedding_norm=True, norm_first=False, final_norm=False,
-        linear_bias=False, lm_head_bias=True, wrap_last_token=True, layer_norm_eps=1e-6,
+        position_embedding_type="sinusoidal", position_ids_from="place", embedding_norm=True, norm_first=False,
+        final_norm=False, linear_bias=False, lm_head_bias=True, wrap_last_token=True, layer_norm_eps=1e-6,
     ),
     "pegasus": dict(position_embedding_type="learned", embedding_norm=True, norm_first=False, final_norm=False),
 }  # fmt: skip

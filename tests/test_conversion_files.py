@@ -264,6 +264,7 @@ UNREPRESENTABLE = [
     ("bart", "BartModel", dict(decoder_ffn_dim=9)),
     ("bart", "BartModel", dict(decoder_attention_heads=2)),
     ("m2m_100", "M2M100Model", dict(pad_token_id=None)),
+    ("m2m_100", "M2M100Model", dict(decoder_start_token_id=random_config("m2m_100", "", 0).pad_token_id)),
     ("marian", "MarianModel", dict(decoder_vocab_size=9)),
 ]
 

@@ -1,5 +1,5 @@
-"""M2M100 and NLLB-200 (Fan et al. 2021, NLLB Team 2022): mBART's layers with sinusoids. They are fairseq's, not the paper's, and
-are counted as RoBERTa's positions, so a learned table holds them."""
+"""M2M100 and NLLB-200 (Fan et al. 2021, NLLB Team 2022): mBART's layers with sinusoids. They are fairseq's, not the
+paper's, and are counted as RoBERTa's positions, so a learned table holds them."""
 
 from collections.abc import Collection
 
@@ -21,7 +21,11 @@ UNUSED = r"(encoder|decoder)\.(version|embed_positions\.weights|embed_positions\
 
 
 def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
-    require_padding(theirs)
+    if require_padding(theirs) == theirs.decoder_start_token_id:
+        raise ValueError(
+            f"decoder_start_token_id={theirs.decoder_start_token_id} cannot be converted, expected another than pad_token_id: "
+            "padding has no position, so that a text would have others with a cache than without"
+        )
     return bart.vanilla_fields(theirs, architecture, names) | {
         "position_embedding_type": "learned",
         "position_ids_from": "ids",

@@ -1,5 +1,5 @@
-"""mBART and mBART-50 (Liu et al. 2020, Tang et al. 2020): BART with pre-norm, and a sequence's last token in front of it for the
-decoder."""
+"""mBART and mBART-50 (Liu et al. 2020, Tang et al. 2020): BART with pre-norm, and a sequence's last token in front of it
+for the decoder."""
 
 from collections.abc import Collection
 
