@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 import torch
 import transformers
 from torch import nn
@@ -11,8 +12,19 @@ from vanilla_transformer.conversion.converter import converter_of
 
 ARCHITECTURES = {family: converter_of(family).ARCHITECTURES for family in FAMILIES}  # of each: theirs, with ours
 BACK = {family: ARCHITECTURES[family] for family in FAMILIES if FAMILIES[family].converts_back}
+TWINS = ("xlm-roberta", "camembert")  # RoBERTa by other names
 LENGTHS = [7, 3, 5]
 RIGHT = torch.tensor([[1] * length + [0] * (7 - length) for length in LENGTHS])
+
+
+def cases(architectures):
+    """Of each family every name; of those that share all code with another, all but one with the slow tests only."""
+    slow = {family: () if family not in TWINS else pytest.mark.slow for family in architectures}
+    return [
+        pytest.param(family, name, marks=() if name.endswith("MaskedLM") else slow[family])
+        for family, names in architectures.items()
+        for name in names
+    ]
 
 
 def random_config(family, architecture, seed):
@@ -32,6 +44,11 @@ def random_config(family, architecture, seed):
             type_vocab_size=rng.choice([1, 2, 3]), layer_norm_eps=rng.choice([1e-12, 1e-5]),
         )  # fmt: skip
         fields |= dict(embedding_size=width) if "embedding_size" in names else {}
+    elif family == "mpnet":
+        fields = dict(
+            hidden_size=width, intermediate_size=rng.randint(10, 30), num_hidden_layers=rng.randint(1, 3),
+            num_attention_heads=heads, hidden_act=act, max_position_embeddings=positions, pad_token_id=rng.choice([0, 1]),
+        )  # fmt: skip
     elif family == "distilbert":
         fields = dict(
             dim=width, hidden_dim=rng.randint(10, 30), n_layers=rng.randint(1, 3), n_heads=heads, activation=act,

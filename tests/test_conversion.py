@@ -3,7 +3,7 @@
 import pytest
 import torch
 from checkpoints import edit_json
-from families import ARCHITECTURES, RIGHT, assert_exact, given_to, outputs_of, random_config, random_model
+from families import ARCHITECTURES, RIGHT, assert_exact, cases, given_to, outputs_of, random_config, random_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import DataCollatorForSeq2Seq, GenerationConfig, PreTrainedTokenizerFast
@@ -37,7 +37,7 @@ def converted(model, tmp_path, dtype=torch.float32):
 
 
 @SEEDS
-@pytest.mark.parametrize("family, architecture", [(family, name) for family in ARCHITECTURES for name in ARCHITECTURES[family]])
+@pytest.mark.parametrize("family, architecture", cases(ARCHITECTURES))
 @DTYPES
 def test_a_converted_checkpoint_gives_the_same_outputs(family, architecture, dtype, seed, tmp_path):
     theirs = random_model(architecture, random_config(family, architecture, seed), dtype)

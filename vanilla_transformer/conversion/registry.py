@@ -28,7 +28,10 @@ class Family(NamedTuple):
 
 REGISTERED = (
     Family("bert", "BERT", "encoder", converts_back=True),
-    Family("roberta", "RoBERTa", "encoder"),
+    Family("roberta", "RoBERTa", "encoder", converts_back=True),
+    Family("xlm-roberta", "XLM-R", "encoder", converts_back=True),
+    Family("camembert", "CamemBERT", "encoder", converts_back=True),
+    Family("mpnet", "MPNet", "encoder", converts_back=True),
     Family("distilbert", "DistilBERT", "encoder"),
     Family("electra", "ELECTRA", "encoder"),
     Family("gpt2", "GPT-2", "decoder", converts_back=True),
