@@ -20,6 +20,7 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast, pipe
 
 import vanilla_transformer
 from vanilla_transformer.conversion import convert, plan_conversion
+from vanilla_transformer.conversion.registry import FAMILIES, REFUSED
 from vanilla_transformer_export import TextRuntime, export
 from vanilla_transformer_export.cli import main
 
@@ -296,8 +297,16 @@ def test_an_architecture_without_a_counterpart_is_refused(architecture, bert):
 
 
 def test_another_family_is_refused(bert):
-    edit_json(bert[0] / "config.json", model_type="t5")
-    with pytest.raises(ValueError, match="is a t5 checkpoint, expected one of bert, roberta, "):
+    edit_json(bert[0] / "config.json", model_type="gemma")
+    with pytest.raises(ValueError, match="is a gemma checkpoint, expected one of bert, roberta, "):
+        plan_conversion(bert[0])
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_a_family_that_is_known_is_refused_with_the_reason(model_type, bert):
+    assert model_type in transformers.CONFIG_MAPPING and model_type not in FAMILIES
+    edit_json(bert[0] / "config.json", model_type=model_type)
+    with pytest.raises(ValueError, match=f"is a {model_type} checkpoint, which cannot be converted: {REFUSED[model_type]}$"):
         plan_conversion(bert[0])
 
 

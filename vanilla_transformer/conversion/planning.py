@@ -32,7 +32,7 @@ from ..files import VERSION_KEY
 from .conversion_plan import ConversionPlan, TensorStep
 from .converter import Converter, converter_of
 from .fields import Fields, require
-from .registry import FAMILIES
+from .registry import FAMILIES, REFUSED
 from .sinusoids import check_table
 from .tensors import TensorFiles, TensorMap
 
@@ -191,7 +191,9 @@ def open_checkpoint(source: str | PathLike) -> tuple[Path, PreTrainedConfig]:
     if not Path(source).is_dir() and not list(path.glob("*.safetensors")):
         path = checkpoint_directory(source, ("pytorch_model*.bin",))  # pickles only if there is nothing else
     content, _ = read_raw_config(path)
-    if (model_type := content["model_type"]) not in (*FAMILIES, *CONFIGS):
+    if (model_type := content["model_type"]) in REFUSED:
+        raise ValueError(f"{source} is a {model_type} checkpoint, which cannot be converted: {REFUSED[model_type]}")
+    if model_type not in (*FAMILIES, *CONFIGS):
         raise ValueError(f"{source} is a {model_type} checkpoint, expected one of {', '.join(FAMILIES)}")
     return path, made_config(CONFIGS.get(model_type) or CONFIG_MAPPING[model_type], content, path)
 
