@@ -33,6 +33,7 @@ from .conversion_plan import ConversionPlan, TensorStep
 from .converter import Converter, converter_of
 from .fields import Fields, require
 from .registry import FAMILIES
+from .sinusoids import check_table
 from .tensors import TensorFiles, TensorMap
 
 logger = logging.get_logger(__name__)
@@ -42,6 +43,10 @@ SPECIAL_TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 COMMON_FIELDS = (*SPECIAL_TOKEN_IDS, "sep_token_id", "vocab_size", "tie_word_embeddings", "use_cache")
 COMMON_FIELDS += ("id2label", "label2id", "problem_type", "task_specific_params")
 COMMON_FIELDS += ("sentence_transformers", "sbert_ce_default_activation_function")  # of a cross-encoder: what its score passes
+# Those that act in training only and have no counterpart (Fan et al. 2020, LayerDrop).
+TRAINING_FIELDS = ("encoder_layerdrop", "decoder_layerdrop", "layerdrop")
+
+COMPUTED_TOLERANCE = 2e-4  # machines differ by 6e-5 at position 1024 in float32
 
 
 def plan_conversion(source: str | PathLike, to: str | None = None) -> ConversionPlan:
@@ -61,17 +66,24 @@ def plan_to_vanilla(source: str | PathLike) -> ConversionPlan:
     architecture = architecture_of(theirs, converter.ARCHITECTURES)
     files = TensorFiles(path)
     files.rename(lambda name: modern_name(name).removeprefix(converter.PREFIX))
+    plan = plan_by_config(theirs, converter, architecture, files)
+    if theirs.tie_word_embeddings and plan.has_unequal():  # which transformers does not tie, whatever the config says
+        theirs.tie_word_embeddings = False
+        plan = plan_by_config(theirs, converter, architecture, files)
+    plan.left_out += [f"{name}={value}" for name in TRAINING_FIELDS if (value := getattr(theirs, name, 0))]
+    return attach_other_files(plan, source, path)
+
+
+def plan_by_config(theirs: PreTrainedConfig, converter: Converter, architecture: str, files: TensorFiles) -> ConversionPlan:
     model_class = getattr(vanilla_transformer, converter.ARCHITECTURES[architecture])
-    with readers_errors(path / CONFIG):
+    with readers_errors(files.path / CONFIG):
         fields = common_fields(theirs) | converter.to_vanilla_config(theirs, architecture, files.shapes)
         config = model_class.config_class(**fields)
-    check_depth(config, files.shapes, path)
+    check_depth(config, files.shapes, files.path)
     if hasattr(converter, "check_tensors"):
         converter.check_tensors(files, theirs)
-
     model = empty_model(model_class, config, files, theirs)
-    steps, unused = steps_to_vanilla(model, converter, theirs, architecture, files)
-    return attach_other_files(ConversionPlan(model, files, steps, unused), source, path)
+    return ConversionPlan(model, files, *steps_to_vanilla(model, converter, theirs, architecture, files))
 
 
 def steps_to_vanilla(
@@ -86,7 +98,9 @@ def steps_to_vanilla(
         ours = tuple(name.removeprefix("model.") if is_base else name for name in entry.ours)
         if not wanted >= set(ours) or not ours:
             continue
-        if stored := stored_names(entry, files):
+        if not entry.theirs:
+            steps.append(TensorStep((), ours, entry.op.to_ours, entry.op.name))
+        elif stored := stored_names(entry, files):
             steps.append(TensorStep((stored[0],), ours, entry.op.to_ours, entry.op.name, tuple(stored[1:])))
         else:
             missing.append(entry.theirs)
@@ -149,7 +163,13 @@ def steps_to_source(
     maps = converter.tensor_maps(ours, model.config, architecture)
     steps = []
     missing = []
+    used = set()
     for entry in maps:
+        if not entry.theirs:
+            [name], [table] = entry.ours, entry.op.to_ours()
+            check_table(files, name, lambda rows, table=table: table, COMPUTED_TOLERANCE)
+            used.add(name)
+            continue
         theirs = entry.theirs if entry.theirs in wanted else converter.PREFIX + entry.theirs
         if theirs not in wanted:
             continue
@@ -157,7 +177,7 @@ def steps_to_source(
         to_theirs = entry.op.to_theirs
         steps.append(TensorStep(entry.ours, (theirs,), lambda *parts, f=to_theirs: (f(*parts),), entry.op.name))
     check_missing(missing, architecture, files)
-    used = {name for step in steps for name in step.reads}
+    used.update(name for step in steps for name in step.reads)
     known = (name for entry in maps for name in entry.ours)
     return steps, left_over(files.shapes, used, known, f"{files.path} has tensors that {architecture} has no place for")
 
