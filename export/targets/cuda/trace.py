@@ -82,7 +82,6 @@ class SlotStepGraph(OperatorGraph):
         )
         return logits, *following, *by_layer(self.present)
 
-
     def scores_bias(self, visible, dtype):
         """What is added to the scores, (B, 1 or H, T, slots). The slots of a token's history are in its order."""
         if self.biases is None:
