@@ -62,6 +62,10 @@ def plan_to_vanilla(source: str | PathLike) -> ConversionPlan:
     files = TensorFiles(path)
     files.rename(lambda name: modern_name(name).removeprefix(converter.PREFIX))
     model_class = getattr(vanilla_transformer, converter.ARCHITECTURES[architecture])
+    if model_class.can_generate():
+        theirs.tie_word_embeddings = is_tied(theirs, converter, files)
+    if theirs.is_encoder_decoder and getattr(theirs, "decoder_start_token_id", None) is None:
+        theirs.decoder_start_token_id = read_generation_config(path).decoder_start_token_id
     with readers_errors(path / CONFIG):
         fields = common_fields(theirs) | converter.to_vanilla_config(theirs, architecture, files.shapes)
         config = model_class.config_class(**fields)
@@ -72,6 +76,15 @@ def plan_to_vanilla(source: str | PathLike) -> ConversionPlan:
     model = empty_model(model_class, config, files, theirs)
     steps, unused = steps_to_vanilla(model, converter, theirs, architecture, files)
     return attach_other_files(ConversionPlan(model, files, steps, unused), source, path)
+
+
+def is_tied(theirs: PreTrainedConfig, converter: Converter, files: TensorFiles) -> bool:
+    """As transformers has it: by the config, unless the files have a head of other numbers."""
+    names = getattr(converter, "TIED", ())
+    if not theirs.tie_word_embeddings or not names or not files.shapes.keys() >= set(names):
+        return theirs.tie_word_embeddings
+    embeddings, head = map(files.read, names)
+    return torch.equal(embeddings, head)
 
 
 def steps_to_vanilla(
@@ -128,8 +141,10 @@ def plan_to_source(source: str | PathLike, to: str) -> ConversionPlan:
     converter = converter_of(to)
     names = {our_name: name for name, our_name in converter.ARCHITECTURES.items()}
     architecture = names[architecture_of(ours, names)]
-    require(ours, head_dim=ours.hidden_size // ours.num_attention_heads, value_head_dim=ours.head_dim)
     config_class = getattr(transformers, converter.CONFIG)
+    if "head_dim" not in config_class.attribute_map:  # as it is T5's d_kv
+        require(ours, head_dim=ours.hidden_size // ours.num_attention_heads)
+    require(ours, value_head_dim=ours.head_dim)
     mark = {VERSION_KEY: vanilla_transformer.__version__}  # that we wrote it, and may replace it
     config = config_class(**common_fields(ours), **converter.to_source_config(ours, architecture), **mark)
     files = TensorFiles(path)
@@ -137,8 +152,19 @@ def plan_to_source(source: str | PathLike, to: str) -> ConversionPlan:
     if not any(name.startswith("model.") for name in files.shapes):
         files.rename(lambda name: f"model.{name}")
     model = empty_model(getattr(transformers, architecture), config, files, ours)
+    if not ours.tie_word_embeddings:
+        untie(model, converter)
     steps, unused = steps_to_source(model, converter, ours, architecture, files)
-    return attach_other_files(ConversionPlan(model, files, steps, unused), source, path)
+    plan = attach_other_files(ConversionPlan(model, files, steps, unused), source, path)
+    config.tie_word_embeddings = ours.tie_word_embeddings  # which T5's class makes true whatever it is given
+    return plan
+
+
+def untie(model: PreTrainedModel, converter: Converter) -> None:
+    """A head that the class ties is written beside the embeddings, see `is_tied`."""
+    head = getattr(converter, "TIED", ())[1:]
+    tied = model._tied_weights_keys or {}
+    model._tied_weights_keys = {name: source for name, source in tied.items() if name not in head}
 
 
 def steps_to_source(

@@ -36,6 +36,8 @@ REGISTERED = (
     Family("bart", "BART", "seq2seq", converts_back=True),
     Family("mbart", "mBART", "seq2seq", converts_back=True),
     Family("marian", "Marian (OPUS-MT)", "seq2seq", converts_back=True),
+    Family("t5", "T5, Flan-T5, ByT5", "seq2seq", converts_back=True),
+    Family("mt5", "mT5", "seq2seq", converts_back=True),
 )
 FAMILIES = {family.model_type: family for family in REGISTERED}
 

@@ -55,6 +55,17 @@ def scaled(factor: float) -> Op:
     return Op(f"times {factor:g}", lambda t: (t * factor,), lambda t: t / factor)
 
 
+def equal(count: int) -> Op:
+    """One of theirs that ours has `count` times. Backwards raises ValueError if these differ."""
+
+    def one(first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        if not first.is_meta and not all(torch.equal(first, other) for other in others):
+            raise ValueError(f"{count} matrices of token embeddings differ, expected one matrix")
+        return first
+
+    return Op(f"{count} times", lambda t: (t,) * count, one)
+
+
 def zeros(*shape: int) -> Op:
     """A tensor that they need and we do not have. Backwards only."""
     return Op("zeros", lambda t: (), lambda: torch.zeros(shape))
