@@ -44,6 +44,34 @@ def test_each_layer_has_one_operator_for_each_attention_and_one_product_for_quer
     assert optimized["drop_reshapes"] == per_layer * layers
 
 
+def test_what_relative_positions_add_is_computed_once_and_an_rms_norm_is_one_operator(exported):
+    model, directory = exported("seq2seq-t5")
+    layers = len(model.get_decoder().layers)
+    found = graph(directory, "seq2seq-t5")
+    counts = ops(found)
+    added = {node.input[4] for node in found.node if node.op_type == "DecoderMaskedMultiHeadAttention"}
+    assert len(added) == 1 and counts["DecoderMaskedMultiHeadAttention"] == layers and counts["Log"] == 0
+    assert counts["SimplifiedLayerNormalization"] == 3 * layers + 1 and counts["Reciprocal"] == counts["ReduceMean"] == 0
+    assert counts["MatMul"] == 7 * layers + 1  # of a gated feed-forward three
+    optimized = Runtime(directory).artifact.manifest["optimized"]["decoder"]
+    assert (optimized["pack_projections"], optimized["fuse_rms_norms"]) == (layers, 3 * layers + 1)
+    found = graph(directory, "seq2seq-t5", 0)
+    assert {len(node.input) for node in found.node if node.op_type == "MultiHeadAttention"} == {6}  # with a bias
+    assert ops(found)["SimplifiedLayerNormalization"] == 2 + 1
+
+
+@pytest.mark.slow
+def test_what_an_rms_norm_returns_is_quantized_as_it_is(exported):
+    """Beside the norms, rows are scaled where a norm did not make them, once in each feed-forward network."""
+    model, directory = exported("seq2seq-t5", "int8")
+    layers = len(model.get_decoder().layers)
+    counts = ops(graph(directory, "seq2seq-t5"))
+    assert counts["DynamicQuantizeMatMul"] == 7 * layers + 1 and counts["MatMul"] == 0
+    assert counts["SimplifiedLayerNormalization"] == 3 * layers + 1 + layers
+    report = verify(directory, model, cases=20, seed=1)
+    assert report.failures == [] and report.agreeing >= 0.9 * report.tokens
+
+
 @pytest.mark.parametrize("dtype", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
 @generators
 def test_every_matrix_product_is_quantized(exported, name, dtype):
@@ -334,11 +362,6 @@ def test_only_rows_that_change_move(exported):
 # --------------------------------------------------------------------------------------------------------------- refusals
 
 WRONG = [
-    (
-        "VanillaDecoderForCausalLM",
-        dict(num_hidden_layers=1, position_embedding_type="relative"),
-        "position_embedding_type='relative'",
-    ),
     ("VanillaDecoderForCausalLM", dict(num_hidden_layers=1, value_head_dim=16), "value_head_dim=16"),
     ("VanillaDecoderForCausalLM", dict(num_hidden_layers=1, head_dim=6), "head_dim=6"),
     (

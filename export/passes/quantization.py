@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from .matching import array, bias_of, is_normalized, matmuls, replace, weight
+from .matching import RMS_NORM, array, bias_of, is_normalized, matmuls, replace, weight
 
 INT8_COMPUTE = 4  # the `accuracy_level` of MatMulNBits that quantizes activations too
 BLOCK = 32  # weights of one column that share a scale
@@ -16,7 +16,7 @@ SLICE = 2**24  # weights quantized at a time: what is computed in between is sev
 def quantize_products(model: ir.Model) -> int:
     """x W + b with W in int8, one scale for each column, and x in 8 bits, one scale for all of it.
 
-    What `LayerNormalization` returns has rows of like size, and so has attention, which averages what was made of them. Any
+    What a norm returns has rows of like size, and so has attention, which averages what was made of them. Any
     other x is divided by the root mean square of each row first, and the product multiplied by it, so that a large row costs
     the others no precision."""
     count = 0
@@ -35,7 +35,7 @@ def quantize_products(model: ir.Model) -> int:
             replace(model, [node, add] if add else [node], new)
         else:
             ones = weight(model, f"ones.{len(integers)}", np.ones(len(integers), np.float32))
-            rows = ir.node("SimplifiedLayerNormalization", [source, ones], {"epsilon": 1e-12}, num_outputs=2)
+            rows = ir.node(RMS_NORM, [source, ones], {"epsilon": 1e-12}, num_outputs=2)
             product = ir.node("DynamicQuantizeMatMul", [rows.outputs[0], *quantized], domain="com.microsoft")
             replace(model, [node], [rows, product, ir.node("Div", [product.outputs[0], rows.outputs[1]])])
         count += 1

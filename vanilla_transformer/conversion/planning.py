@@ -76,6 +76,8 @@ def plan_to_vanilla(source: str | PathLike) -> ConversionPlan:
 
 def plan_by_config(theirs: PreTrainedConfig, converter: Converter, architecture: str, files: TensorFiles) -> ConversionPlan:
     model_class = getattr(vanilla_transformer, converter.ARCHITECTURES[architecture])
+    if theirs.is_encoder_decoder and getattr(theirs, "decoder_start_token_id", None) is None:
+        theirs.decoder_start_token_id = read_generation_config(files.path).decoder_start_token_id
     with readers_errors(files.path / CONFIG):
         fields = common_fields(theirs) | converter.to_vanilla_config(theirs, architecture, files.shapes)
         config = model_class.config_class(**fields)
@@ -142,8 +144,10 @@ def plan_to_source(source: str | PathLike, to: str) -> ConversionPlan:
     converter = converter_of(to)
     names = {our_name: name for name, our_name in converter.ARCHITECTURES.items()}
     architecture = names[architecture_of(ours, names)]
-    require(ours, head_dim=ours.hidden_size // ours.num_attention_heads, value_head_dim=ours.head_dim)
     config_class = getattr(transformers, converter.CONFIG)
+    if "head_dim" not in config_class.attribute_map:  # as it is T5's d_kv
+        require(ours, head_dim=ours.hidden_size // ours.num_attention_heads)
+    require(ours, value_head_dim=ours.head_dim)
     mark = {VERSION_KEY: vanilla_transformer.__version__}  # that we wrote it, and may replace it
     config = config_class(**common_fields(ours), **converter.to_source_config(ours, architecture), **mark)
     files = TensorFiles(path)
@@ -151,8 +155,18 @@ def plan_to_source(source: str | PathLike, to: str) -> ConversionPlan:
     if not any(name.startswith("model.") for name in files.shapes):
         files.rename(lambda name: f"model.{name}")
     model = empty_model(getattr(transformers, architecture), config, files, ours)
+    if not ours.tie_word_embeddings:
+        untie_head(model)
     steps, unused = steps_to_source(model, converter, ours, architecture, files)
-    return attach_other_files(ConversionPlan(model, files, steps, unused), source, path)
+    plan = attach_other_files(ConversionPlan(model, files, steps, unused), source, path)
+    config.tie_word_embeddings = ours.tie_word_embeddings  # which T5's class makes true whatever it is given
+    return plan
+
+
+def untie_head(model: PreTrainedModel) -> None:
+    """A head that the class ties, as T5's does, is written beside the embeddings."""
+    tied = model._tied_weights_keys or {}
+    model._tied_weights_keys = {name: source for name, source in tied.items() if name != "lm_head.weight"}
 
 
 def steps_to_source(

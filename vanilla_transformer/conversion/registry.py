@@ -41,6 +41,8 @@ REGISTERED = (
     Family("marian", "Marian (OPUS-MT)", "seq2seq", converts_back=True),
     Family("m2m_100", "M2M100 (NLLB-200)", "seq2seq", converts_back=True),
     Family("pegasus", "Pegasus", "seq2seq", converts_back=True),
+    Family("t5", "T5, Flan-T5, ByT5", "seq2seq", converts_back=True),
+    Family("mt5", "mT5", "seq2seq", converts_back=True),
 )
 FAMILIES = {family.model_type: family for family in REGISTERED}
 

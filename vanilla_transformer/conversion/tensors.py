@@ -60,6 +60,17 @@ def constant(name: str, value: Callable[[], torch.Tensor]) -> Op:
     return Op(name, lambda: (value(),), value)
 
 
+def equal(count: int) -> Op:
+    """One of theirs that ours has `count` times. Backwards raises ValueError if these differ."""
+
+    def one(first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        if not first.is_meta and not all(torch.equal(first, other) for other in others):
+            raise ValueError(f"{count} matrices of token embeddings differ, expected one matrix")
+        return first
+
+    return Op(f"{count} times", lambda t: (t,) * count, one)
+
+
 def zeros(*shape: int) -> Op:
     return constant("zeros", lambda: torch.zeros(shape))
 
