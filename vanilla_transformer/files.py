@@ -32,7 +32,7 @@ MANIFEST, CARD = "manifest.json", "README.md"  # of an export
 CONFIG = "config.json"  # of a checkpoint
 MODULES = "modules.json"  # of sentence-transformers, what is done with the states of a model
 VERSION_KEY = "vanilla_transformer_version"  # in the config of a checkpoint that we wrote for another library
-MODEL_TYPE = re.compile(r"vanilla-(encoder|decoder|seq2seq)")
+MODEL_TYPE = re.compile(r"vanilla-(encoder|decoder|seq2seq|vision)")
 VOCABULARIES = (  # a checkpoint with one of these has a tokenizer
     "tokenizer.json",
     "vocab.json",
