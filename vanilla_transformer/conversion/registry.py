@@ -6,7 +6,7 @@ the package imports torch.
 
 from typing import NamedTuple
 
-VARIANTS = ("encoder", "decoder", "seq2seq")
+VARIANTS = ("encoder", "decoder", "seq2seq", "vision")
 
 
 class Family(NamedTuple):
@@ -36,6 +36,8 @@ REGISTERED = (
     Family("bart", "BART", "seq2seq", converts_back=True),
     Family("mbart", "mBART", "seq2seq", converts_back=True),
     Family("marian", "Marian (OPUS-MT)", "seq2seq", converts_back=True),
+    Family("vit", "ViT", "vision", converts_back=True),
+    Family("deit", "DeiT", "vision"),
 )
 FAMILIES = {family.model_type: family for family in REGISTERED}
 
