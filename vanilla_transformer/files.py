@@ -59,9 +59,7 @@ CHECKPOINT_FILE = re.compile(
 )
 EXPORT_FILE = re.compile(r"(config|generation_config|genai_config|tokenizer|tokenizer_config)\.json|onnx/\w+\.onnx(_data)?")
 # Of image processors and sentence-transformers, in both; the second kind are of a module, in its folder.
-COMPANION = re.compile(
-    r"preprocessor_config\.json|modules\.json|config_sentence_transformers\.json|sentence_[\w-]+_config\.json"
-)
+COMPANION = re.compile(r"(preprocessor_config|modules|config_sentence_transformers|sentence_[\w-]+_config)\.json")
 OF_MODULE = re.compile(r"([\w-]+)/(config\.json|model\.safetensors|pytorch_model\.bin)")
 IGNORED = {"__pycache__", ".DS_Store"}  # what systems put anywhere
 IGNORED_ON_MOUNT = {"lost+found", ".partial"}
@@ -202,7 +200,7 @@ def files_of_checkpoint(directory: Path) -> set[str]:
 
 
 def companions_in(directory: Path, files: Iterable[str]) -> set[str]:
-    """Those of `files` that are an image processor's, sentence-transformers' own, or of a module that its modules.json names."""
+    """Those of `files` that are an image processor's or sentence-transformers' own, or of a module that modules.json names."""
     modules = json_or_none(directory / MODULES)
     named = {module.get("path") for module in modules if isinstance(module, dict)} if isinstance(modules, list) else set()
     of_modules = {name for name in files if (found := OF_MODULE.fullmatch(name)) and found[1] in named}

@@ -94,7 +94,7 @@ class ConversionPlan:
     def __str__(self) -> str:
         lines = [f"{type(self.model).__name__}, {len(self.shapes)} tensors"]
         for step in self.steps:
-            sources = " = ".join((*step.reads, *step.same)) or "(new)"
+            sources = " = ".join((" and ".join(step.reads), *step.same)) or "(new)"
             shapes = ", ".join(f"{self.stored.get(name, name)} {list(self.shapes[name][0])}" for name in step.writes)
             lines.append(f"{sources} -> {shapes}" + f"  ({step.note})" * bool(step.note))
         return "\n".join([*lines, *(f"{name} is left out" for name in self.left_out)])
