@@ -198,6 +198,7 @@ def attention(args: argparse.Namespace) -> None:
 
 def export_arguments(parser: Parser) -> None:
     from .targets.registry import default_target, known_targets, targets
+    from .targets.sequences import IMAGE_SIZES
 
     parser.add_argument("checkpoint", type=source, metavar="CHECKPOINT", help=CHECKPOINT)
     add_output(parser, "export directory to write")
@@ -212,6 +213,8 @@ def export_arguments(parser: Parser) -> None:
     opsets = [f"{target.name} {min(target.opsets)} to {max(target.opsets)}" for target in targets() if len(target.opsets) > 1]
     opset_help = f"of the graphs: {', '.join(opsets)}; the lowest if not given"
     parser.add_argument("--opset", type=positive, metavar="N", help=opset_help)
+    size_help = "of images: the model's own (trained) or any (free); by the model's config if not given"
+    parser.add_argument("--image-size", type=one_of("image size", IMAGE_SIZES), help=size_help)
     shortlist_help = "text: only its tokens, and the special ones, can be generated"
     parser.add_argument("--shortlist", type=path, metavar="FILE", help=shortlist_help)
     parser.add_argument("--force", action="store_true", help="replace OUTPUT if it is ours")
@@ -229,6 +232,7 @@ def export(args: argparse.Namespace) -> None:
     output_path(output, [] if args.shortlist is None else [args.shortlist])
     tokens = None if args.shortlist is None else shortlist_from_text(args.shortlist, args.checkpoint)
     settings = {"target": args.target, "dtype": args.dtype, "shortlist": tokens, "opset": args.opset}
+    settings |= {"image_size": args.image_size}
     manifest = export(args.checkpoint, output, args.force, **settings)
     files = {name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")}
     others = {f"parity of {dtype}": facts["parity"] for dtype, facts in manifest.get("other_dtypes", {}).items()}

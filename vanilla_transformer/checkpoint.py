@@ -74,7 +74,7 @@ def load_checkpoint(source: str | os.PathLike) -> PreTrainedModel:
     """
     directory = checkpoint_directory(source)
     config, model_class = read_config(directory)
-    check_generation(directory / GENERATION_CONFIG, config.vocab_size)
+    check_generation(directory / GENERATION_CONFIG, getattr(config, "vocab_size", 0))
     shapes: Shapes = {}
     for file in weight_files(directory):
         shapes |= stored_shapes(file)

@@ -92,7 +92,7 @@ class ImageProcessor:
         return cls(settings)
 
     def __call__(self, image: Image.Image | np.ndarray) -> np.ndarray:
-        """A Pillow image, or an array (H, W, C) or (C, H, W), of 0 to 255 or, if it has fractions, 0 to 1 -> (C, H, W), float32.
+        """A Pillow image, or an array (H, W, C) or (C, H, W) of 0 to 255 or, if it has fractions, 0 to 1 -> (C, H, W), float32.
         As in transformers, an array whose first and last axes could both be channels (1, 3 or 4 of them) has them first.
 
         Raises:

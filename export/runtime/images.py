@@ -3,6 +3,7 @@ transformers. The results are those of its pipelines for images."""
 
 import contextlib
 import itertools
+import math
 import os
 import reprlib
 import struct
@@ -14,7 +15,9 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ..errors import UsageError
+from ..targets.sequences import pair
 from .artifact import IMAGE_PROCESSOR, json_object
+from .config import VISION
 from .image_processor import ImageProcessor
 from .options import is_int64
 from .runtime import MAX_TOKENS, Runtime
@@ -36,8 +39,7 @@ class ImageRuntime:
 
     def __init__(self, directory: str | os.PathLike, threads: int | None = None, **options: Any):
         self.runtime = Runtime(directory, threads, **options)
-        spec = self.runtime.specs["encoder"] if "encoder" in self.runtime.specs else None
-        if spec is None or spec.inputs[0].name != "pixel_values":
+        if self.runtime.config["model_type"] != VISION:
             raise ValueError(f"{directory} is a {self.runtime.architecture}, expected a model that reads images")
         path = self.runtime.artifact.directory / IMAGE_PROCESSOR
         content = self.runtime.artifact.read(IMAGE_PROCESSOR)
@@ -109,7 +111,7 @@ class ImageRuntime:
 
     def _batches(self, pixels: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         """Images of one size that follow each other run together, as many as are worth it."""
-        patches = np.prod(self.runtime.config["patch_size"])
+        patches = math.prod(pair(self.runtime.config["patch_size"]))
         for (_, height, width), group in itertools.groupby(pixels, key=np.shape):
             count = max(1, MAX_TOKENS * self.runtime.threads * patches // (height * width))
             while batch := list(itertools.islice(group, count)):

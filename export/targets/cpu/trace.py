@@ -13,11 +13,11 @@ from ..operators import (
     CrossStatesGraph,
     NewTokensOnly,
     OperatorGraph,
-    OperatorSequenceGraph,
     by_layer,
     flat,
     kv_pairs,
     operator,
+    operator_sequence_graph,
 )
 
 
@@ -87,4 +87,4 @@ def next_logits(model: PreTrainedModel, last_hidden_state: torch.Tensor) -> torc
 def trace_module(model: PreTrainedModel, role: str) -> nn.Module:
     if model.config.is_encoder_decoder:
         return Seq2SeqStepGraph(model) if role == "decoder" else CrossStatesGraph(model)
-    return DecoderStepGraph(model) if role == "decoder" else OperatorSequenceGraph(model)
+    return DecoderStepGraph(model) if role == "decoder" else operator_sequence_graph(model)
