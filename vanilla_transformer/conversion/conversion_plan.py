@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,7 +112,9 @@ class ConversionPlan:
         return self.facts(out)
 
     def save(self, directory: Path) -> None:
-        """Writes the checkpoint's files, tensor by tensor. Raises ValueError if tensors that must be equal are not."""
+        """Writes the checkpoint's files, tensor by tensor. Raises OSError where they have no room, and ValueError if tensors
+        that must be equal are not."""
+        self._check_room(directory)
         shapes = {self.stored.get(name, name): shape for name, shape in self.shapes.items()}
         tensors = ((self.stored.get(name, name), tensor) for name, tensor in self.tensors())
         write_safetensors(directory / "model.safetensors", shapes, tensors)
@@ -125,6 +128,11 @@ class ConversionPlan:
             save_tokenizer(self.tokenizer, directory, rows and min(rows, self.tokenizer.model_max_length))
         self.companions.copy(directory)
         name_image_processor(directory / IMAGE_PROCESSOR, self.image_processor)
+
+    def _check_room(self, directory: Path) -> None:
+        needed = sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in self.shapes.values())
+        if (free := shutil.disk_usage(directory).free) < needed:
+            raise OSError(f"{directory} has {free / 1e6:,.1f} MB free, expected {needed / 1e6:,.1f} MB for the weights")
 
     def facts(self, out: str | os.PathLike) -> dict[str, Any]:
         """What was written to `out`."""
