@@ -49,8 +49,10 @@ KINDS = {
     "input_data_format": Kind(" or ".join(LAYOUTS), lambda value: value in LAYOUTS),
 }
 # What changes no pixel.
-UNUSED = ("image_processor_type", "feature_extractor_type", "processor_class", "model_input_names", "data_format", "device")
-UNUSED += ("return_tensors", "disable_grouping", "image_seq_length", "pad_size")
+UNUSED = (
+    *("image_processor_type", "feature_extractor_type", "processor_class", "model_input_names", "data_format", "device"),
+    *("return_tensors", "disable_grouping", "image_seq_length", "pad_size"),
+)
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,8 @@ class Runtime:
         `input_ids` (B, S) integers, rows padded on the right (a decoder's on either side), for multiple choice (B, C, S);
         `attention_mask`, 1 for tokens that are not padding, by default all, and `token_type_ids`, by default 0, of the same
         shape; `decoder_input_ids` and `decoder_attention_mask` (B, T), for a seq2seq model that returns states; and what else
-        the graph takes, by name; for a model of images only `pixel_values` (B, C, H, W). Rows of similar length run together; what is returned for padding may be 0.
+        the graph takes, by name; for a model of images only `pixel_values` (B, C, H, W). Rows of similar length run together;
+        what is returned for padding may be 0.
 
         Raises:
             ValueError: for an input that is missing, or that the graph does not take; for an empty batch, shapes that do not
