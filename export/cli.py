@@ -171,7 +171,7 @@ def info(args: argparse.Namespace) -> None:
 
 def attention_arguments(parser: Parser) -> None:
     parser.add_argument("checkpoint", type=source, metavar="CHECKPOINT", help=CHECKPOINT)
-    parser.add_argument("source", type=unicode, metavar="SOURCE", help="a text")
+    parser.add_argument("source", type=unicode, metavar="SOURCE", help="a text, or the file of an image")
     target_help = "its translation; that of the model if not given"
     parser.add_argument("target", type=unicode, nargs="?", metavar="TARGET", help=target_help)
     kind_help = "of models that have all three: encoder, decoder or cross (if not given)"
