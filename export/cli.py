@@ -171,7 +171,7 @@ def info(args: argparse.Namespace) -> None:
 
 def attention_arguments(parser: Parser) -> None:
     parser.add_argument("checkpoint", type=source, metavar="CHECKPOINT", help=CHECKPOINT)
-    parser.add_argument("source", type=unicode, metavar="SOURCE", help="a text")
+    parser.add_argument("source", type=unicode, metavar="SOURCE", help="a text, or the file of an image")
     target_help = "its translation; that of the model if not given"
     parser.add_argument("target", type=unicode, nargs="?", metavar="TARGET", help=target_help)
     kind_help = "of models that have all three: encoder, decoder or cross (if not given)"
@@ -198,6 +198,7 @@ def attention(args: argparse.Namespace) -> None:
 
 def export_arguments(parser: Parser) -> None:
     from .targets.registry import default_target, known_targets, targets
+    from .targets.sequences import IMAGE_SIZES
 
     parser.add_argument("checkpoint", type=source, metavar="CHECKPOINT", help=CHECKPOINT)
     add_output(parser, "export directory to write")
@@ -212,6 +213,8 @@ def export_arguments(parser: Parser) -> None:
     opsets = [f"{target.name} {min(target.opsets)} to {max(target.opsets)}" for target in targets() if len(target.opsets) > 1]
     opset_help = f"of the graphs: {', '.join(opsets)}; the lowest if not given"
     parser.add_argument("--opset", type=positive, metavar="N", help=opset_help)
+    size_help = "of images: the model's own (trained) or any (free); by the model's config if not given"
+    parser.add_argument("--image-size", type=one_of("image size", IMAGE_SIZES), help=size_help)
     shortlist_help = "text: only its tokens, and the special ones, can be generated"
     parser.add_argument("--shortlist", type=path, metavar="FILE", help=shortlist_help)
     keep_help = "keep the converted checkpoint there, where CHECKPOINT is of another family; temporary if not given"
@@ -228,7 +231,7 @@ def export(args: argparse.Namespace) -> None:
     from .exporting import export
 
     output_path(output, [] if args.shortlist is None else [args.shortlist])
-    names = ("target", "dtype", "shortlist", "opset", "keep")
+    names = ("target", "dtype", "shortlist", "opset", "keep", "image_size")
     settings = {name: getattr(args, name) for name in names}
     manifest = export(args.checkpoint, output, args.force, **settings)
     files = {name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")}
