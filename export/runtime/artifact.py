@@ -12,7 +12,7 @@ from typing import Any
 MANIFEST = "manifest.json"
 CARD = "README.md"  # not in the manifest: people edit it
 SCHEMA_VERSION = 1
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "target_tokenizer.json")
 # What the manifest must say, and what it may.
 REQUIRED = {"architecture": str, "files": dict, "model_type": str}
 OPTIONAL = {"target": str, "dtype": str, "activations": str, "other_dtypes": dict}

@@ -16,11 +16,9 @@ from ..checkpoint import (
     CONFIG,
     CONFIGS,
     GENERATION_CONFIG,
-    VOCABULARIES,
     check_depth,
     checkpoint_directory,
     limit_generation,
-    load_tokenizer,
     made_config,
     read_json,
     read_raw_config,
@@ -34,6 +32,7 @@ from .converter import Converter, converter_of
 from .fields import Fields, require
 from .registry import FAMILIES
 from .tensors import TensorFiles, TensorMap
+from .tokenizers import find_tokenizer
 
 logger = logging.get_logger(__name__)
 
@@ -229,8 +228,7 @@ def attach_other_files(plan: ConversionPlan, source: str | PathLike, path: Path)
     if plan.model.can_generate():
         plan.generation_config = read_generation_config(path)
         limit_generation(plan.generation_config, plan.model.config)
-    if any((path / name).is_file() for name in VOCABULARIES):
-        plan.tokenizer = load_tokenizer(path)
+    plan.tokenizer = find_tokenizer(path)
     return plan
 
 
