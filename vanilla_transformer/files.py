@@ -59,7 +59,8 @@ CHECKPOINT_FILE = re.compile(
     + "|".join(map(re.escape, TOKENIZER_FILES))
 )
 EXPORT_FILE = re.compile(
-    r"(config|generation_config|genai_config|(target_)?tokenizer|tokenizer_config)\.json|onnx/\w+\.onnx(_data)?"
+    r"(config|generation_config|genai_config|tokenizer_config|(target_)?tokenizer)\.json"
+    r"|onnx/\w+\.onnx(_data)?"
 )
 # Of sentence-transformers, in both; the second kind are of a module, in its folder.
 COMPANION = re.compile(r"modules\.json|config_sentence_transformers\.json|sentence_[\w-]+_config\.json")

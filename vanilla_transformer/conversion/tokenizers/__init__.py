@@ -63,10 +63,11 @@ def find_tokenizer(directory: Path) -> FoundTokenizer | None:
 def load(directory: Path) -> PreTrainedTokenizerBase:
     """As `AutoTokenizer`; with errors that say which file is wrong, where transformers makes a tokenizer of a model."""
     models = [path for name in MODELS if (path := directory / name).is_file()]
-    if models and not (directory / TOKENIZER).is_file():
-        parse(models[0])
-        if not any((directory / name).is_file() for name in ("vocab.json", "tokenizer_config.json")):
-            if read_raw_config(directory)[0]["model_type"] == "m2m_100":  # of NLLB too, whose tokenizer needs no vocab.json
-                with readers_errors(models[0]):
-                    return NllbTokenizer.from_pretrained(directory)
-    return load_tokenizer(directory)
+    if not models or (directory / TOKENIZER).is_file():
+        return load_tokenizer(directory)
+    parse(models[0])
+    is_named = any((directory / name).is_file() for name in ("vocab.json", "tokenizer_config.json"))
+    if is_named or read_raw_config(directory)[0]["model_type"] != "m2m_100":
+        return load_tokenizer(directory)
+    with readers_errors(models[0]):  # of NLLB, which has the model type of M2M100 and no vocab.json
+        return NllbTokenizer.from_pretrained(directory)

@@ -13,7 +13,7 @@ def make_backend(theirs: PreTrainedTokenizerBase) -> Tokenizer:
     specials = {str(token): id for id, token in added if id < theirs.offset}
     tokenizer = Tokenizer(BPE(vocab=specials | letters, merges=[], unk_token=theirs.unk_token))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    for id, token in added:
+    for _, token in added:
         add = tokenizer.add_special_tokens if str(token) in theirs.all_special_tokens else tokenizer.add_tokens
         add([token])
     end = theirs.eos_token
