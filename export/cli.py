@@ -343,7 +343,7 @@ def add_language_arguments(parser: Parser) -> None:
     parser.add_argument("--tgt-lang", type=unicode, metavar="LANG", help=target_help)
 
 
-def language_settings(args: argparse.Namespace) -> dict[str, str]:
+def language_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Those that were given."""
     given = {"src_lang": args.src_lang, "tgt_lang": args.tgt_lang}
     return {name: language for name, language in given.items() if language is not None}

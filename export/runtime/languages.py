@@ -33,9 +33,7 @@ class Languages:
         what is no language of the model."""
         ids = self.ids("src_lang", src_lang, len(rows))
         return [
-            [language if id is None else id for id in self.before]
-            + row
-            + [language if id is None else id for id in self.after]
+            [language if id is None else id for id in self.before] + row + [language if id is None else id for id in self.after]
             for row, language in zip(rows, ids)
         ]
 
@@ -60,7 +58,9 @@ class Languages:
                 raise UsageError(f"{name} {language!r} is no language of the model, expected one of {some(self.tokens)}{hint}")
         return [self.tokens[language] for language in chosen]
 
-    def target_options(self, tgt_lang: Choice, count: int, options: dict[str, Any], default: int | None) -> list[dict[str, Any]]:
+    def target_options(
+        self, tgt_lang: Choice, count: int, options: dict[str, Any], default: int | None
+    ) -> list[dict[str, Any]]:
         """The options of generation for the target language of each of `count` texts, beside the given `options`. Without
         `tgt_lang` it is the `default` of the model's own settings, if that is a language.
 
@@ -69,7 +69,8 @@ class Languages:
         """
         if tgt_lang is None:
             if self.tokens and self.target not in options and default not in self.tokens.values():
-                raise UsageError(f"tgt_lang is None, and the model's settings name no language, expected one of {some(self.tokens)}")
+                found = "tgt_lang is None, and generation_config.json names no target language"
+                raise UsageError(f"{found}, expected one of {some(self.tokens)}")
             return [{}] * count
         ids = self.ids("tgt_lang", tgt_lang, count)
         if self.target in options:
@@ -91,7 +92,9 @@ def languages_of(artifact: Artifact) -> Languages:
     try:
         return Languages(**found)
     except TypeError as error:
-        raise ValueError(f"{artifact.directory / MANIFEST} has languages {reprlib.repr(found)}: {error}: export again") from None
+        raise ValueError(
+            f"{artifact.directory / MANIFEST} has languages {reprlib.repr(found)}: {error}: export again"
+        ) from None
 
 
 def some(names: Iterable[str]) -> str:

@@ -1,19 +1,22 @@
 """The tokenizer of a checkpoint of another family, with a tokenizer.json, which is all that an export's runtime reads.
 
 Most families have one, or transformers makes it from a SentencePiece model. Those that transformers runs in Python get one
-here: Marian, M2M100 and ByT5.
+here: Marian, M2M100 and ByT5; and NLLB's gets its languages where nothing but the model is there.
 """
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tokenizers import Tokenizer
-from transformers import NllbTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging
 
-from ...checkpoint import has_tokenizer, load_tokenizer, read_raw_config, readers_errors, save_tokenizer
+from ...checkpoint import has_tokenizer, load_tokenizer, save_tokenizer
 from ...files import TARGET_TOKENIZER
-from . import byt5, m2m_100, marian
+from . import byt5, m2m_100, marian, nllb
 from .sentencepiece_model import parse
+
+logger = logging.get_logger(__name__)
 
 TOKENIZER = "tokenizer.json"
 MODELS = ("spiece.model", "sentencepiece.bpe.model")  # of SentencePiece
@@ -35,15 +38,20 @@ class FoundTokenizer:
 
 
 def find_tokenizer(directory: Path) -> FoundTokenizer | None:
-    """That of the checkpoint in `directory`; `None` without files of one.
+    """That of the checkpoint in `directory`; `None` without files of one. Its notes are logged as warnings.
 
     Raises:
         FileNotFoundError: for a file that is missing.
         ImportError: for a SentencePiece model without the packages that read it.
         ValueError: for files that are damaged, or whose tokenizer cannot be made, see `marian` and `sentencepiece_model`.
     """
-    if not has_tokenizer(directory):
-        return None
+    found = made_tokenizer(directory) if has_tokenizer(directory) else None
+    for note in found.notes if found else ():
+        logger.warning(f"{directory}: {note}")
+    return found
+
+
+def made_tokenizer(directory: Path) -> FoundTokenizer:
     if any((directory / name).is_file() for name in ("source.spm", "target.spm")):
         tokenizer, target, notes = marian.make_tokenizers(directory)
         return FoundTokenizer(tokenizer, {TARGET_TOKENIZER: target}, notes)
@@ -66,8 +74,4 @@ def load(directory: Path) -> PreTrainedTokenizerBase:
     if not models or (directory / TOKENIZER).is_file():
         return load_tokenizer(directory)
     parse(models[0])
-    is_named = any((directory / name).is_file() for name in ("vocab.json", "tokenizer_config.json"))
-    if is_named or read_raw_config(directory)[0]["model_type"] != "m2m_100":
-        return load_tokenizer(directory)
-    with readers_errors(models[0]):  # of NLLB, which has the model type of M2M100 and no vocab.json
-        return NllbTokenizer.from_pretrained(directory)
+    return nllb.make_tokenizer(directory) if nllb.is_bare(directory) else load_tokenizer(directory)
