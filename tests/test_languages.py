@@ -32,14 +32,9 @@ def spm(tmp_path_factory):
 
     def train(kind):
         if not (path := directory / f"{kind}.model").is_file():
-            sentencepiece.SentencePieceTrainer.train(
-                input=str(directory / "text"),
-                model_prefix=str(directory / kind),
-                vocab_size=90,
-                hard_vocab_limit=False,
-                model_type=kind,
-                minloglevel=2,
-            )
+            settings = dict(vocab_size=90, hard_vocab_limit=False, model_type=kind, minloglevel=2)
+            files = dict(input=str(directory / "text"), model_prefix=str(directory / kind))
+            sentencepiece.SentencePieceTrainer.train(**files, **settings)
         return path.read_bytes()
 
     return train

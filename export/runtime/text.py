@@ -78,8 +78,9 @@ class TextRuntime:
                 begins with the word of an unknown language, a `target_prefix` of another length, and as `Runtime.generate`.
         """
         options = option_fields.check(options)
-        targets = self.target_options(tgt_lang, len(texts), options)
-        return self.generate_rows(self.rows(texts, src_lang), self.prefixes(target_prefix, len(texts)), targets, **options)[0]
+        rows = self.rows(texts, src_lang)
+        targets = self.target_options(tgt_lang, len(rows), options)
+        return self.generate_rows(rows, self.prefixes(target_prefix, len(rows)), targets, **options)[0]
 
     def generate_with_scores(
         self,
@@ -92,9 +93,9 @@ class TextRuntime:
     ) -> tuple[list[str], np.ndarray]:
         """What `generate` returns, and the score of each text, as `Runtime.generate_with_scores`."""
         options = option_fields.check(options)
-        targets = self.target_options(tgt_lang, len(texts), options)
-        prefixes = self.prefixes(target_prefix, len(texts))
-        return self.generate_rows(self.rows(texts, src_lang), prefixes, targets, is_scored=True, **options)
+        rows = self.rows(texts, src_lang)
+        targets = self.target_options(tgt_lang, len(rows), options)
+        return self.generate_rows(rows, self.prefixes(target_prefix, len(rows)), targets, is_scored=True, **options)
 
     def generate_rows(
         self,
@@ -137,8 +138,8 @@ class TextRuntime:
         options = option_fields.check(options)
         if options.get("num_return_sequences") not in (None, 1):
             raise UsageError(f"num_return_sequences must be 1 to stream, got {options['num_return_sequences']}")
-        [target] = self.target_options(tgt_lang, 1, options)
         inputs = self.batch(self.rows([text], src_lang))
+        [target] = self.target_options(tgt_lang, 1, options)
         return self.pieces(self.runtime.stream(*inputs, **{**options, **target, "num_return_sequences": 1}))
 
     def target_options(self, tgt_lang: Choice, count: int, options: dict[str, Any]) -> list[dict[str, Any]]:
