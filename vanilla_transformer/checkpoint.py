@@ -281,7 +281,8 @@ def made_config(config_class: type[PreTrainedConfig], content: dict, directory: 
     of_machine = ("attn_implementation", "experts_implementation")  # which is not the one that wrote it
     with readers_errors(path):
         config = config_class.from_dict({name: value for name, value in content.items() if name not in of_machine})
-    is_half = config_class not in CONFIGS.values() and getattr(config, "is_decoder", False)  # as `BartForCausalLM`
+    # Of others' pairs of stacks a half may be alone, as `BartForCausalLM` or `T5EncoderModel`: their converters look.
+    is_half = config_class not in CONFIGS.values() and not config.is_encoder_decoder
     if config.is_encoder_decoder != config_class.is_encoder_decoder and not is_half:
         raise ValueError(f"{path} has is_encoder_decoder {config.is_encoder_decoder}, expected {not config.is_encoder_decoder}")
     return config
