@@ -288,6 +288,7 @@ def generate_arguments(parser: Parser) -> None:
     parser.add_argument("--dtype", help="which of the export's, if it has several; the first if not given")
     cache_help = "where tensorrt keeps what it compiled; nowhere if not given"
     parser.add_argument("--engine-cache", type=path, metavar="DIR", help=cache_help)
+    add_language_arguments(parser)
     stream_help = "one text after the other, each as it is generated; without beams"
     parser.add_argument("--stream", action="store_true", help=stream_help)
 
@@ -320,21 +321,35 @@ def generate(args: argparse.Namespace) -> None:
     from .runtime.text import TextRuntime
 
     runtime = TextRuntime(args.export, args.threads, device=args.device, engine_cache=args.engine_cache, dtype=args.dtype)
+    languages = language_settings(args)
     if args.stream:
         for text in args.text or lines_of_standard_input():
-            for piece in runtime.stream(text, **options) if text.strip() or args.text else ():
+            for piece in runtime.stream(text, **languages, **options) if text.strip() or args.text else ():
                 print(piece, end="", flush=True)
             print()
     elif args.text:
-        say("\n".join(runtime.generate(args.text, **options)))
+        say("\n".join(runtime.generate(args.text, **languages, **options)))
     else:
-        batches = Batches(runtime, options, args.batch_size, args.n_best, args.scores)
+        batches = Batches(runtime, options, args.batch_size, args.n_best, args.scores, **languages)
         if args.output is not None:
             generate_file(batches, args.input, args.output, args.target_prefix, args.force)
             return
         lines = lines_of_standard_input() if args.input is None else read_lines(args.input)
         for window in batches.windows(lines):
             say("\n".join(window))
+
+
+def add_language_arguments(parser: Parser) -> None:
+    source_help = "language of the texts, of multilingual models, as eng_Latn; that of the tokenizer if not given"
+    parser.add_argument("--src-lang", type=unicode, metavar="LANG", help=source_help)
+    target_help = "language of the translations; that of generation_config.json if not given"
+    parser.add_argument("--tgt-lang", type=unicode, metavar="LANG", help=target_help)
+
+
+def language_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Those that were given."""
+    given = {"src_lang": args.src_lang, "tgt_lang": args.tgt_lang}
+    return {name: language for name, language in given.items() if language is not None}
 
 
 def check_sources(args: argparse.Namespace) -> None:
@@ -363,6 +378,7 @@ def evaluate_arguments(parser: Parser) -> None:
     model_help = "checkpoint directory or Hub id (run by torch), or export directory (run by onnxruntime)"
     parser.add_argument("model", type=source, metavar="MODEL", help=model_help)
     parser.add_argument("--dtype", help="which of an export's, if it has several; the first if not given")
+    add_language_arguments(parser)
     add_metric_arguments(parser)
     add_generation_options(parser, excluded=["num_return_sequences"])  # a text has one translation
 
@@ -377,6 +393,7 @@ def evaluate(args: argparse.Namespace) -> None:
     from .evaluation import evaluate
 
     options = {"batch_size": args.batch_size, "dtype": args.dtype, **metric_settings(args), **generation_options(args)}
+    options |= language_settings(args)
     say(json.dumps(evaluate(args.model, **options)))
 
 

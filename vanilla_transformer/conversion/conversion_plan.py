@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 
-from ..checkpoint import Shapes, learned_positions, read_json, save_tokenizer
+from ..checkpoint import Shapes, learned_positions, read_json
 from ..companions import Companions
 from ..files import IMAGE_PROCESSOR, new_directory
 from .tensors import TensorFiles, write_safetensors
+from .tokenizers import FoundTokenizer
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class ConversionPlan:
     steps: list[TensorStep]
     left_out: list[str]
     generation_config: GenerationConfig | None = None
-    tokenizer: PreTrainedTokenizerBase | None = None
+    tokenizer: FoundTokenizer | None = None
     companions: Companions = field(default_factory=Companions)
     image_processor: str | None = None
 
@@ -98,7 +99,12 @@ class ConversionPlan:
             sources = " = ".join((" and ".join(step.reads), *step.same)) or "(new)"
             shapes = ", ".join(f"{self.stored.get(name, name)} {list(self.shapes[name][0])}" for name in step.writes)
             lines.append(f"{sources} -> {shapes}" + f"  ({step.note})" * bool(step.note))
-        return "\n".join([*lines, *(f"{name} is left out" for name in self.left_out)])
+        return "\n".join([*lines, *(f"{name} is left out" for name in self.left_out), *self.notes])
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be known of the tokenizer."""
+        return self.tokenizer.notes if self.tokenizer is not None else []
 
     def write(self, out: str | os.PathLike, force: bool = False) -> dict[str, Any]:
         """Writes the checkpoint directory `out`, and returns its `facts`.
@@ -122,8 +128,7 @@ class ConversionPlan:
         if self.generation_config is not None:
             self.generation_config.save_pretrained(directory)
         if self.tokenizer is not None:
-            rows = learned_positions(self.model.config)
-            save_tokenizer(self.tokenizer, directory, rows and min(rows, self.tokenizer.model_max_length))
+            self.tokenizer.save(directory, learned_positions(self.model.config))
         self.companions.copy(directory)
         name_image_processor(directory / IMAGE_PROCESSOR, self.image_processor)
 
@@ -140,7 +145,8 @@ class ConversionPlan:
             "tensors": len(self.shapes),
             "parameters": sum(torch.Size(shape).numel() for shape, _ in self.shapes.values()),
             "left_out": self.left_out,
-            "tokenizer": type(self.tokenizer).__name__ if self.tokenizer is not None else None,
+            "tokenizer": type(self.tokenizer.tokenizer).__name__ if self.tokenizer is not None else None,
+            "notes": self.notes,
             "modules": [module.kind for module in self.companions.modules],
         }
 

@@ -16,11 +16,9 @@ from ..checkpoint import (
     CONFIG,
     CONFIGS,
     GENERATION_CONFIG,
-    VOCABULARIES,
     check_depth,
     checkpoint_directory,
     limit_generation,
-    load_tokenizer,
     made_config,
     read_json,
     read_raw_config,
@@ -35,6 +33,7 @@ from .fields import Fields, require
 from .registry import FAMILIES
 from .sinusoids import check_table
 from .tensors import TensorFiles, TensorMap
+from .tokenizers import find_tokenizer
 
 logger = logging.get_logger(__name__)
 
@@ -67,7 +66,7 @@ def plan_to_vanilla(source: str | PathLike) -> ConversionPlan:
     files = TensorFiles(path)
     files.rename(lambda name: modern_name(name).removeprefix(converter.PREFIX))
     plan = plan_by_config(theirs, converter, architecture, files)
-    if getattr(theirs, "tie_word_embeddings", False) and plan.has_unequal():  # which transformers does not tie, whatever the config says
+    if getattr(theirs, "tie_word_embeddings", False) and plan.has_unequal():  # transformers ties no such, whatever it says
         theirs.tie_word_embeddings = False
         plan = plan_by_config(theirs, converter, architecture, files)
     plan.left_out += [f"{name}={value}" for name in TRAINING_FIELDS if (value := getattr(theirs, name, 0))]
@@ -271,8 +270,7 @@ def attach_other_files(plan: ConversionPlan, source: str | PathLike, path: Path)
     if plan.model.can_generate():
         plan.generation_config = read_generation_config(path)
         limit_generation(plan.generation_config, plan.model.config)
-    if any((path / name).is_file() for name in VOCABULARIES):
-        plan.tokenizer = load_tokenizer(path)
+    plan.tokenizer = find_tokenizer(path)
     return plan
 
 
