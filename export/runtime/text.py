@@ -1,6 +1,7 @@
 """Text in, text out: a `Runtime` and the tokenizer that came with the checkpoint, without transformers."""
 
 import contextlib
+import functools
 import os
 import re
 import reprlib
@@ -15,6 +16,7 @@ from ..errors import UsageError
 from . import options as option_fields
 from .inputs import pad_sequences
 from .runtime import Runtime
+from .tasks import classification, embedding, masks, pairs, question_answering, rows, tagging, translation
 
 # What may still change when more tokens come: a character that lacks bytes, and every run of single bytes.
 LACKS_BYTES = "\ufffd"
@@ -39,6 +41,20 @@ class TextRuntime:
             self.tokenizer = Tokenizer.from_buffer(content)
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
+
+    # What is read of the export when it is first needed, and the tasks.
+    tokenizer_settings = functools.cached_property(rows.tokenizer_settings)
+    sentence_modules = functools.cached_property(embedding.sentence_modules)
+    translate = translation.translate
+    classify = classification.classify
+    zero_shot = classification.zero_shot
+    tag = tagging.tag
+    answer = question_answering.answer
+    fill_mask = masks.fill_mask
+    embed = embedding.embed
+    similarity = embedding.similarity
+    next_sentence = pairs.next_sentence
+    choose = pairs.choose
 
     def generate(self, texts: list[str], /, target_prefix: list[str] | None = None, **options: Any) -> list[str]:
         """One text for each of `texts`, or `num_return_sequences` of them: the translation, or for a decoder the

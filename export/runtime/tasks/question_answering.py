@@ -1,0 +1,179 @@
+"""The span of a context that answers a question (Devlin et al. 2019, section 4.2), as our pipeline "question-answering"."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors import UsageError
+from .rows import Row, check_count, check_text, encodings, listed, require, run, softmax, windows
+
+if TYPE_CHECKING:
+    from ..text import TextRuntime
+
+HEAD = "ForQuestionAnswering"
+MAX_SEQ_LEN, DOC_STRIDE = 384, 128
+
+
+def answer(
+    runtime: "TextRuntime",
+    questions: Sequence[str],
+    contexts: Sequence[str],
+    /,
+    top_k: int = 1,
+    max_answer_len: int = 15,
+    handle_impossible_answer: bool = False,
+    align_to_words: bool = True,
+    max_seq_len: int | None = None,
+    doc_stride: int | None = None,
+    max_question_len: int | None = None,
+) -> list[list[dict[str, Any]]]:
+    """What in each of `contexts` answers the question at its place, the likeliest first: `{"score": float, "start": int,
+    "end": int, "answer": str}`, where `answer` is `context[start:end]`. A context that is too long for the model is read in
+    overlapping windows, each with the question. All is as in our pipeline "question-answering".
+
+    Args:
+        questions, contexts: as many of one as of the other.
+        top_k: answers of each, at most.
+        max_answer_len: most tokens of an answer.
+        handle_impossible_answer: the empty answer `""` competes too, with the lowest score that a window gives its CLS token.
+        align_to_words: extend answers to whole words, as the tokenizer splits them.
+        max_seq_len: most tokens of a window; 384 by default, or the tokenizer's `model_max_length` if that is less.
+        doc_stride: tokens that windows share; 128 by default, or half of `max_seq_len` if that is less.
+        max_question_len: cut the question to this many tokens.
+
+    Raises:
+        UsageError: for arguments out of range.
+        ValueError: for an export without a question answering head, other numbers of questions and contexts, one that is
+            empty, and windows without room for more of the context than they share.
+    """
+    require(runtime, "answer", HEAD)
+    for name, value in (("top_k", top_k), ("max_answer_len", max_answer_len)):
+        check_count(name, value)
+    for name, value in (("max_seq_len", max_seq_len), ("max_question_len", max_question_len)):
+        if value is not None:
+            check_count(name, value)
+    if doc_stride is not None:
+        check_count("doc_stride", doc_stride, least=0)
+    examples = checked_examples(questions, contexts)
+    if max_seq_len is None:
+        max_seq_len = min(runtime.tokenizer_settings.longest or MAX_SEQ_LEN, MAX_SEQ_LEN)
+    if doc_stride is None:
+        doc_stride = min(max_seq_len // 2, DOC_STRIDE)
+    if doc_stride > max_seq_len:
+        raise UsageError(f"doc_stride must be at most max_seq_len, {max_seq_len}, got {doc_stride}")
+    rows = []
+    for number, (question, context) in enumerate(examples):
+        if max_question_len is not None:
+            question = shortened_question(runtime, question, max_question_len)
+        rows += [(number, row) for row in rows_of_example(runtime, question, context, max_seq_len, doc_stride, number)]
+    count = 2 * top_k + 10 if align_to_words else top_k  # several spans may become one when they are extended to words
+    spans: list[list[dict]] = [[] for _ in rows]
+    nulls = np.zeros(len(rows))
+    for index, outputs in run(runtime, [row for _, row in rows]):
+        number, row = rows[index]
+        own = own_tokens(row, sequence_of(runtime))
+        start, end, nulls[index] = probabilities(runtime, row, own, outputs)
+        extents = extents_of(row, own, align_to_words)
+        for first, last, score in best_spans(start, end, max_answer_len, count):
+            begin, stop = extents[first][0], extents[last][1]
+            text = examples[number][1][begin:stop]
+            spans[index].append({"score": score, "start": begin, "end": stop, "answer": text})
+    results = []
+    for number in range(len(examples)):
+        own = [index for index, (of, _) in enumerate(rows) if of == number]
+        null_score = float(nulls[own].min()) if handle_impossible_answer else None
+        results.append(merged([span for index in own for span in spans[index]], null_score)[:top_k])
+    return results
+
+
+def checked_examples(questions: object, contexts: object) -> list[tuple[str, str]]:
+    found = []
+    for name, given in (("question", questions), ("context", contexts)):
+        texts = listed(given, f"strings, the {name}s")
+        found.append([check_text(text, f"{name} {index} of {len(texts)}") for index, text in enumerate(texts)])
+    if len(found[0]) != len(found[1]):
+        raise ValueError(f"{len(found[0])} questions and {len(found[1])} contexts, expected as many of one as of the other")
+    return list(zip(*found, strict=True))
+
+
+def sequence_of(runtime: "TextRuntime") -> int:
+    """Which of the two the context is: padding goes to the side of the question, as in the pipeline."""
+    return 1 if runtime.tokenizer_settings.padding_side == "right" else 0
+
+
+def shortened_question(runtime: "TextRuntime", question: str, longest: int) -> str:
+    [encoding] = runtime.encode([question], special_tokens=False)
+    return question[: encoding.offsets[longest - 1][1]] if len(encoding.ids) > longest else question
+
+
+def rows_of_example(
+    runtime: "TextRuntime", question: str, context: str, max_seq_len: int, doc_stride: int, number: int
+) -> list[Row]:
+    """The windows of one context, each with the question."""
+    sequence = sequence_of(runtime)
+    [encoding] = encodings(runtime, [(question, context) if sequence else (context, question)])
+    length = encoding.sequence_ids.count(sequence)
+    if not length:
+        raise ValueError(f"context {number} has no tokens, expected words that the tokenizer knows")
+    room = max_seq_len - (len(encoding.ids) - length)
+    if length > room and room <= doc_stride:
+        raise ValueError(
+            f"max_seq_len={max_seq_len} leaves {room} tokens for context {number} beside its question, and the context has "
+            f"{length}: expected room for more than doc_stride={doc_stride}"
+        )
+    side = runtime.tokenizer_settings.truncation_side
+    name = f"context {number} with its question"
+    return [Row(encoding, places, name) for places in windows(encoding, sequence, max_seq_len, doc_stride, side)]
+
+
+def own_tokens(row: Row, sequence: int) -> list[int]:
+    """Which of the row's tokens are the context's."""
+    sequences = row.encoding.sequence_ids
+    return [index for index, place in enumerate(row.places) if sequences[place] == sequence]
+
+
+def probabilities(
+    runtime: "TextRuntime", row: Row, own: list[int], outputs: dict[str, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Of each of the tokens `own` to be the answer's first one, and its last; and of the CLS token to be both, or 0."""
+    cls_id = runtime.tokenizer_settings.special_tokens["cls_token"]
+    cls = [row.ids.index(cls_id)] if cls_id in row.ids and row.ids.index(cls_id) not in own else []
+    start, end = (softmax(outputs[name][own + cls]) for name in ("start_logits", "end_logits"))
+    null_score = float(start[-1] * end[-1]) if cls else 0.0
+    return start[: len(own)], end[: len(own)], null_score
+
+
+def extents_of(row: Row, own: list[int], align_to_words: bool) -> list[tuple[int, int]]:
+    """Where in the text each of the tokens `own` begins and ends; or with `align_to_words` so much of its word as is in the
+    row."""
+    offsets, words = row.encoding.offsets, row.encoding.word_ids
+    extents = [offsets[row.places[index]] for index in own]
+    if not align_to_words:
+        return extents
+    of_words: dict[int | None, tuple[int, int]] = {}
+    for index, (start, end) in zip(own, extents):
+        word = words[row.places[index]]
+        if word is not None:  # some tokenizers have no words
+            of_words[word] = (of_words.get(word, (start, end))[0], end)
+    return [of_words.get(words[row.places[index]], extent) for index, extent in zip(own, extents)]
+
+
+def best_spans(start: np.ndarray, end: np.ndarray, max_answer_len: int, count: int) -> list[tuple[int, int, float]]:
+    """First token, last token and probability of the `count` likeliest spans, the likeliest first."""
+    firsts, lasts = np.nonzero(np.tril(np.triu(np.ones((len(start), len(start)), bool)), max_answer_len - 1))
+    scores = start[firsts] * end[lasts]
+    best = np.argsort(-scores, kind="stable")[:count]
+    return [(int(firsts[place]), int(lasts[place]), float(scores[place])) for place in best]
+
+
+def merged(spans: list[dict], null_score: float | None) -> list[dict[str, Any]]:
+    """Spans with the same text become one, with all of their probability; and the empty answer, unless `null_score` is
+    `None`. The likeliest first."""
+    answers: dict[str, dict] = {}
+    for span in spans:
+        answers.setdefault(span["answer"].lower(), {**span, "score": 0.0})["score"] += span["score"]
+    found = list(answers.values())
+    if null_score is not None:
+        found.append({"score": null_score, "start": 0, "end": 0, "answer": ""})
+    return sorted(found, key=lambda answer: -answer["score"])
