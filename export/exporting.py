@@ -278,7 +278,7 @@ def write_companions(source: Source, made: Graphs, directory: Path) -> dict[str,
             shutil.copyfile(source.directory / name, directory / name)
     for_every_version(directory)
     modules = companions(source.checkpoint)
-    modules.copy(directory)
+    modules.copy_without_pickles(directory)
     clients = write_for_clients(source, made, directory)
     card = source.directory / CARD
     write_card(directory, base_name(source.checkpoint), card, source.architecture, made.target, made.dtypes)
