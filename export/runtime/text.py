@@ -5,6 +5,7 @@ import functools
 import os
 import re
 import reprlib
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ class TextRuntime:
             self.tokenizer = Tokenizer.from_buffer(content)
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
+        self.lock = threading.Lock()  # of the tokenizer, which some tasks have cut texts
 
     # What is read of the export when it is first needed, and the tasks.
     tokenizer_settings = functools.cached_property(rows.tokenizer_settings)
@@ -170,7 +172,7 @@ class TextRuntime:
                 text.encode()
             except UnicodeEncodeError as error:
                 raise ValueError(f"text {index} of {len(texts)} is no Unicode text: {error}") from None
-        with errors_of(self.path):
+        with self.lock, errors_of(self.path):
             return self.tokenizer.encode_batch(texts, add_special_tokens=special_tokens)
 
 

@@ -5,10 +5,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tokenizers import Encoding
 
 from ...errors import UsageError
 from ..artifact import json_object
 from .rows import (
+    Cut,
     Pair,
     check_count,
     check_one_of,
@@ -29,6 +31,7 @@ HEAD = "ForSequenceClassification"
 SENTENCE_CONFIG = "config_sentence_transformers.json"
 Scoring = Callable[[np.ndarray], np.ndarray]  # of logits
 FUNCTIONS: dict[str, Scoring] = {"softmax": softmax, "sigmoid": sigmoid, "none": lambda logits: logits}
+TOO_SHORT = "too short"  # what `tokenizers` says of a text that cannot be cut by as much as it would have to
 # The activations that sentence-transformers names by torch's classes.
 ACTIVATIONS: dict[str, Scoring] = {
     "Identity": FUNCTIONS["none"],
@@ -144,7 +147,7 @@ def zero_shot(
     hypotheses = [hypothesis_of(hypothesis_template, label) for label in candidates]
     entailment, contradiction = entailment_and_contradiction(runtime)
     pairs = [(text, hypothesis) for text in texts for hypothesis in hypotheses]
-    rows = rows_of(runtime, pairs, runtime.tokenizer_settings.longest)
+    rows = rows_of_pairs(runtime, pairs, runtime.tokenizer_settings.longest)
     logits = np.zeros((len(pairs), len(runtime.runtime.config["id2label"])), np.float32)
     for index, outputs in run(runtime, rows):
         logits[index] = outputs["logits"]
@@ -154,6 +157,21 @@ def zero_shot(
     else:
         scores = softmax(by_text[..., entailment])
     return [ranked(text, candidates, row) for text, row in zip(texts, scores)]
+
+
+def rows_of_pairs(runtime: "TextRuntime", pairs: Sequence[Pair], longest: int | None) -> list[Encoding]:
+    """Texts are cut, hypotheses are not: where one is longer than that alone, neither is, as in the pipeline."""
+    if longest is None:
+        return rows_of(runtime, pairs)
+    cut = Cut(longest, "only_first")
+    try:
+        return rows_of(runtime, pairs, cut)
+    except ValueError as error:
+        if TOO_SHORT not in str(error):
+            raise
+        if len(pairs) == 1:
+            return rows_of(runtime, pairs)
+        return [row for pair in pairs for row in rows_of_pairs(runtime, [pair], longest)]
 
 
 def ranked(text: str, labels: list[str], scores: np.ndarray) -> dict[str, Any]:

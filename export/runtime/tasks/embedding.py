@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tokenizers import normalizers
+from tokenizers import Encoding, normalizers
 
 from ...errors import UsageError, did_you_mean
 from ..artifact import json_object
 from ..options import as_list
 from .classification import activation, sentence_config
-from .rows import check_count, check_one_of, encodings, require, rows_of, run, single_texts
+from .rows import Cut, check_count, check_one_of, require, rows_of, run, single_texts
 
 if TYPE_CHECKING:
     from ..artifact import Artifact
@@ -88,8 +88,8 @@ def embed(
         check_count("truncate_dim", width)
     longest, lowers = length_and_case(runtime)
     lowered = normalizers.Lowercase().normalize_str if lowers else str
-    rows = rows_of(runtime, [lowered(prompt + text) for text in single_texts(texts)], longest)
-    prompt_length = length_of(runtime, lowered(prompt)) if prompt else 0
+    rows = rows_of(runtime, [lowered(prompt + text) for text in single_texts(texts)], Cut(longest))
+    prompt_length = length_of(rows_of(runtime, [lowered(prompt)], Cut(longest))[0]) if prompt else 0
     found: list[np.ndarray] = [np.empty(0)] * len(rows)
     for index, outputs in run(runtime, rows):
         found[index] = modules.embedding(outputs["last_hidden_state"], prompt_length)[:width]
@@ -136,13 +136,12 @@ def chosen_prompt(config: dict, prompt_name: str | None, prompt: str | None) -> 
     return prompts[prompt_name] or ""
 
 
-def length_of(runtime: "TextRuntime", prompt: str) -> int:
+def length_of(prompt: Encoding) -> int:
     """How many tokens of a text with this prompt are the prompt's, with the special tokens in front of it."""
-    [encoding] = encodings(runtime, [prompt])
-    return len(encoding.ids) - (encoding.special_tokens_mask[-1:] == [1])
+    return len(prompt.ids) - (prompt.special_tokens_mask[-1:] == [1])
 
 
-def length_and_case(runtime: "TextRuntime") -> tuple[int | None, bool]:
+def length_and_case(runtime: "TextRuntime") -> tuple[int, bool]:
     """How many tokens of a text are read at most, and whether in small letters."""
     artifact = runtime.runtime.artifact
     names = sorted(name for name in artifact.manifest["files"] if LENGTH_CONFIG.fullmatch(name))

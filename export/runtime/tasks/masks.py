@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import UsageError
-from .rows import Row, check_count, decode, require, rows_of, run, single_texts, softmax
+from .rows import check_count, decode, named, require, rows_of, run, single_texts, softmax
 
 if TYPE_CHECKING:
     from ..text import TextRuntime
@@ -37,14 +37,15 @@ def fill_mask(
     mask = mask_token(runtime)
     chosen = None if targets is None else target_ids(runtime, targets)
     rows = rows_of(runtime, single_texts(texts))
-    for row in rows:
+    for row, name in named(rows):
         if mask not in row.ids:
-            raise ValueError(f"{row.name} has no mask, expected {runtime.tokenizer.id_to_token(mask)} in it")
+            raise ValueError(f"{name} has no mask, expected {runtime.tokenizer.id_to_token(mask)} in it")
     results: list[list[Any]] = [[] for _ in rows]
     for index, outputs in run(runtime, rows):
-        places = [place for place, token in enumerate(rows[index].ids) if token == mask]
+        ids = rows[index].ids
+        places = [place for place, token in enumerate(ids) if token == mask]
         logits = next(iter(outputs.values()))  # pretraining has others too
-        filled = [fillings(runtime, rows[index], place, logits[place], top_k, chosen, len(places) == 1) for place in places]
+        filled = [fillings(runtime, ids, place, logits[place], top_k, chosen, len(places) == 1) for place in places]
         results[index] = filled[0] if len(places) == 1 else filled
     return results
 
@@ -58,7 +59,7 @@ def mask_token(runtime: "TextRuntime") -> int:
 
 
 def fillings(
-    runtime: "TextRuntime", row: Row, place: int, logits: np.ndarray, top_k: int, targets: list[int] | None, is_only: bool
+    runtime: "TextRuntime", ids: list[int], place: int, logits: np.ndarray, top_k: int, targets: list[int] | None, is_only: bool
 ) -> list[dict[str, Any]]:
     """The likeliest tokens at `place`. What is read instead has no special tokens, unless other masks are among them."""
     scores = softmax(logits)
@@ -67,8 +68,8 @@ def fillings(
     pad = runtime.runtime.config.get("pad_token_id")
     found = []
     for token in best:
-        ids = [*row.ids[:place], token, *row.ids[place + 1 :]]
-        sequence = decode(runtime, [each for each in ids if each != pad], skip_special_tokens=is_only)
+        filled = [*ids[:place], token, *ids[place + 1 :]]
+        sequence = decode(runtime, [each for each in filled if each != pad], skip_special_tokens=is_only)
         text = decode(runtime, [token], skip_special_tokens=False)
         found.append({"score": float(scores[token]), "token": token, "token_str": text, "sequence": sequence})
     return found

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tokenizers import Encoding
 
 from ...errors import UsageError
-from .rows import Row, check_count, check_text, encodings, listed, require, run, softmax, windows
+from .rows import Cut, check_count, check_text, listed, require, rows_of, run, softmax
 
 if TYPE_CHECKING:
     from ..text import TextRuntime
@@ -62,28 +63,28 @@ def answer(
         doc_stride = min(max_seq_len // 2, DOC_STRIDE)
     if doc_stride > max_seq_len:
         raise UsageError(f"doc_stride must be at most max_seq_len, {max_seq_len}, got {doc_stride}")
-    rows = []
+    rows: list[Encoding] = []
+    numbers: list[int] = []  # of the examples that the rows are of
     for number, (question, context) in enumerate(examples):
         if max_question_len is not None:
             question = shortened_question(runtime, question, max_question_len)
-        rows += [(number, row) for row in rows_of_example(runtime, question, context, max_seq_len, doc_stride, number)]
+        rows += (own := windows_of(runtime, question, context, number, max_seq_len, doc_stride))
+        numbers += [number] * len(own)
     count = 2 * top_k + 10 if align_to_words else top_k  # several spans may become one when they are extended to words
     spans: list[list[dict]] = [[] for _ in rows]
     nulls = np.zeros(len(rows))
-    for index, outputs in run(runtime, [row for _, row in rows]):
-        number, row = rows[index]
-        own = own_tokens(row, sequence_of(runtime))
-        start, end, nulls[index] = probabilities(runtime, row, own, outputs)
-        extents = extents_of(row, own, align_to_words)
+    for index, outputs in run(runtime, rows, [f"context {number} with its question" for number in numbers]):
+        context = examples[numbers[index]][1]
+        tokens, start, end, nulls[index] = probabilities(runtime, rows[index], outputs)
+        extents = extents_of(rows[index], tokens, sequence_of(runtime), align_to_words)
         for first, last, score in best_spans(start, end, max_answer_len, count):
             begin, stop = extents[first][0], extents[last][1]
-            text = examples[number][1][begin:stop]
-            spans[index].append({"score": score, "start": begin, "end": stop, "answer": text})
+            spans[index].append({"score": score, "start": begin, "end": stop, "answer": context[begin:stop]})
     results = []
     for number in range(len(examples)):
-        own = [index for index, (of, _) in enumerate(rows) if of == number]
-        null_score = float(nulls[own].min()) if handle_impossible_answer else None
-        results.append(merged([span for index in own for span in spans[index]], null_score)[:top_k])
+        own_rows = [index for index, of in enumerate(numbers) if of == number]
+        null_score = float(nulls[own_rows].min()) if handle_impossible_answer else None
+        results.append(merged([span for index in own_rows for span in spans[index]], null_score)[:top_k])
     return results
 
 
@@ -107,56 +108,49 @@ def shortened_question(runtime: "TextRuntime", question: str, longest: int) -> s
     return question[: encoding.offsets[longest - 1][1]] if len(encoding.ids) > longest else question
 
 
-def rows_of_example(
-    runtime: "TextRuntime", question: str, context: str, max_seq_len: int, doc_stride: int, number: int
-) -> list[Row]:
-    """The windows of one context, each with the question."""
+def windows_of(
+    runtime: "TextRuntime", question: str, context: str, number: int, max_seq_len: int, doc_stride: int
+) -> list[Encoding]:
+    """The windows of the context `number`, each with the question."""
     sequence = sequence_of(runtime)
-    [encoding] = encodings(runtime, [(question, context) if sequence else (context, question)])
-    length = encoding.sequence_ids.count(sequence)
+    pair = (question, context) if sequence else (context, question)
+    [whole] = rows_of(runtime, [pair])
+    length = whole.sequence_ids.count(sequence)
     if not length:
         raise ValueError(f"context {number} has no tokens, expected words that the tokenizer knows")
-    room = max_seq_len - (len(encoding.ids) - length)
-    if length > room and room <= doc_stride:
+    room = max_seq_len - (len(whole.ids) - length)
+    if length <= room:
+        return [whole]
+    if room <= doc_stride:
         raise ValueError(
             f"max_seq_len={max_seq_len} leaves {room} tokens for context {number} beside its question, and the context has "
             f"{length}: expected room for more than doc_stride={doc_stride}"
         )
-    side = runtime.tokenizer_settings.truncation_side
-    name = f"context {number} with its question"
-    return [Row(encoding, places, name) for places in windows(encoding, sequence, max_seq_len, doc_stride, side)]
-
-
-def own_tokens(row: Row, sequence: int) -> list[int]:
-    """Which of the row's tokens are the context's."""
-    sequences = row.encoding.sequence_ids
-    return [index for index, place in enumerate(row.places) if sequences[place] == sequence]
+    [first] = rows_of(runtime, [pair], Cut(max_seq_len, "only_second" if sequence else "only_first", doc_stride))
+    return [first, *first.overflowing]
 
 
 def probabilities(
-    runtime: "TextRuntime", row: Row, own: list[int], outputs: dict[str, np.ndarray]
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """Of each of the tokens `own` to be the answer's first one, and its last; and of the CLS token to be both, or 0."""
+    runtime: "TextRuntime", row: Encoding, outputs: dict[str, np.ndarray]
+) -> tuple[list[int], np.ndarray, np.ndarray, float]:
+    """The places of the context's tokens; of each to be the answer's first one, and its last; and of the CLS token to be both,
+    or 0."""
+    tokens = [place for place, found in enumerate(row.sequence_ids) if found == sequence_of(runtime)]
     cls_id = runtime.tokenizer_settings.special_tokens["cls_token"]
-    cls = [row.ids.index(cls_id)] if cls_id in row.ids and row.ids.index(cls_id) not in own else []
-    start, end = (softmax(outputs[name][own + cls]) for name in ("start_logits", "end_logits"))
+    cls = [place for place, token in enumerate(row.ids) if token == cls_id][:1]
+    cls = [place for place in cls if place not in tokens]
+    start, end = (softmax(outputs[name][tokens + cls]) for name in ("start_logits", "end_logits"))
     null_score = float(start[-1] * end[-1]) if cls else 0.0
-    return start[: len(own)], end[: len(own)], null_score
+    return tokens, start[: len(tokens)], end[: len(tokens)], null_score
 
 
-def extents_of(row: Row, own: list[int], align_to_words: bool) -> list[tuple[int, int]]:
-    """Where in the text each of the tokens `own` begins and ends; or with `align_to_words` so much of its word as is in the
-    row."""
-    offsets, words = row.encoding.offsets, row.encoding.word_ids
-    extents = [offsets[row.places[index]] for index in own]
+def extents_of(row: Encoding, tokens: list[int], sequence: int, align_to_words: bool) -> list[tuple[int, int]]:
+    """Where in the text each of `tokens` begins and ends; or with `align_to_words` so much of its word as is in the row."""
+    offsets, words = row.offsets, row.word_ids
     if not align_to_words:
-        return extents
-    of_words: dict[int | None, tuple[int, int]] = {}
-    for index, (start, end) in zip(own, extents):
-        word = words[row.places[index]]
-        if word is not None:  # some tokenizers have no words
-            of_words[word] = (of_words.get(word, (start, end))[0], end)
-    return [of_words.get(words[row.places[index]], extent) for index, extent in zip(own, extents)]
+        return [offsets[token] for token in tokens]
+    of_words = {word: row.word_to_chars(word, sequence) for word in {words[token] for token in tokens} if word is not None}
+    return [of_words.get(words[token]) or offsets[token] for token in tokens]  # some tokenizers have no words
 
 
 def best_spans(start: np.ndarray, end: np.ndarray, max_answer_len: int, count: int) -> list[tuple[int, int, float]]:

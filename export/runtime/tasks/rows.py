@@ -1,10 +1,9 @@
 """What the tasks share: texts that are checked and cut into tokens, and rows of tokens, run with others of similar length."""
 
-import functools
 import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from tokenizers import Encoding
@@ -169,67 +168,46 @@ def check_count(name: str, value: object, least: int = 1, most: int | None = Non
 # ------------------------------------------------------------------------------------------------------------------ the rows
 
 
-@dataclass(frozen=True)
-class Row:
-    """What the model reads of one text, or of a pair: the `places` among the tokens of the `encoding`. `name` is for errors."""
+class Cut(NamedTuple):
+    """That texts of more than `longest` tokens are cut: of which part of a pair, and what windows of one text share."""
 
-    encoding: Encoding
-    places: Sequence[int]
-    name: str
-
-    @functools.cached_property
-    def ids(self) -> list[int]:
-        ids = self.encoding.ids
-        return [ids[place] for place in self.places]
-
-    @functools.cached_property
-    def types(self) -> list[int]:
-        types = self.encoding.type_ids
-        return [types[place] for place in self.places]
+    longest: int
+    strategy: str = "longest_first"
+    stride: int = 0
 
 
-def encodings(runtime: "TextRuntime", texts: Sequence[str | Pair]) -> list[Encoding]:
-    """What the tokenizer makes of each, with special tokens."""
+def rows_of(runtime: "TextRuntime", texts: Sequence[str | Pair], cut: Cut | None = None) -> list[Encoding]:
+    """What the tokenizer makes of each, with special tokens; with a `cut` the first window, which knows those that follow."""
     from ..text import errors_of
 
-    with errors_of(runtime.path):
-        return runtime.tokenizer.encode_batch(list(texts))
+    tokenizer = runtime.tokenizer
+    with runtime.lock, errors_of(runtime.path):
+        if cut is None:
+            return tokenizer.encode_batch(list(texts))
+        side = runtime.tokenizer_settings.truncation_side
+        tokenizer.enable_truncation(cut.longest, strategy=cut.strategy, stride=cut.stride, direction=side)
+        try:
+            return tokenizer.encode_batch(list(texts))
+        finally:
+            tokenizer.no_truncation()
 
 
-def rows_of(runtime: "TextRuntime", texts: Sequence[str | Pair], longest: int | None = None) -> list[Row]:
-    """Of each text the tokens, or of its first part so many that all are at most `longest`; all of them where the first part
-    has too few."""
-    rows = []
-    for encoding, name in named(encodings(runtime, texts)):
-        places = range(len(encoding.ids)) if longest is None else shortened(encoding, longest, runtime.tokenizer_settings)
-        rows.append(Row(encoding, places, name))
-    return rows
-
-
-def shortened(encoding: Encoding, longest: int, settings: TokenizerSettings) -> Sequence[int]:
-    sequences = encoding.sequence_ids
-    first = [place for place, sequence in enumerate(sequences) if sequence == 0]
-    excess = len(sequences) - longest
-    if not 0 < excess < len(first):
-        return range(len(sequences))
-    cut = set(first[:excess] if settings.truncation_side == "left" else first[-excess:])
-    return [place for place in range(len(sequences)) if place not in cut]
-
-
-def run(runtime: "TextRuntime", rows: Sequence[Row]) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+def run(
+    runtime: "TextRuntime", rows: Sequence[Encoding], names: Sequence[str] | None = None
+) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
     """The number of each row, and what the graph returns for it by name: of each of its tokens (S, ...), or of all (...). Rows
-    of similar length run together, and come in that order.
+    of similar length run together, and come in that order. `names` are what errors call them.
 
     Raises:
-        ValueError: for a row of more tokens than the model has positions, before the first runs; and as `Runtime.outputs`.
+        ValueError: for a row of more tokens than the model has positions, or of none, before the first runs; and as
+            `Runtime.outputs`.
     """
-    if not rows:
-        return
     model = runtime.runtime
-    for row in rows:
-        check_row(row, model.config)
-    ids, mask = pad_sequences([row.ids for row in rows], model.config.get("pad_token_id"))
-    types = pad_sequences([row.types for row in rows], 0)[0] if runtime.tokenizer_settings.has_types else None
+    all_ids = [row.ids for row in rows]
+    for place, ids_of_row in enumerate(all_ids):
+        check_row(ids_of_row, names[place] if names else f"text {place} of {len(rows)}", model.config)
+    ids, mask = pad_sequences(all_ids, model.config.get("pad_token_id"))
+    types = pad_sequences([row.type_ids for row in rows], 0)[0] if runtime.tokenizer_settings.has_types else None
     [spec] = model.specs.values()
     per_token = {tensor.name for tensor in spec.outputs if tensor.shape[1:2] == ("source_length",)}
     for chosen, length in bucket_by_length(mask, MAX_TOKENS * model.threads):
@@ -238,21 +216,19 @@ def run(runtime: "TextRuntime", rows: Sequence[Row]) -> Iterator[tuple[int, dict
             given = [None if array is None else array[:, None] for array in given]
         outputs = model.outputs(*given)
         for place, index in enumerate(chosen.tolist()):
-            size = len(rows[index].places)
-            yield (
-                index,
-                {name: values[place, :size] if name in per_token else values[place] for name, values in outputs.items()},
-            )
+            own = {name: values[place] for name, values in outputs.items()}
+            size = len(all_ids[index])
+            yield index, {name: values[:size] if name in per_token else values for name, values in own.items()}
 
 
-def check_row(row: Row, config: dict) -> None:
-    if not row.places:
-        raise ValueError(f"{row.name} has no tokens, expected words that the tokenizer knows")
-    ids = np.array([row.ids])
+def check_row(ids: list[int], name: str, config: dict) -> None:
+    if not ids:
+        raise ValueError(f"{name} has no tokens, expected words that the tokenizer knows")
+    row = np.array([ids])
     try:
-        check_positions(num_positions(ids, np.ones_like(ids), config), config)
+        check_positions(num_positions(row, np.ones_like(row), config), config)
     except ValueError as error:
-        raise ValueError(f"{row.name}: {error}") from None
+        raise ValueError(f"{name}: {error}") from None
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -276,23 +252,3 @@ def labels_of(runtime: "TextRuntime") -> list[str]:
         found = f"{runtime.runtime.artifact.directory / 'config.json'} has in id2label the labels {reprlib.repr(list(names))}"
         raise ValueError(f"{found}, expected each number from 0 to {len(names) - 1}: {missing[0]} is missing")
     return [str(names[str(number)]) for number in range(len(names))]
-
-
-def windows(encoding: Encoding, sequence: int, longest: int, stride: int, side: str = "right") -> list[list[int]]:
-    """The places of all tokens, with those of one sequence cut so that there are at most `longest`: windows of it that share
-    `stride` tokens, from its start on, or with `side` "left" from its end. There must be room for more than `stride`."""
-    sequences = encoding.sequence_ids
-    own = [place for place, found in enumerate(sequences) if found == sequence]
-    room = longest - (len(sequences) - len(own))
-    if len(own) <= room:
-        return [list(range(len(sequences)))]
-    step = room - stride
-    count = -(-(len(own) - room) // step) + 1
-    spans = [(number * step, min(number * step + room, len(own))) for number in range(count)]
-    if side == "left":
-        spans = [(len(own) - end, len(own) - start) for start, end in spans]
-    found = []
-    for start, end in spans:
-        cut = set(own[:start]) | set(own[end:])
-        found.append([place for place in range(len(sequences)) if place not in cut])
-    return found

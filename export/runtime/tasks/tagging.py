@@ -4,22 +4,20 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tokenizers import Encoding
 
 from ...errors import UsageError
 from .rows import (
-    Row,
+    Cut,
     check_count,
     check_one_of,
-    encodings,
     join,
     labels_of,
-    named,
     require,
     rows_of,
     run,
     single_texts,
     softmax,
-    windows,
 )
 
 if TYPE_CHECKING:
@@ -64,12 +62,15 @@ def tag(
     check_one_of("aggregation_strategy", aggregation_strategy, STRATEGIES)
     labels = labels_of(runtime)
     texts = single_texts(texts)
-    rows = tag_rows(runtime, texts, aggregation_strategy, stride)
+    rows = rows_of(runtime, texts, cut_of(runtime, aggregation_strategy, stride))
+    sources = list(range(len(rows)))
+    for source, row in enumerate(rows[:]):
+        more = row.overflowing if stride is not None else []
+        rows += more
+        sources += [source] * len(more)
     found: list[list[dict[str, Any]]] = [[] for _ in rows]
-    sources = [source for source, _ in rows]
-    for index, outputs in run(runtime, [row for _, row in rows]):
-        source, row = rows[index]
-        tokens = tokens_of(runtime, texts[source], row, softmax(outputs["logits"]))
+    for index, outputs in run(runtime, rows, [f"text {source} of {len(texts)}" for source in sources]):
+        tokens = tokens_of(runtime, texts[sources[index]], rows[index], softmax(outputs["logits"]))
         found[index] = [
             entity
             for entity in aggregated(runtime, tokens, labels, aggregation_strategy)
@@ -81,43 +82,32 @@ def tag(
     return [without_overlaps(each) if sources.count(source) > 1 else each for source, each in enumerate(results)]
 
 
-def tag_rows(runtime: "TextRuntime", texts: list[str], strategy: str, stride: int | None) -> list[tuple[int, Row]]:
-    """Of each text one row, or its windows, with its number."""
+def cut_of(runtime: "TextRuntime", strategy: str, stride: int | None) -> Cut | None:
+    """How long texts are cut, or read in windows."""
     longest = runtime.tokenizer_settings.longest
-    if stride is None:
-        return list(enumerate(rows_of(runtime, texts, longest)))
-    check_count("stride", stride, least=0, most=None if longest is None else longest - 1)
-    if strategy == "none":
-        raise UsageError("a stride is for entities, expected another aggregation_strategy than 'none'")
-    if longest is None:
-        return list(enumerate(rows_of(runtime, texts)))
-    found = []
-    for index, (encoding, name) in enumerate(named(encodings(runtime, texts))):
-        added = sum(encoding.special_tokens_mask)
-        if stride >= longest - added:
-            raise UsageError(f"stride must be less than the {longest - added} tokens of a window, got {stride}")
-        side = runtime.tokenizer_settings.truncation_side
-        found += [(index, Row(encoding, places, name)) for places in windows(encoding, 0, longest, stride, side)]
-    return found
+    if stride is not None:
+        room = None if longest is None else longest - runtime.tokenizer.num_special_tokens_to_add(False)
+        check_count("stride", stride, least=0, most=None if room is None else room - 1)
+        if strategy == "none":
+            raise UsageError("a stride is for entities, expected another aggregation_strategy than 'none'")
+    return None if longest is None else Cut(longest, stride=stride or 0)
 
 
-def tokens_of(runtime: "TextRuntime", text: str, row: Row, scores: np.ndarray) -> list[dict[str, Any]]:
+def tokens_of(runtime: "TextRuntime", text: str, row: Encoding, scores: np.ndarray) -> list[dict[str, Any]]:
     """Each token that is not a special one, with its scores (labels,) and whether it continues a word."""
-    encoding = row.encoding
-    special, offsets, ids = encoding.special_tokens_mask, encoding.offsets, encoding.ids
     knows_words = bool(getattr(runtime.tokenizer.model, "continuing_subword_prefix", None))
     unknown = runtime.tokenizer_settings.special_tokens["unk_token"]
     tokens = []
-    for index, place in enumerate(row.places):
-        if special[place]:
+    facts = zip(row.ids, row.offsets, row.special_tokens_mask, scores, strict=True)
+    for index, (token_id, (start, end), is_special, own) in enumerate(facts):
+        if is_special:
             continue
-        start, end = offsets[place]
-        word = runtime.tokenizer.id_to_token(ids[place]) or ""
+        word = runtime.tokenizer.id_to_token(token_id) or ""
         # Where the tokenizer does not mark what continues a word, that is what no space stands before, as there.
         is_subword = len(word) != end - start if knows_words else start > 0 and " " not in text[start - 1 : start + 1]
-        if ids[place] == unknown:
+        if token_id == unknown:
             word, is_subword = text[start:end], False
-        token = {"word": word, "scores": scores[index], "start": start, "end": end, "index": index, "is_subword": is_subword}
+        token = {"word": word, "scores": own, "start": start, "end": end, "index": index, "is_subword": is_subword}
         tokens.append(token)
     return tokens
 
