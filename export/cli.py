@@ -214,6 +214,8 @@ def export_arguments(parser: Parser) -> None:
     parser.add_argument("--opset", type=positive, metavar="N", help=opset_help)
     shortlist_help = "text: only its tokens, and the special ones, can be generated"
     parser.add_argument("--shortlist", type=path, metavar="FILE", help=shortlist_help)
+    keep_help = "keep the converted checkpoint there, where CHECKPOINT is of another family; temporary if not given"
+    parser.add_argument("--keep", type=path, metavar="DIR", help=keep_help)
     parser.add_argument("--force", action="store_true", help="replace OUTPUT if it is ours")
 
 
@@ -224,11 +226,10 @@ def export(args: argparse.Namespace) -> None:
     from vanilla_transformer.files import output_path
 
     from .exporting import export
-    from .shortlist import shortlist_from_text
 
     output_path(output, [] if args.shortlist is None else [args.shortlist])
-    tokens = None if args.shortlist is None else shortlist_from_text(args.shortlist, args.checkpoint)
-    settings = {"target": args.target, "dtype": args.dtype, "shortlist": tokens, "opset": args.opset}
+    names = ("target", "dtype", "shortlist", "opset", "keep")
+    settings = {name: getattr(args, name) for name in names}
     manifest = export(args.checkpoint, output, args.force, **settings)
     files = {name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")}
     others = {f"parity of {dtype}": facts["parity"] for dtype, facts in manifest.get("other_dtypes", {}).items()}

@@ -156,7 +156,7 @@ def verify(
     rng = np.random.default_rng(seed)
     report = Report(TOLERANCE if runtime.dtype == "fp32" else None)
     longest = 33
-    if model.config.position_embedding_type == "learned":
+    if model.config.has_learned_positions:
         longest = min(longest, model.config.max_position_embeddings - sum(LATER_STEPS))
     with torch.no_grad(), with_shortlist(model, runtime.artifact.manifest.get("shortlist")):
         models = references(model, runtime.dtype)

@@ -29,6 +29,8 @@ class Paper:
     norm_first: bool = False
     final_norm: bool = False
     activation: str = "relu"
+    rms_norm: bool = False
+    gated: bool = False
     bias: bool = True
     lm_head_bias: bool = True
     lm_transform: str | None = None
@@ -86,10 +88,14 @@ def linear(weights, name, x, bias=True):
     return x @ weights[name + ".weight"].T + (weights[name + ".bias"] if bias else 0.0)
 
 
-def layer_norm(weights, name, x, eps):
+def layer_norm(weights, name, x, paper):
+    """Ba et al. 2016, equation 3; Zhang and Sennrich 2019, equation 4, has no mean and no bias."""
+    if paper.rms_norm:
+        assert name + ".bias" not in weights
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + paper.eps) * weights[name + ".weight"]
     mean = x.mean(-1, keepdims=True)
     variance = ((x - mean) ** 2).mean(-1, keepdims=True)
-    return (x - mean) / np.sqrt(variance + eps) * weights[name + ".weight"] + weights[name + ".bias"]
+    return (x - mean) / np.sqrt(variance + paper.eps) * weights[name + ".weight"] + weights[name + ".bias"]
 
 
 def softmax(scores):
@@ -135,8 +141,12 @@ def multi_head(weights, name, paper, x, source, visible, rotations=None, biases=
 
 
 def feed_forward(weights, name, paper, x):
-    """Equation 2: max(0, x W_1 + b_1) W_2 + b_2."""
-    inner = activation(paper.activation, linear(weights, name + ".up_proj", x, paper.bias))
+    """Equation 2: max(0, x W_1 + b_1) W_2 + b_2; gated, Shazeer 2020, equation 6: (act(x W) * x V) W_2."""
+    inner = linear(weights, name + ".up_proj", x, paper.bias)
+    if paper.gated:
+        inner = activation(paper.activation, linear(weights, name + ".gate_proj", x, paper.bias)) * inner
+    else:
+        inner = activation(paper.activation, inner)
     return linear(weights, name + ".down_proj", inner, paper.bias)
 
 
@@ -145,13 +155,13 @@ def embed(weights, name, paper, table, tokens, positions, types=None):
     x = np.zeros((len(tokens), paper.d_model))
     for t, (token, position) in enumerate(zip(tokens, positions, strict=True)):
         x[t] = table[token] * (math.sqrt(paper.d_model) if paper.scale_embedding else 1.0)
-        if paper.positions == "learned":
+        if paper.positions.startswith("learned"):
             x[t] += weights[name + ".embed_positions.weight"][position]
         if paper.positions == "sinusoidal":
             x[t] += position_encoding(position, paper.d_model)
         if types is not None:
             x[t] += weights[name + ".embed_token_types.weight"][types[t]]
-    return layer_norm(weights, name + ".norm", x, paper.eps) if paper.embedding_norm else x
+    return layer_norm(weights, name + ".norm", x, paper) if paper.embedding_norm else x
 
 
 # ------------------------------------------------------------------------------------------------------------- the stacks
@@ -180,7 +190,7 @@ def stack(weights, name, paper, table, tokens, positions, mask, is_causal, types
     seen = None if memory is None else everyone(len(tokens), memory_mask)
     if paper.positions == "rotary":
         rotations = [rotation(position, paper.d_k, paper.rope_theta) for position in positions]
-    if paper.positions == "relative":
+    if paper.positions.endswith("relative"):
         learned = weights[name + "relative_positions.bias.weight"]
         numbers = (not is_causal, paper.buckets, paper.max_distance)
         biases = np.array([[learned[relative_bucket(int(s - t), *numbers)] for s in positions] for t in positions])
@@ -188,8 +198,8 @@ def stack(weights, name, paper, table, tokens, positions, mask, is_causal, types
 
     def residual(x, norm, sublayer):
         if paper.norm_first:
-            return x + sublayer(layer_norm(weights, norm, x, paper.eps))
-        return layer_norm(weights, norm, x + sublayer(x), paper.eps)
+            return x + sublayer(layer_norm(weights, norm, x, paper))
+        return layer_norm(weights, norm, x + sublayer(x), paper)
 
     for n in range(paper.N):
         layer = f"{name}layers.{n}."
@@ -206,7 +216,7 @@ def stack(weights, name, paper, table, tokens, positions, mask, is_causal, types
             )
         x = residual(x, layer + "feed_forward_norm", lambda y, n=layer: feed_forward(weights, n + "feed_forward", paper, y))
     assert (name + "norm.weight" in weights) == paper.final_norm
-    return layer_norm(weights, name + "norm", x, paper.eps) if paper.final_norm else x
+    return layer_norm(weights, name + "norm", x, paper) if paper.final_norm else x
 
 
 # ---------------------------------------------------------------------------------------------------------------- outputs
@@ -219,7 +229,7 @@ def pooled(weights, name, act, x):
 
 def lm_transform(weights, name, paper, x):
     """Devlin et al. 2019: what stands in front of BERT's projection to the vocabulary."""
-    return layer_norm(weights, name + ".norm", activation(paper.lm_transform, linear(weights, name + ".dense", x)), paper.eps)
+    return layer_norm(weights, name + ".norm", activation(paper.lm_transform, linear(weights, name + ".dense", x)), paper)
 
 
 def project(weights, paper, table, x):

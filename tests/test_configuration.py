@@ -53,7 +53,8 @@ def test_parameter_counts_are_those_of_table_3(preset, changes, millions):
 COMMON_DEFAULTS = dict(
     max_position_embeddings=512, position_ids_from="place", rope_theta=10_000.0, relative_attention_num_buckets=32,
     relative_attention_max_distance=128, sliding_window=None, scale_embedding=True, embedding_norm=False, norm_first=False,
-    final_norm=False, layer_norm_eps=1e-5, linear_bias=True, initializer_range=0.02, lm_head_bias=True,
+    final_norm=False, norm_type="layer_norm", layer_norm_eps=1e-5, gated=False, linear_bias=True,
+    initializer_range=0.02, lm_head_bias=True,
     activation_dropout=0.0, classifier_dropout=0.1, tie_word_embeddings=True, pad_token_id=0, bos_token_id=1, eos_token_id=2,
     sep_token_id=None,
 )  # fmt: skip
@@ -183,12 +184,12 @@ OTHER = {
 }
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "relative", "none"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "relative", "learned_relative", "none"])
 @every_config
 def test_the_fields_that_came_after_the_paper_come_back_the_same(config_class, positions, tmp_path):
     changes = dict(
         position_embedding_type=positions, rope_theta=500, relative_attention_num_buckets=16, sliding_window=4,
-        relative_attention_max_distance=20, final_norm=True, linear_bias=False,
+        relative_attention_max_distance=20, final_norm=True, linear_bias=False, norm_type="rms_norm", gated=True,
     )  # fmt: skip
     changes |= OTHER[config_class]
     config_class(vocab_size=50, d_model=24, h=3, **changes).save_pretrained(tmp_path)

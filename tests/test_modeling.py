@@ -277,6 +277,15 @@ def test_weights_start_as_documented(model_class, positions):
     assert {nn.Linear, nn.Embedding, nn.LayerNorm} < kinds
 
 
+def test_norms_of_root_mean_squares_start_as_the_identity():
+    model = VanillaSeq2SeqModel(
+        VanillaSeq2SeqConfig(vocab_size=9, d_model=8, d_ff=9, h=2, N=LAYERS, norm_type="rms_norm", final_norm=True)
+    )
+    norms = [module for module in model.modules() if isinstance(module, nn.RMSNorm)]
+    assert len(norms) == (2 + 3) * LAYERS + 2 and all(torch.all(norm.weight == 1) for norm in norms)
+    assert not any(isinstance(module, nn.LayerNorm) for module in model.modules())
+
+
 def test_scaled_tokens_start_about_as_large_as_positions():
     model = VanillaDecoderForCausalLM(VanillaDecoderConfig(vocab_size=500, d_model=256, d_ff=64, h=4, N=1))
     scaled = model.model.embeddings.embed_tokens.weight * 16

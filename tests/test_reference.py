@@ -55,6 +55,16 @@ CHANGES = {
     "window of two": (dict(sliding_window=2), dict(window=2)),
     "window of three, rotary": (dict(sliding_window=3, position_embedding_type="rotary"), dict(window=3, positions="rotary")),
     "window of three, relative": (dict(sliding_window=3, **RELATIVE[0]), dict(window=3, **RELATIVE[1])),
+    "learned and relative positions": (
+        dict(RELATIVE[0], position_embedding_type="learned_relative", max_position_embeddings=7),
+        dict(RELATIVE[1], positions="learned_relative"),
+    ),
+    "root mean square": (dict(norm_type="rms_norm", norm_first=True), dict(rms_norm=True, norm_first=True, final_norm=True)),
+    "root mean square everywhere": (
+        dict(norm_type="rms_norm", embedding_norm=True, layer_norm_eps=0.1), dict(rms_norm=True, embedding_norm=True, eps=0.1)
+    ),
+    "gated": (dict(gated=True, hidden_act="gelu"), dict(gated=True, activation="gelu")),
+    "gated without biases": (dict(gated=True, linear_bias=False), dict(gated=True, bias=False)),
     "gelu": (dict(hidden_act="gelu"), dict(activation="gelu")),
     "d_k != d_v != D / h": (dict(head_dim=3, value_head_dim=5), dict(d_k=3, d_v=5)),
     "d_k alone": (dict(head_dim=5), dict(d_k=5, d_v=5)),

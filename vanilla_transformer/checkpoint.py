@@ -146,7 +146,7 @@ def for_every_version(directory: Path, changes: dict | None = None) -> None:
 
 def learned_positions(config: PreTrainedConfig) -> int | None:
     """How many there are; `None` for a model that has others, which no text is too long for."""
-    return config.max_position_embeddings if getattr(config, "position_embedding_type", None) == "learned" else None
+    return config.max_position_embeddings if getattr(config, "has_learned_positions", False) else None
 
 
 def limit_generation(generation: GenerationConfig, config: PreTrainedConfig) -> None:

@@ -13,12 +13,14 @@ from transformers import PreTrainedModel
 
 from .checkpoint import config_and_class
 from .configuration_vanilla_transformer import VanillaEncoderConfig, VanillaTransformerConfig
+from .conversion import is_ours, plan_conversion
 
 BYTES = {"float32": 4, "float16 or bfloat16": 2, "int8": 1, "int4": 0.5}
 
 
 def info(source: str | os.PathLike) -> dict[str, Any]:
-    """Of the checkpoint directory or Hub id `source`; only its config is read.
+    """Of the checkpoint directory or Hub id `source`; only its config is read, and of another family's the names and shapes of
+    its tensors, for what it becomes.
 
     Returns `architecture`, `variant`, `shape` (config fields), `parameters` (by block, each counted once where it is tied),
     `total_parameters`, `memory` (bytes of the parameters by dtype), `cache_values` (keys and values a decoder keeps per
@@ -27,9 +29,9 @@ def info(source: str | os.PathLike) -> dict[str, Any]:
 
     Raises:
         OSError: if there is no config.
-        ValueError: if it is damaged or not one of ours.
+        ValueError: if it is damaged, or neither one of ours nor one that converts.
     """
-    config, model_class = config_and_class(source)
+    config, model_class = config_and_class(source) if is_ours(source) else class_converted(source)
     model = with_one_layer(model_class, config)
     parameters = parameters_by_block(model, config)
     total = sum(parameters.values())
@@ -46,6 +48,11 @@ def info(source: str | os.PathLike) -> dict[str, Any]:
         "cache_values": heads * decoder_layers,
         "flops": flops(model, config) | {"attention to one token, per layer": 2 * heads},
     }
+
+
+def class_converted(source: str | os.PathLike) -> tuple[VanillaTransformerConfig, type[PreTrainedModel]]:
+    model = plan_conversion(source).model
+    return model.config, type(model)
 
 
 def depth_fields(config: VanillaTransformerConfig) -> tuple[str, ...]:

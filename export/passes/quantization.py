@@ -1,5 +1,7 @@
 """Rewrites that hold weights in integers. Each changes the model in place and returns how often it applied."""
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx_ir as ir
 
@@ -8,6 +10,7 @@ from .matching import array, bias_of, is_normalized, matmuls, replace, weight
 INT8_COMPUTE = 4  # the `accuracy_level` of MatMulNBits that quantizes activations too
 BLOCK = 32  # weights of one column that share a scale
 EMBEDDING_BLOCK = 128  # weights of one row that share a scale
+SLICE = 2**24  # weights quantized at a time: what is computed in between is several times as large
 
 
 def quantize_products(model: ir.Model) -> int:
@@ -19,7 +22,7 @@ def quantize_products(model: ir.Model) -> int:
     count = 0
     for node in matmuls(model):
         source, matrix = node.inputs
-        integers, scales = int8_columns(array(matrix))
+        integers, scales = in_slices(int8_columns, array(matrix), axis=1, joined=1)
         quantized = [
             weight(model, f"{matrix.name}.int8", integers),
             weight(model, f"{matrix.name}.scales", scales),
@@ -45,7 +48,7 @@ def quantize_integers(model: ir.Model) -> int:
     rounded = {}
     for node in matmuls(model):
         source, matrix = node.inputs
-        integers, scales = int8_columns(array(matrix))
+        integers, scales = in_slices(int8_columns, array(matrix), axis=1, joined=1)
         if source not in rounded:
             rounded[source] = ir.node("DynamicQuantizeLinear", [source], num_outputs=3)
             model.graph.insert_before(node, rounded[source])
@@ -56,6 +59,15 @@ def quantize_integers(model: ir.Model) -> int:
         replace(model, [node], [product, cast, scale, ir.node("Mul", [cast.outputs[0], scale.outputs[0]])])
         count += 1
     return count
+
+
+def in_slices(
+    quantize: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], matrix: np.ndarray, axis: int, joined: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Integers and scales that `quantize` gives for slices of `matrix` along `axis`, the integers joined along `joined`."""
+    parts = np.array_split(matrix, -(-matrix.size // SLICE), axis)
+    integers, scales = zip(*map(quantize, parts))
+    return np.concatenate(integers, joined), np.concatenate(scales)
 
 
 def int8_columns(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -103,7 +115,7 @@ def weight_only(model: ir.Model, bits: int) -> int:
 def in_blocks(model: ir.Model, product: ir.Node, bits: int) -> tuple[list[ir.Value], dict[str, int]]:
     """What `MatMulNBits` takes instead of `product`: inputs and attributes."""
     source, matrix = product.inputs
-    integers, scales = {4: int4_blocks, 8: int8_blocks}[bits](array(matrix))
+    integers, scales = in_slices({4: int4_blocks, 8: int8_blocks}[bits], array(matrix), axis=1)
     inputs = [source, weight(model, f"{matrix.name}.int{bits}", integers), weight(model, f"{matrix.name}.scales", scales)]
     return inputs, {"K": matrix.shape[0], "N": matrix.shape[1], "bits": bits, "block_size": BLOCK}
 
@@ -142,7 +154,7 @@ def quantize_embeddings(model: ir.Model) -> int:
     count = 0
     for node in [node for node in model.graph if node.op_type == "Gather" and node.inputs[1].name == "input_ids"]:
         table = node.inputs[0]
-        integers, scales = uint8_blocks(array(table))
+        integers, scales = in_slices(uint8_blocks, array(table), axis=0)
         inputs = [weight(model, f"{table.name}.uint8", integers), node.inputs[1]]
         inputs.append(weight(model, f"{table.name}.scales", scales))
         attributes = {"bits": 8, "block_size": EMBEDDING_BLOCK, "gather_axis": 0, "quantize_axis": 1}

@@ -88,7 +88,7 @@ def check_ends(ids: np.ndarray, mask: np.ndarray, eos_token_ids: Sequence[int]) 
 def check_positions(length: int, config: dict) -> None:
     """Raises ValueError for more tokens than a learned table has rows."""
     rows = config["max_position_embeddings"]
-    if config["position_embedding_type"] == "learned" and length > rows:
+    if config["position_embedding_type"] in ("learned", "learned_relative") and length > rows:
         raise ValueError(f"{length} tokens, prompt and new ones together, are more than the {rows} learned positions")
 
 

@@ -39,6 +39,7 @@ from .layers_vanilla_transformer import (
     VanillaPreTrainedModel,
     VanillaSeq2SeqModel,
     has_values,
+    new_norm,
 )
 
 # This module is the address of every model class, in checkpoints and in pickles. transformers copies the code that a class's
@@ -56,7 +57,7 @@ class VanillaLMTransform(nn.Module):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.activation = ACT2FN[config.lm_transform_act]
-        self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.norm = new_norm(config)
 
     def forward(self, hidden_states):
         return self.norm(self.activation(self.dense(hidden_states)))

@@ -117,6 +117,12 @@ class VanillaRelativePositions(nn.Module):
         return bucket if self.is_causal else bucket + (offset > 0) * count
 
 
+def new_norm(config: VanillaTransformerConfig) -> nn.LayerNorm | nn.RMSNorm:
+    """LayerNorm (Ba et al. 2016), or x / sqrt(mean(x^2) + eps) * weight, both computed in float32 where x is half."""
+    kind = nn.RMSNorm if config.norm_type == "rms_norm" else nn.LayerNorm
+    return kind(config.hidden_size, config.layer_norm_eps)
+
+
 def has_values(tensor: torch.Tensor) -> bool:
     """Tracing, compiling and meta tensors have no values to look at."""
     return not is_tracing(tensor) and not tensor.is_meta and tensor.numel() > 0
@@ -129,13 +135,13 @@ class VanillaEmbeddings(nn.Module):
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        if config.position_embedding_type == "learned":
+        if config.has_learned_positions:
             self.first_row = int(config.position_ids_from != "place")  # of position 0: padding, which is at -1, has row 0
             self.embed_positions = nn.Embedding(self.first_row + config.max_position_embeddings, config.hidden_size)
         if types := getattr(config, "type_vocab_size", 0):  # only encoders have them
             self.embed_token_types = nn.Embedding(types, config.hidden_size)
         self.scale = math.sqrt(config.hidden_size) if config.scale_embedding else 1.0
-        self.norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps) if config.embedding_norm else nn.Identity()
+        self.norm = new_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.embedding_dropout)
 
     def tokens(self, input_ids, inputs_embeds):
@@ -148,7 +154,7 @@ class VanillaEmbeddings(nn.Module):
         hidden_states = inputs_embeds * self.scale
         if self.config.position_embedding_type == "sinusoidal":
             hidden_states = hidden_states + sinusoidal_positions(position_ids, inputs_embeds.shape[-1], inputs_embeds.dtype)
-        elif self.config.position_embedding_type == "learned":
+        elif self.config.has_learned_positions:
             hidden_states = hidden_states + self.learned_positions(position_ids)
         hidden_states = hidden_states + self.token_types(token_type_ids)
         return self.dropout(self.norm(hidden_states))
@@ -277,17 +283,22 @@ def split_heads(states: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 
 class VanillaFeedForward(nn.Module):
-    """Section 3.3, equation 2: FFN(x) = max(0, x W_1 + b_1) W_2 + b_2."""
+    """Section 3.3, equation 2: FFN(x) = max(0, x W_1 + b_1) W_2 + b_2. Gated (Shazeer 2020): (act(x W_g) * x W_1) W_2."""
 
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__()
+        if config.gated:
+            self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.linear_bias)
+        self.is_gated = config.gated
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.linear_bias)
         self.activation = ACT2FN[config.hidden_act]
         self.dropout = nn.Dropout(config.activation_dropout)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.linear_bias)
 
     def forward(self, hidden_states):
-        return self.down_proj(self.dropout(self.activation(self.up_proj(hidden_states))))
+        inner = self.up_proj(hidden_states)
+        inner = self.activation(self.gate_proj(hidden_states)) * inner if self.is_gated else self.activation(inner)
+        return self.down_proj(self.dropout(inner))
 
 
 class VanillaLayer(GradientCheckpointingLayer):
@@ -302,12 +313,12 @@ class VanillaLayer(GradientCheckpointingLayer):
         if window is not None and not is_causal:
             window += 1  # an encoder's token looks at `sliding_window` tokens beside itself
         self.self_attn = VanillaAttention(config, layer_idx, is_causal, window)
-        self.self_attn_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.self_attn_norm = new_norm(config)
         if has_cross_attention:
             self.cross_attn = VanillaAttention(config, layer_idx, is_causal=False)
-            self.cross_attn_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+            self.cross_attn_norm = new_norm(config)
         self.feed_forward = VanillaFeedForward(config)
-        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.feed_forward_norm = new_norm(config)
 
     def forward(
         self,
@@ -370,7 +381,7 @@ class VanillaPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module):
         """The paper gives no values. Linear: normal with deviation `initializer_range`, bias 0. Embeddings: uniform within
-        d_model^-0.5, so that tokens times sqrt(d_model) are as large as sinusoids. LayerNorm: the identity."""
+        d_model^-0.5, so that tokens times sqrt(d_model) are as large as sinusoids. Norms: the identity."""
         if isinstance(module, nn.Linear):
             init.normal_(module.weight, std=self.config.initializer_range)
             if module.bias is not None:
@@ -378,16 +389,17 @@ class VanillaPreTrainedModel(PreTrainedModel):
         elif isinstance(module, nn.Embedding):
             bound = self.config.hidden_size**-0.5
             init.uniform_(module.weight, -bound, bound)
-        elif isinstance(module, nn.LayerNorm):
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
             init.ones_(module.weight)
-            init.zeros_(module.bias)
+            if isinstance(module, nn.LayerNorm):
+                init.zeros_(module.bias)
 
     def init_parallel_plans(self):
         """Of the config's plans, what this model has modules for. A process that holds some heads of self-attention cannot add
         the bias of all of them, so with relative positions it holds them all."""
         super().init_parallel_plans()
         names = {re.sub(r"\d+", "*", name) for name, _ in self.named_modules()}
-        if self.config.position_embedding_type == "relative":
+        if self.config.has_relative_positions:
             names = {name for name in names if ".self_attn." not in name}
         self._tp_plan = {name: style for name, style in self._tp_plan.items() if name in names}
         self._fsdp_plan = {name: style for name, style in self._fsdp_plan.items() if name in names}
@@ -409,16 +421,17 @@ def check_attention_implementation(config: VanillaTransformerConfig):
             f"{name} needs values as wide as keys, got head_dim {config.head_dim} and value_head_dim "
             f"{config.value_head_dim}: use sdpa, flex_attention or eager"
         )
-    if any(each in name for each in ("flash", "flex", "vllm")) and config.position_embedding_type == "relative":
+    if any(each in name for each in ("flash", "flex", "vllm")) and config.has_relative_positions:
+        positions = config.position_embedding_type
         raise ValueError(
-            f"{name} cannot add a bias to the scores, which position_embedding_type='relative' needs: use sdpa or eager"
+            f"{name} cannot add a bias to the scores, which position_embedding_type={positions!r} needs: use sdpa or eager"
         )
     if name == "vllm" and config.model_type == "vanilla-encoder" and config.sliding_window is not None:
         raise ValueError(f"vllm counts an encoder's window in another way, got sliding_window={config.sliding_window}")
 
 
 def final_norm(config):
-    return nn.LayerNorm(config.hidden_size, config.layer_norm_eps) if config.final_norm else nn.Identity()
+    return new_norm(config) if config.final_norm else nn.Identity()
 
 
 class VanillaPooler(nn.Module):
@@ -444,7 +457,7 @@ class VanillaEncoderModel(VanillaPreTrainedModel):
         depth = config.encoder_layers if config.is_encoder_decoder else config.num_hidden_layers
         self.embeddings = VanillaEmbeddings(config)
         self.relative_positions = None
-        if config.position_embedding_type == "relative":
+        if config.has_relative_positions:
             self.relative_positions = VanillaRelativePositions(config, is_causal=False)
         self.layers = nn.ModuleList(VanillaLayer(config, i, is_causal=False, has_cross_attention=False) for i in range(depth))
         self.norm = final_norm(config)
@@ -510,7 +523,7 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
         self.has_cross_attention = config.is_encoder_decoder or config.add_cross_attention
         self.embeddings = VanillaEmbeddings(config)
         self.relative_positions = None
-        if config.position_embedding_type == "relative":
+        if config.has_relative_positions:
             self.relative_positions = VanillaRelativePositions(config, is_causal=True)
         self.layers = nn.ModuleList(
             VanillaLayer(config, i, is_causal=True, has_cross_attention=self.has_cross_attention) for i in range(depth)

@@ -52,8 +52,9 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
         value_head_dim (`int`, defaults to `head_dim`): width of one value, d_v.
         hidden_act (`str`, defaults to `"relu"`): feed-forward activation, a key of `transformers.activations.ACT2FN`.
         position_embedding_type (`str`, defaults to `"sinusoidal"`): `"sinusoidal"` (section 3.5), `"learned"` (Table 3 row
-            (E)), `"rotary"` (Su et al. 2021, RoFormer), `"relative"` (Raffel et al. 2020, T5) or `"none"`. The last
-            three add nothing to the embeddings; rotary and relative positions act in self-attention.
+            (E)), `"rotary"` (Su et al. 2021, RoFormer), `"relative"` (Raffel et al. 2020, T5), `"learned_relative"`, both at
+            once (Song et al. 2020, MPNet), or `"none"`. Rotary and relative positions act in self-attention; they and `"none"`
+            add nothing to the embeddings.
         max_position_embeddings (`int`, defaults to 512): learned positions, so the longest sequence; the others have no limit.
         position_ids_from (`str`, defaults to `"place"`): what a token's position counts where no `position_ids` are given:
             its `"place"` in the row (BERT, GPT-2); the tokens before it that the attention `"mask"` does not hide (OPT); or
@@ -70,7 +71,11 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
         norm_first (`bool`, defaults to `False`): `False` is LayerNorm(x + Sublayer(x)), section 3.1; `True` is
             x + Sublayer(LayerNorm(x)) (GPT-2).
         final_norm (`bool`, defaults to `norm_first`): one more LayerNorm after the last layer of a stack.
-        layer_norm_eps (`float`, defaults to 1e-5).
+        norm_type (`str`, defaults to `"layer_norm"`): or `"rms_norm"`, which neither centres nor shifts (Zhang
+            and Sennrich 2019).
+        layer_norm_eps (`float`, defaults to 1e-5): of either.
+        gated (`bool`, defaults to `False`): the feed-forward network multiplies its activation by a second map of the same
+            input (Shazeer 2020, GLU Variants).
         linear_bias (`bool`, defaults to `True`): biases of the linear maps in the layers.
         initializer_range (`float`, defaults to 0.02): standard deviation of new linear weights.
         lm_head_bias (`bool`, defaults to `True`): bias of the projection to the vocabulary.
@@ -100,6 +105,7 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
         "layers.*.cross_attn.k_proj": "colwise",
         "layers.*.cross_attn.v_proj": "colwise",
         "layers.*.cross_attn.o_proj": "rowwise",
+        "layers.*.feed_forward.gate_proj": "colwise",
         "layers.*.feed_forward.up_proj": "colwise",
         "layers.*.feed_forward.down_proj": "rowwise",
     }
@@ -113,7 +119,7 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
     head_dim: int | None = None
     value_head_dim: int | None = None
     hidden_act: str = "relu"
-    position_embedding_type: Literal["sinusoidal", "learned", "rotary", "relative", "none"] = "sinusoidal"
+    position_embedding_type: Literal["sinusoidal", "learned", "rotary", "relative", "learned_relative", "none"] = "sinusoidal"
     max_position_embeddings: int = 512
     position_ids_from: Literal["place", "mask", "ids"] = "place"
     rope_theta: float | int = 10000.0
@@ -124,7 +130,9 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
     embedding_norm: bool = False
     norm_first: bool = False
     final_norm: bool | None = None
+    norm_type: Literal["layer_norm", "rms_norm"] = "layer_norm"
     layer_norm_eps: float = 1e-5
+    gated: bool = False
     linear_bias: bool = True
     initializer_range: float = 0.02
     lm_head_bias: bool = True
@@ -173,6 +181,16 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
     def auto_classes(cls) -> dict[str, str]:
         """The Auto classes that load a model of this variant, each with the name of the class it loads."""
         return {name: code.removeprefix(CODE) for name, code in cls.default_auto_map.items() if name != "AutoConfig"}
+
+    @property
+    def has_learned_positions(self) -> bool:
+        """Added to the embeddings, of a table that ends."""
+        return self.position_embedding_type in ("learned", "learned_relative")
+
+    @property
+    def has_relative_positions(self) -> bool:
+        """Added to the scores of self-attention."""
+        return self.position_embedding_type in ("relative", "learned_relative")
 
     @classmethod
     def field_names(cls) -> list[str]:

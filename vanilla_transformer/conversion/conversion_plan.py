@@ -1,6 +1,7 @@
 """A conversion, checked before anything is written."""
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,7 +106,9 @@ class ConversionPlan:
         return self.facts(out)
 
     def save(self, directory: Path) -> None:
-        """Writes the checkpoint's files, tensor by tensor. Raises ValueError if tensors that must be equal are not."""
+        """Writes the checkpoint's files, tensor by tensor. Raises OSError where they have no room, and ValueError if tensors
+        that must be equal are not."""
+        self._check_room(directory)
         write_safetensors(directory / "model.safetensors", self.shapes, self.tensors())
         if self.model._auto_class is not None:
             custom_object_save(self.model, directory, config=self.model.config)
@@ -116,6 +119,11 @@ class ConversionPlan:
             rows = learned_positions(self.model.config)
             save_tokenizer(self.tokenizer, directory, rows and min(rows, self.tokenizer.model_max_length))
         self.companions.copy(directory)
+
+    def _check_room(self, directory: Path) -> None:
+        needed = sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in self.shapes.values())
+        if (free := shutil.disk_usage(directory).free) < needed:
+            raise OSError(f"{directory} has {free / 1e6:,.1f} MB free, expected {needed / 1e6:,.1f} MB for the weights")
 
     def facts(self, out: str | os.PathLike) -> dict[str, Any]:
         """What was written to `out`."""

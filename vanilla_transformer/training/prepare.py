@@ -173,7 +173,7 @@ def examples(
     rows = task.examples(rows, recipe.data, split)
     if task.augment and split != "train":
         rows = rows.map(lambda row, place: task.augment(row, Random(place), tokenizer), with_indices=True)  # once and for all
-    if config.position_embedding_type != "learned":
+    if not config.has_learned_positions:
         return rows
     if isinstance(rows, IterableDataset):
         raise ValueError("position_embedding_type is 'learned', expected one without a longest sequence for data.streaming")

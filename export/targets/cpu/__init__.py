@@ -32,8 +32,8 @@ class Cpu:
     def unsupported_fields(self, config: "PretrainedConfig") -> dict[str, str]:
         is_decoder = config.model_type == "vanilla-decoder"  # which `GroupQueryAttention` is for
         fields = {}
-        if config.position_embedding_type == "relative":
-            fields["position_embedding_type"] = "anything but 'relative'"
+        if config.has_relative_positions:
+            fields["position_embedding_type"] = f"anything but {config.position_embedding_type!r}"
         if config.sliding_window is not None and not is_decoder:
             fields["sliding_window"] = "None"
         if config.model_type != "vanilla-encoder" and config.value_head_dim != config.head_dim:

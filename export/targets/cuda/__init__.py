@@ -32,8 +32,8 @@ class Cuda:
 
     def unsupported_fields(self, config: "PretrainedConfig") -> dict[str, str]:
         fields = {}
-        if config.position_embedding_type == "relative":
-            fields["position_embedding_type"] = "anything but 'relative'"
+        if config.has_relative_positions:
+            fields["position_embedding_type"] = f"anything but {config.position_embedding_type!r}"
         if config.sliding_window is not None and config.model_type != "vanilla-decoder":
             fields["sliding_window"] = "None"
         return fields
