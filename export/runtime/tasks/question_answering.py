@@ -51,9 +51,9 @@ def answer(
     require(runtime, "answer", HEAD)
     for name, value in (("top_k", top_k), ("max_answer_len", max_answer_len)):
         check_count(name, value)
-    for name, value in (("max_seq_len", max_seq_len), ("max_question_len", max_question_len)):
-        if value is not None:
-            check_count(name, value)
+    for name, length in (("max_seq_len", max_seq_len), ("max_question_len", max_question_len)):
+        if length is not None:
+            check_count(name, length)
     if doc_stride is not None:
         check_count("doc_stride", doc_stride, least=0)
     examples = checked_examples(questions, contexts)
@@ -149,7 +149,9 @@ def extents_of(row: Encoding, tokens: list[int], sequence: int, align_to_words: 
     offsets, words = row.offsets, row.word_ids
     if not align_to_words:
         return [offsets[token] for token in tokens]
-    of_words = {word: row.word_to_chars(word, sequence) for word in {words[token] for token in tokens} if word is not None}
+    of_words: dict[int | None, tuple[int, int]] = {
+        word: row.word_to_chars(word, sequence) for word in {words[token] for token in tokens} if word is not None
+    }
     return [of_words.get(words[token]) or offsets[token] for token in tokens]  # some tokenizers have no words
 
 
