@@ -73,6 +73,10 @@ def task_of(architecture: str, name: str | None) -> tuple[str, Task]:
     return chosen, fitting[chosen]
 
 
+def ignored(count: int) -> None:
+    """Nobody is told."""
+
+
 @dataclass(frozen=True)
 class Predictions:
     """What `runtime` gives for lines, as JSON. `options` are those of the method that `task` names, by default what the
@@ -122,7 +126,6 @@ class Predictions:
     ) -> Iterator[list[str]]:
         """As `lines.Batches.windows`, a line of JSON for each; there are no `prefixes`."""
         remaining = iter(lines)
-        told = told or (lambda count: None)
         while window := list(islice(remaining, WINDOW * self.batch_size)):
             yield [
                 json.dumps(result, ensure_ascii=False) for result in self.results(first, window, told or (lambda count: None))

@@ -149,7 +149,7 @@ def extents_of(row: Encoding, tokens: list[int], sequence: int, align_to_words: 
     offsets, words = row.offsets, row.word_ids
     if not align_to_words:
         return [offsets[token] for token in tokens]
-    of_words: dict[int | None, tuple[int, int]] = {
+    of_words: dict[int | None, tuple[int, int] | None] = {
         word: row.word_to_chars(word, sequence) for word in {words[token] for token in tokens} if word is not None
     }
     return [of_words.get(words[token]) or offsets[token] for token in tokens]  # some tokenizers have no words
