@@ -311,7 +311,7 @@ def write_companions(source: Source, made: Graphs, directory: Path) -> dict[str,
         source.model.generation_config.save_pretrained(directory)
     write_tokenizer(source, directory)
     modules = companions(source.directory)
-    modules.copy(directory)
+    modules.copy_without_pickles(directory)
     clients = write_for_clients(source, made, directory)
     card = checkpoint_directory(source.checkpoint, (CONFIG,)) / CARD
     write_card(directory, base_name(source.checkpoint), card, source.architecture, made.target, made.dtypes)
