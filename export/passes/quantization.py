@@ -1,25 +1,28 @@
 """Rewrites that hold weights in integers. Each changes the model in place and returns how often it applied."""
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx_ir as ir
 
-from .matching import array, bias_of, is_normalized, matmuls, replace, weight
+from .matching import RMS_NORM, array, bias_of, is_normalized, matmuls, replace, weight
 
 INT8_COMPUTE = 4  # the `accuracy_level` of MatMulNBits that quantizes activations too
 BLOCK = 32  # weights of one column that share a scale
 EMBEDDING_BLOCK = 128  # weights of one row that share a scale
+SLICE = 2**24  # weights quantized at a time: what is computed in between is several times as large
 
 
 def quantize_products(model: ir.Model) -> int:
     """x W + b with W in int8, one scale for each column, and x in 8 bits, one scale for all of it.
 
-    What `LayerNormalization` returns has rows of like size, and so has attention, which averages what was made of them. Any
+    What a norm returns has rows of like size, and so has attention, which averages what was made of them. Any
     other x is divided by the root mean square of each row first, and the product multiplied by it, so that a large row costs
     the others no precision."""
     count = 0
     for node in matmuls(model):
         source, matrix = node.inputs
-        integers, scales = int8_columns(array(matrix))
+        integers, scales = in_slices(int8_columns, array(matrix), axis=1, joined=1)
         quantized = [
             weight(model, f"{matrix.name}.int8", integers),
             weight(model, f"{matrix.name}.scales", scales),
@@ -32,7 +35,7 @@ def quantize_products(model: ir.Model) -> int:
             replace(model, [node, add] if add else [node], new)
         else:
             ones = weight(model, f"ones.{len(integers)}", np.ones(len(integers), np.float32))
-            rows = ir.node("SimplifiedLayerNormalization", [source, ones], {"epsilon": 1e-12}, num_outputs=2)
+            rows = ir.node(RMS_NORM, [source, ones], {"epsilon": 1e-12}, num_outputs=2)
             product = ir.node("DynamicQuantizeMatMul", [rows.outputs[0], *quantized], domain="com.microsoft")
             replace(model, [node], [rows, product, ir.node("Div", [product.outputs[0], rows.outputs[1]])])
         count += 1
@@ -45,7 +48,7 @@ def quantize_integers(model: ir.Model) -> int:
     rounded = {}
     for node in matmuls(model):
         source, matrix = node.inputs
-        integers, scales = int8_columns(array(matrix))
+        integers, scales = in_slices(int8_columns, array(matrix), axis=1, joined=1)
         if source not in rounded:
             rounded[source] = ir.node("DynamicQuantizeLinear", [source], num_outputs=3)
             model.graph.insert_before(node, rounded[source])
@@ -56,6 +59,15 @@ def quantize_integers(model: ir.Model) -> int:
         replace(model, [node], [product, cast, scale, ir.node("Mul", [cast.outputs[0], scale.outputs[0]])])
         count += 1
     return count
+
+
+def in_slices(
+    quantize: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], matrix: np.ndarray, axis: int, joined: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Integers and scales that `quantize` gives for slices of `matrix` along `axis`, the integers joined along `joined`."""
+    parts = np.array_split(matrix, -(-matrix.size // SLICE), axis)
+    integers, scales = zip(*map(quantize, parts))
+    return np.concatenate(integers, joined), np.concatenate(scales)
 
 
 def int8_columns(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -103,7 +115,7 @@ def weight_only(model: ir.Model, bits: int) -> int:
 def in_blocks(model: ir.Model, product: ir.Node, bits: int) -> tuple[list[ir.Value], dict[str, int]]:
     """What `MatMulNBits` takes instead of `product`: inputs and attributes."""
     source, matrix = product.inputs
-    integers, scales = {4: int4_blocks, 8: int8_blocks}[bits](array(matrix))
+    integers, scales = in_slices({4: int4_blocks, 8: int8_blocks}[bits], array(matrix), axis=1)
     inputs = [source, weight(model, f"{matrix.name}.int{bits}", integers), weight(model, f"{matrix.name}.scales", scales)]
     return inputs, {"K": matrix.shape[0], "N": matrix.shape[1], "bits": bits, "block_size": BLOCK}
 
@@ -142,13 +154,33 @@ def quantize_embeddings(model: ir.Model) -> int:
     count = 0
     for node in [node for node in model.graph if node.op_type == "Gather" and node.inputs[1].name == "input_ids"]:
         table = node.inputs[0]
-        integers, scales = uint8_blocks(array(table))
+        integers, scales = in_slices(uint8_blocks, array(table), axis=0)
         inputs = [weight(model, f"{table.name}.uint8", integers), node.inputs[1]]
         inputs.append(weight(model, f"{table.name}.scales", scales))
         attributes = {"bits": 8, "block_size": EMBEDDING_BLOCK, "gather_axis": 0, "quantize_axis": 1}
         replace(model, [node], [ir.node("GatherBlockQuantized", inputs, attributes, domain="com.microsoft")])
         count += 1
     return count
+
+
+def quantize_lookups(model: ir.Model) -> int:
+    """As `quantize_embeddings`, in standard operators: one scale for each row."""
+    count = 0
+    for node in [node for node in model.graph if node.op_type == "Gather" and node.inputs[1].name == "input_ids"]:
+        table, ids = node.inputs
+        integers, scales = in_slices(int8_rows, array(table), axis=0)
+        rows = ir.node("Gather", [weight(model, f"{table.name}.int8", integers), ids])
+        cast = ir.node("Cast", rows.outputs, {"to": ir.DataType.FLOAT})
+        scale = ir.node("Gather", [weight(model, f"{table.name}.scales", scales), ids])
+        replace(model, [node], [rows, cast, scale, ir.node("Mul", [cast.outputs[0], scale.outputs[0]])])
+        count += 1
+    return count
+
+
+def int8_rows(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(V, D) float32 -> int8 (V, D), and the scales (V, 1)."""
+    scales = np.maximum(np.abs(table).max(axis=1, keepdims=True) / 127, np.finfo(np.float32).tiny).astype(np.float32)
+    return np.rint(table / scales).astype(np.int8), scales
 
 
 def uint8_blocks(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,6 +1,7 @@
 """Other projects' checkpoints -> ours, and back: only tensors and names.
 
     convert           a checkpoint of one of `FAMILIES` -> ours; with `to`, ours -> one of those that convert back
+    converted         the same for as long as it is needed
     plan_conversion   the same, decided and checked, nothing written; printed, it is the mapping of tensors
     from_torch        state dicts of torch.nn.TransformerEncoder, TransformerDecoder and Transformer -> ours
     convert_torch     the same from file to checkpoint
@@ -9,14 +10,19 @@ Differences of layout are removed by permuting, slicing or joining weights. What
 names the field, before anything is written. A family is a line in `registry` and a module, see `converter.Converter`.
 """
 
+import contextlib
 import importlib
 import os
+import tempfile
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..checkpoint import limit_generation
+from ..checkpoint import CONFIG, checkpoint_directory, limit_generation, read_raw_config
+from ..configuration_vanilla_transformer import CONFIGS
 from ..errors import UsageError
 from ..files import new_directory
 from .conversion_plan import ConversionPlan
@@ -31,6 +37,7 @@ __all__ = [
     "Family",
     "check_fields",
     "convert",
+    "converted",
     "convert_torch",
     "from_torch",
     "plan_conversion",
@@ -49,6 +56,7 @@ def convert(source: str | os.PathLike, out: str | os.PathLike, to: str | None = 
     Raises:
         FileExistsError: if `out` cannot be written, see `files.new_directory`.
         FileNotFoundError: if there is no config.json or no weights.
+        OSError: if there is no room for it on the disk.
         ValueError: for a family or architecture that is not known, a field that cannot be represented, unknown, missing or
             misshapen tensors, and pickles that hold more than tensors.
     """
@@ -56,6 +64,34 @@ def convert(source: str | os.PathLike, out: str | os.PathLike, to: str | None = 
         plan = plan_conversion(source, to)
         plan.save(directory)
     return plan.facts(out)
+
+
+@contextlib.contextmanager
+def converted(source: str | os.PathLike, keep: str | os.PathLike | None = None) -> Iterator[Path]:
+    """The directory of a checkpoint of ours: that of `source`, or if `source` is of one of `FAMILIES` that of what it becomes,
+    which is written to the directory `keep`, or to a temporary one that is gone afterwards.
+
+    Raises:
+        UsageError: for `keep` where nothing is converted.
+        FileExistsError, FileNotFoundError, OSError, ValueError: as `convert`.
+    """
+    if is_ours(source):
+        if keep is not None:
+            raise UsageError(f"keep is {os.fspath(keep)!r}, and {source} needs no conversion: expected none")
+        yield checkpoint_directory(source)
+    elif keep is not None:
+        convert(source, keep)
+        yield Path(keep)
+    else:
+        with tempfile.TemporaryDirectory(prefix="vanilla-transformer-") as directory:
+            convert(source, out := Path(directory, "converted"))
+            yield out
+
+
+def is_ours(source: str | os.PathLike) -> bool:
+    """Whether the checkpoint `source`, a directory or Hub id, needs no conversion."""
+    content, _ = read_raw_config(checkpoint_directory(source, (CONFIG,)))
+    return content["model_type"] in CONFIGS
 
 
 def convert_torch(

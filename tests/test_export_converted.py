@@ -1,0 +1,107 @@
+"""A checkpoint of another family is exported and described as what it converts to, and nothing else of the conversion stays."""
+
+import hashlib
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+
+from vanilla_transformer.conversion import conversion_plan, convert
+from vanilla_transformer.errors import UsageError
+from vanilla_transformer.info import info
+from vanilla_transformer_export import Runtime, export, load_checkpoint
+from vanilla_transformer_export.cli import main
+
+WORDS = ["[PAD]", "[UNK]", "a", "bird", "sings"]
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    """BERT with a tokenizer and weights in a pickle only, as old repositories have them."""
+    directory = tmp_path_factory.mktemp("theirs") / "tiny-bert"
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=8, intermediate_size=12, num_attention_heads=2, num_hidden_layers=1, max_position_embeddings=20)
+    model = BertForMaskedLM(BertConfig(vocab_size=len(WORDS), **sizes))
+    model.config.save_pretrained(directory)
+    torch.save({name: tensor for name, tensor in model.state_dict().items()}, directory / "pytorch_model.bin")
+    words = Tokenizer(WordLevel({word: place for place, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(directory)
+    content = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(content | {"architectures": ["BertForMaskedLM"]}))
+    return directory, model.eval()
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """Where temporary directories are made."""
+    directory = tmp_path / "temporary"
+    directory.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    return directory
+
+
+def test_an_export_converts_on_the_way(theirs, temporary, tmp_path):
+    directory, model = theirs
+    manifest = export(directory, tmp_path / "out")
+    assert manifest["architecture"] == "VanillaEncoderForMaskedLM"
+    assert list(temporary.iterdir()) == []
+    ids = np.array([[2, 3, 4], [3, 4, 0]])
+    mask = np.array([[1, 1, 1], [1, 1, 0]])
+    [logits] = Runtime(tmp_path / "out").outputs(ids, mask).values()
+    expected = model(torch.from_numpy(ids), torch.from_numpy(mask)).logits.detach().numpy()
+    assert np.abs(logits - expected)[mask == 1].max() < 1e-5
+    assert "tiny-bert" in (tmp_path / "out" / "README.md").read_text()
+    assert (tmp_path / "out" / "tokenizer.json").is_file()
+
+
+def test_the_converted_checkpoint_is_kept_where_it_is_asked_for(theirs, temporary, tmp_path, capsys):
+    directory, _ = theirs
+    (tmp_path / "words.txt").write_text("a bird")
+    main(["export", str(directory), str(tmp_path / "out"), "--keep", str(tmp_path / "kept")])
+    convert(directory, tmp_path / "by hand")
+    kept, by_hand = (tmp_path / name / "model.safetensors" for name in ("kept", "by hand"))
+    assert hashlib.sha256(kept.read_bytes()).digest() == hashlib.sha256(by_hand.read_bytes()).digest()
+    with pytest.raises(FileExistsError, match="kept exists already"):
+        export(directory, tmp_path / "again", keep=tmp_path / "kept")
+    assert not (tmp_path / "again").exists()
+
+
+def test_nothing_is_kept_of_a_checkpoint_that_needs_no_conversion(theirs, tmp_path):
+    convert(theirs[0], tmp_path / "ours")
+    with pytest.raises(UsageError, match="keep is '.*kept', and .*ours needs no conversion: expected none"):
+        export(tmp_path / "ours", tmp_path / "out", keep=tmp_path / "kept")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ours"]
+
+
+def test_a_full_disk_is_an_error_before_anything_is_written(theirs, temporary, tmp_path, monkeypatch):
+    directory, _ = theirs
+
+    class Full:
+        free = 1000
+
+    monkeypatch.setattr(conversion_plan.shutil, "disk_usage", lambda path: Full)
+    with pytest.raises(OSError, match=r"temporary.* has 0\.0 MB free, expected 0\.0 MB for the weights"):
+        export(directory, tmp_path / "out")
+    assert not (tmp_path / "out").exists() and list(temporary.iterdir()) == []
+
+
+def test_facts_and_model_are_those_of_the_converted_checkpoint(theirs, temporary, tmp_path):
+    directory, _ = theirs
+    convert(directory, tmp_path / "ours")
+    assert info(directory) == info(tmp_path / "ours")
+    found, expected = load_checkpoint(directory).state_dict(), load_checkpoint(tmp_path / "ours").state_dict()
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_family_that_does_not_convert_is_named(tmp_path):
+    Path(tmp_path, "config.json").write_text('{"model_type": "mamba", "architectures": ["MambaModel"]}')
+    for run in (info, load_checkpoint, lambda source: export(source, tmp_path / "out")):
+        with pytest.raises(ValueError, match="is a mamba checkpoint, expected one of bert, "):
+            run(tmp_path)
