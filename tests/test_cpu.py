@@ -10,8 +10,8 @@ from targets import FILES, SIZES, exports_for, generators, graph, ops, prompts
 
 import vanilla_transformer
 from vanilla_transformer_export import Options, Runtime, export, verify
-from vanilla_transformer_export.passes import pipeline
-from vanilla_transformer_export.passes.quantization import int4_blocks, int8_columns, uint8_blocks
+from vanilla_transformer_export.passes import pipeline, quantization
+from vanilla_transformer_export.passes.quantization import int4_blocks, int8_columns, quantize_lookups, uint8_blocks
 from vanilla_transformer_export.runtime.decoder import GenerationRequest
 from vanilla_transformer_export.targets.cpu.decoder import CpuSeq2SeqDecoder
 from vanilla_transformer_export.targets.registry import get_target
@@ -263,6 +263,34 @@ def test_embeddings_are_off_by_half_a_step(width):
     steps = scales.repeat(128, axis=1)[:, :width]
     assert np.all(np.abs((integers.astype(int) - 128) * steps - table) <= steps * 0.5001)
     assert np.all(np.abs(table).max(axis=1) / 127 >= scales.max(axis=1) * 0.9999)
+
+
+def test_rows_of_a_table_in_standard_operators_are_off_by_half_a_step():
+    table = np.random.default_rng(0).standard_normal((9, 20)).astype(np.float32)
+    table[3] = 0
+    ids = ir.Value(name="input_ids", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(["rows"]))
+    matrix = ir.Value(
+        name="table", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(table.shape), const_value=ir.tensor(table)
+    )
+    node = ir.node("Gather", [matrix, ids])
+    node.outputs[0].name = "rows"
+    graph = ir.Graph([ids], node.outputs, nodes=[node], initializers=[matrix], opset_imports={"": 18}, name="graph")
+    model = ir.Model(graph, ir_version=10)
+    assert pipeline.apply(model, (quantize_lookups,)) == {"quantize_lookups": 1}
+    content = ir.to_proto(model).SerializeToString()
+    [found] = onnxruntime.InferenceSession(content).run(None, {"input_ids": np.arange(9)[::-1].copy()})
+    steps = np.abs(table).max(axis=1, keepdims=True) / 127
+    assert np.all(np.abs(found[::-1] - table) <= steps * 0.5001) and np.abs(found[::-1] - table).max() > 0
+    assert len(content) < table.nbytes + 700
+
+
+def test_weights_are_quantized_in_slices_as_they_are_as_a_whole(monkeypatch):
+    matrix = np.random.default_rng(0).standard_normal((40, 33)).astype(np.float32)
+    for quantize, axis, joined in ((int8_columns, 1, 1), (int4_blocks, 1, 0), (uint8_blocks, 0, 0)):
+        expected = quantize(matrix)
+        monkeypatch.setattr(quantization, "SLICE", 100)
+        for found, whole in zip(quantization.in_slices(quantize, matrix, axis, joined), expected, strict=True):
+            np.testing.assert_array_equal(found, whole)
 
 
 # ------------------------------------------------------------------------------------------------------------- generation

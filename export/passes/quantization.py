@@ -163,6 +163,26 @@ def quantize_embeddings(model: ir.Model) -> int:
     return count
 
 
+def quantize_lookups(model: ir.Model) -> int:
+    """As `quantize_embeddings`, in standard operators: one scale for each row."""
+    count = 0
+    for node in [node for node in model.graph if node.op_type == "Gather" and node.inputs[1].name == "input_ids"]:
+        table, ids = node.inputs
+        integers, scales = in_slices(int8_rows, array(table), axis=0)
+        rows = ir.node("Gather", [weight(model, f"{table.name}.int8", integers), ids])
+        cast = ir.node("Cast", rows.outputs, {"to": ir.DataType.FLOAT})
+        scale = ir.node("Gather", [weight(model, f"{table.name}.scales", scales), ids])
+        replace(model, [node], [rows, cast, scale, ir.node("Mul", [cast.outputs[0], scale.outputs[0]])])
+        count += 1
+    return count
+
+
+def int8_rows(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(V, D) float32 -> int8 (V, D), and the scales (V, 1)."""
+    scales = np.maximum(np.abs(table).max(axis=1, keepdims=True) / 127, np.finfo(np.float32).tiny).astype(np.float32)
+    return np.rint(table / scales).astype(np.int8), scales
+
+
 def uint8_blocks(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(V, D) float32 -> uint8 (V, D) with zero point 128, and the scales (V, blocks)."""
     rows, width = table.shape

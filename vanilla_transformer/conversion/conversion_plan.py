@@ -32,8 +32,8 @@ class TensorStep:
 class ConversionPlan:
     """What `write` will write: the checkpoint of `model`, whose parameters are on the meta device, without values.
 
-    `left_out` are tensors of the source that belong to its family but not to its architecture, and files that change what
-    a model does and are not converted. Printed, a plan is the mapping of tensors.
+    `left_out` are tensors of the source that belong to its family but not to its architecture, fields that act in training
+    only, and files that change what a model does and are not converted. Printed, a plan is the mapping of tensors.
 
     Raises:
         ValueError: for tensors of the source whose shapes do not fit the config.
@@ -99,15 +99,13 @@ class ConversionPlan:
 
         Raises:
             FileExistsError: if `out` cannot be written, see `files.new_directory`.
-            ValueError: as `save`.
         """
         with new_directory(out, force, [self.files.path]) as directory:
             self.save(directory)
         return self.facts(out)
 
     def save(self, directory: Path) -> None:
-        """Writes the checkpoint's files, tensor by tensor. Raises OSError where they have no room, and ValueError if tensors
-        that must be equal are not."""
+        """Writes the checkpoint's files, tensor by tensor. Raises OSError where they have no room."""
         self._check_room(directory)
         write_safetensors(directory / "model.safetensors", self.shapes, self.tensors())
         if self.model._auto_class is not None:
@@ -137,12 +135,14 @@ class ConversionPlan:
             "modules": [module.kind for module in self.companions.modules],
         }
 
+    def unequal(self) -> list[tuple[str, str]]:
+        """Names of one tensor for which the source has other values, in pairs."""
+        pairs = [(step.reads[0], name) for step in self.steps for name in step.same]
+        return [pair for pair in pairs if not torch.equal(*map(self.files.read, pair))]
+
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Of the result, by name, one after the other in the order of `shapes`."""
         for step in self.steps:
             sources = [self.files.read(name) for name in step.reads]
-            for name in step.same:
-                if not torch.equal(self.files.read(name), sources[0]):
-                    raise ValueError(f"{name} differs from {step.reads[0]}, expected one matrix: tie_word_embeddings is true")
             for name, tensor in zip(step.writes, step.function(*sources), strict=True):
                 yield name, tensor.to(self.shapes[name][1])

@@ -33,6 +33,7 @@ from .conversion_plan import ConversionPlan, TensorStep
 from .converter import Converter, converter_of
 from .fields import Fields, require
 from .registry import FAMILIES
+from .sinusoids import check_table
 from .tensors import TensorFiles, TensorMap
 
 logger = logging.get_logger(__name__)
@@ -42,6 +43,10 @@ SPECIAL_TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 COMMON_FIELDS = (*SPECIAL_TOKEN_IDS, "sep_token_id", "vocab_size", "tie_word_embeddings", "use_cache")
 COMMON_FIELDS += ("id2label", "label2id", "problem_type", "task_specific_params")
 COMMON_FIELDS += ("sentence_transformers", "sbert_ce_default_activation_function")  # of a cross-encoder: what its score passes
+# Those that act in training only and have no counterpart (Fan et al. 2020, LayerDrop).
+TRAINING_FIELDS = ("encoder_layerdrop", "decoder_layerdrop", "layerdrop")
+
+COMPUTED_TOLERANCE = 2e-4  # machines differ by 6e-5 at position 1024 in float32
 
 
 def plan_conversion(source: str | PathLike, to: str | None = None) -> ConversionPlan:
@@ -61,30 +66,30 @@ def plan_to_vanilla(source: str | PathLike) -> ConversionPlan:
     architecture = architecture_of(theirs, converter.ARCHITECTURES)
     files = TensorFiles(path)
     files.rename(lambda name: modern_name(name).removeprefix(converter.PREFIX))
-    model_class = getattr(vanilla_transformer, converter.ARCHITECTURES[architecture])
-    if model_class.can_generate():
-        theirs.tie_word_embeddings = is_tied(theirs, converter, files)
     if theirs.is_encoder_decoder and getattr(theirs, "decoder_start_token_id", None) is None:
         theirs.decoder_start_token_id = read_generation_config(path).decoder_start_token_id
-    with readers_errors(path / CONFIG):
+    plan = plan_by_config(theirs, converter, architecture, files)
+    unequal = plan.unequal()
+    if unequal and theirs.tie_word_embeddings:  # which transformers does not tie, whatever the config says
+        theirs.tie_word_embeddings = False
+        plan = plan_by_config(theirs, converter, architecture, files)
+        unequal = plan.unequal()
+    if unequal:
+        raise ValueError(f"{path}: {' and '.join(unequal[0])} differ, expected one tensor under both names")
+    plan.left_out += [f"{name}={value}" for name in TRAINING_FIELDS if (value := getattr(theirs, name, 0))]
+    return attach_other_files(plan, source, path)
+
+
+def plan_by_config(theirs: PreTrainedConfig, converter: Converter, architecture: str, files: TensorFiles) -> ConversionPlan:
+    model_class = getattr(vanilla_transformer, converter.ARCHITECTURES[architecture])
+    with readers_errors(files.path / CONFIG):
         fields = common_fields(theirs) | converter.to_vanilla_config(theirs, architecture, files.shapes)
         config = model_class.config_class(**fields)
-    check_depth(config, files.shapes, path)
+    check_depth(config, files.shapes, files.path)
     if hasattr(converter, "check_tensors"):
         converter.check_tensors(files, theirs)
-
     model = empty_model(model_class, config, files, theirs)
-    steps, unused = steps_to_vanilla(model, converter, theirs, architecture, files)
-    return attach_other_files(ConversionPlan(model, files, steps, unused), source, path)
-
-
-def is_tied(theirs: PreTrainedConfig, converter: Converter, files: TensorFiles) -> bool:
-    """As transformers has it: by the config, unless the files have a head of other numbers."""
-    names = getattr(converter, "TIED", ())
-    if not theirs.tie_word_embeddings or not names or not files.shapes.keys() >= set(names):
-        return theirs.tie_word_embeddings
-    embeddings, head = map(files.read, names)
-    return torch.equal(embeddings, head)
+    return ConversionPlan(model, files, *steps_to_vanilla(model, converter, theirs, architecture, files))
 
 
 def steps_to_vanilla(
@@ -99,7 +104,9 @@ def steps_to_vanilla(
         ours = tuple(name.removeprefix("model.") if is_base else name for name in entry.ours)
         if not wanted >= set(ours) or not ours:
             continue
-        if stored := stored_names(entry, files):
+        if not entry.theirs:
+            steps.append(TensorStep((), ours, entry.op.to_ours, entry.op.name))
+        elif stored := stored_names(entry, files):
             steps.append(TensorStep((stored[0],), ours, entry.op.to_ours, entry.op.name, tuple(stored[1:])))
         else:
             missing.append(entry.theirs)
@@ -152,19 +159,14 @@ def plan_to_source(source: str | PathLike, to: str) -> ConversionPlan:
     if not any(name.startswith("model.") for name in files.shapes):
         files.rename(lambda name: f"model.{name}")
     model = empty_model(getattr(transformers, architecture), config, files, ours)
-    if not ours.tie_word_embeddings:
-        untie(model, converter)
     steps, unused = steps_to_source(model, converter, ours, architecture, files)
-    plan = attach_other_files(ConversionPlan(model, files, steps, unused), source, path)
-    config.tie_word_embeddings = ours.tie_word_embeddings  # which T5's class makes true whatever it is given
-    return plan
-
-
-def untie(model: PreTrainedModel, converter: Converter) -> None:
-    """A head that the class ties is written beside the embeddings, see `is_tied`."""
-    head = getattr(converter, "TIED", ())[1:]
+    # T5's class ties whatever its config is given: a head that is written is not, and the config says so.
+    written = {name for step in steps for name in step.writes}
     tied = model._tied_weights_keys or {}
-    model._tied_weights_keys = {name: source for name, source in tied.items() if name not in head}
+    model._tied_weights_keys = {name: source for name, source in tied.items() if name not in written}
+    plan = attach_other_files(ConversionPlan(model, files, steps, unused), source, path)
+    config.tie_word_embeddings = ours.tie_word_embeddings
+    return plan
 
 
 def steps_to_source(
@@ -175,7 +177,13 @@ def steps_to_source(
     maps = converter.tensor_maps(ours, model.config, architecture)
     steps = []
     missing = []
+    used = set()
     for entry in maps:
+        if not entry.theirs:
+            [name], [table] = entry.ours, entry.op.to_ours()
+            check_table(files, name, lambda rows, table=table: table, COMPUTED_TOLERANCE)
+            used.add(name)
+            continue
         theirs = entry.theirs if entry.theirs in wanted else converter.PREFIX + entry.theirs
         if theirs not in wanted:
             continue
@@ -183,7 +191,7 @@ def steps_to_source(
         to_theirs = entry.op.to_theirs
         steps.append(TensorStep(entry.ours, (theirs,), lambda *parts, f=to_theirs: (f(*parts),), entry.op.name))
     check_missing(missing, architecture, files)
-    used = {name for step in steps for name in step.reads}
+    used.update(name for step in steps for name in step.reads)
     known = (name for entry in maps for name in entry.ours)
     return steps, left_over(files.shapes, used, known, f"{files.path} has tensors that {architecture} has no place for")
 

@@ -24,7 +24,6 @@ ARCHITECTURES = {
 }
 PREFIX = "transformer."
 UNUSED = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"  # in old files, of no effect
-TIED = ("shared.weight", "lm_head.weight")
 ENCODERS = ("EncoderModel", "ForTokenClassification")
 # What all models of the family are.
 FIXED = {

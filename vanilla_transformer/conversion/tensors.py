@@ -66,9 +66,13 @@ def equal(count: int) -> Op:
     return Op(f"{count} times", lambda t: (t,) * count, one)
 
 
+def constant(name: str, value: Callable[[], torch.Tensor]) -> Op:
+    """A tensor that one side needs and the other does not have."""
+    return Op(name, lambda: (value(),), value)
+
+
 def zeros(*shape: int) -> Op:
-    """A tensor that they need and we do not have. Backwards only."""
-    return Op("zeros", lambda t: (), lambda: torch.zeros(shape))
+    return constant("zeros", lambda: torch.zeros(shape))
 
 
 def then(first: Op, second: Op) -> Op:
@@ -84,7 +88,8 @@ def then(first: Op, second: Op) -> Op:
 class TensorMap:
     """Tensors that are the same thing. `also` are other names of theirs for it: a file has one or several of them, and
     where it has several they must be equal. `otherwise` is what to read where a file has none of these. Without `ours` it is
-    a tensor that they need and we do not have."""
+    a tensor that they need and we do not have. With "" for `theirs` it is one that we need and they compute: only if ours is
+    what they compute can it be converted back."""
 
     ours: tuple[str, ...]
     theirs: str
@@ -94,7 +99,7 @@ class TensorMap:
 
     @property
     def all_theirs(self) -> tuple[str, ...]:
-        return (self.theirs, *self.also, *self.otherwise)
+        return tuple(name for name in (self.theirs, *self.also, *self.otherwise) if name)
 
 
 def tensor_map(ours: str, theirs: str, op: Op = SAME, also: tuple[str, ...] = (), otherwise: tuple[str, ...] = ()) -> TensorMap:

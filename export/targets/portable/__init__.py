@@ -56,10 +56,12 @@ class Portable:
             share_tied_weights,
             strip_metadata,
         )
-        from ...passes.quantization import quantize_integers
+        from ...passes.quantization import quantize_integers, quantize_lookups
 
         traced = (fix_reshapes, strip_metadata, divide_by_roots)
-        return *traced, *((copy_transposed_weights, quantize_integers) if dtype == "int8" else (share_tied_weights,))
+        if dtype == "int8":
+            return *traced, copy_transposed_weights, quantize_integers, quantize_lookups
+        return *traced, share_tied_weights
 
     def save(self, graphs: "dict[Path, ir.Model]") -> None:
         import onnx
