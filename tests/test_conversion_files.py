@@ -153,6 +153,8 @@ HEADS = {
     "MarianMTModel": ("marian", "lm_head.weight"),
     "M2M100ForConditionalGeneration": ("m2m_100", "lm_head.weight"),
     "PegasusForCausalLM": ("pegasus", "lm_head.weight"),
+    "T5ForConditionalGeneration": ("t5", "lm_head.weight"),  # untied, and still scaled
+    "MT5ForConditionalGeneration": ("mt5", "lm_head.weight"),
 }
 
 
@@ -296,8 +298,8 @@ def test_an_architecture_without_a_counterpart_is_refused(architecture, bert):
 
 
 def test_another_family_is_refused(bert):
-    edit_json(bert[0] / "config.json", model_type="t5")
-    with pytest.raises(ValueError, match="is a t5 checkpoint, expected one of bert, roberta, "):
+    edit_json(bert[0] / "config.json", model_type="longt5")
+    with pytest.raises(ValueError, match="is a longt5 checkpoint, expected one of bert, roberta, "):
         plan_conversion(bert[0])
 
 
