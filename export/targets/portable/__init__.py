@@ -58,10 +58,8 @@ class Portable:
         )
         from ...passes.quantization import quantize_integers, quantize_lookups
 
-        traced = (fix_reshapes, strip_metadata, divide_by_roots)
-        if dtype == "int8":
-            return *traced, copy_transposed_weights, quantize_integers, quantize_lookups
-        return *traced, share_tied_weights
+        quantized = (copy_transposed_weights, quantize_integers, quantize_lookups)
+        return fix_reshapes, strip_metadata, divide_by_roots, *(quantized if dtype == "int8" else (share_tied_weights,))
 
     def save(self, graphs: "dict[Path, ir.Model]") -> None:
         import onnx
