@@ -154,6 +154,8 @@ HEADS = {
     "MarianMTModel": ("marian", "lm_head.weight"),
     "M2M100ForConditionalGeneration": ("m2m_100", "lm_head.weight"),
     "PegasusForCausalLM": ("pegasus", "lm_head.weight"),
+    "T5ForConditionalGeneration": ("t5", "lm_head.weight"),  # untied, and still scaled
+    "MT5ForConditionalGeneration": ("mt5", "lm_head.weight"),
 }
 
 
