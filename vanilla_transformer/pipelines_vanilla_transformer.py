@@ -185,9 +185,7 @@ class TranslationPipeline(Text2TextGenerationPipeline):
             if src_lang is None and tgt_lang is None and (pair := LANGUAGE_PAIR.fullmatch(self.task)):
                 src_lang, tgt_lang = pair.groups()
             if src_lang is None or tgt_lang is None:
-                raise ValueError(
-                    f"the tokenizer has languages, expected src_lang and tgt_lang, got {src_lang!r} and {tgt_lang!r}"
-                )
+                raise ValueError(f"src_lang is {src_lang!r} and tgt_lang {tgt_lang!r}, expected languages of the tokenizer")
             chosen = choose_languages(self.model, self.tokenizer, src_lang, tgt_lang)
             return BatchEncoding({**self.tokenizer(text, return_tensors="pt", truncation=truncation), **chosen})
         if src_lang is not None or tgt_lang is not None:
