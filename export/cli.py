@@ -171,7 +171,7 @@ def info(args: argparse.Namespace) -> None:
 
 def attention_arguments(parser: Parser) -> None:
     parser.add_argument("checkpoint", type=source, metavar="CHECKPOINT", help=CHECKPOINT)
-    parser.add_argument("source", type=unicode, metavar="SOURCE", help="a text")
+    parser.add_argument("source", type=unicode, metavar="SOURCE", help="a text, or the file of an image")
     target_help = "its translation; that of the model if not given"
     parser.add_argument("target", type=unicode, nargs="?", metavar="TARGET", help=target_help)
     kind_help = "of models that have all three: encoder, decoder or cross (if not given)"
@@ -198,6 +198,7 @@ def attention(args: argparse.Namespace) -> None:
 
 def export_arguments(parser: Parser) -> None:
     from .targets.registry import default_target, known_targets, targets
+    from .targets.sequences import IMAGE_SIZES
 
     parser.add_argument("checkpoint", type=source, metavar="CHECKPOINT", help=CHECKPOINT)
     add_output(parser, "export directory to write")
@@ -212,6 +213,8 @@ def export_arguments(parser: Parser) -> None:
     opsets = [f"{target.name} {min(target.opsets)} to {max(target.opsets)}" for target in targets() if len(target.opsets) > 1]
     opset_help = f"of the graphs: {', '.join(opsets)}; the lowest if not given"
     parser.add_argument("--opset", type=positive, metavar="N", help=opset_help)
+    size_help = "of images: the model's own (trained) or any (free); by the model's config if not given"
+    parser.add_argument("--image-size", type=one_of("image size", IMAGE_SIZES), help=size_help)
     shortlist_help = "text: only its tokens, and the special ones, can be generated"
     parser.add_argument("--shortlist", type=path, metavar="FILE", help=shortlist_help)
     keep_help = "keep the converted checkpoint there, where CHECKPOINT is of another family; temporary if not given"
@@ -228,7 +231,7 @@ def export(args: argparse.Namespace) -> None:
     from .exporting import export
 
     output_path(output, [] if args.shortlist is None else [args.shortlist])
-    names = ("target", "dtype", "shortlist", "opset", "keep")
+    names = ("target", "dtype", "shortlist", "opset", "keep", "image_size")
     settings = {name: getattr(args, name) for name in names}
     manifest = export(args.checkpoint, output, args.force, **settings)
     files = {name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")}
@@ -289,19 +292,12 @@ def generate_arguments(parser: Parser) -> None:
     stream_help = "one text after the other, each as it is generated; without beams"
     parser.add_argument("--stream", action="store_true", help=stream_help)
 
-    files = parser.add_argument_group("lines", "Of standard input or of a file.")
-    input_help = "a file with a text a line, .gz or plain; a line without words gives an empty one"
-    files.add_argument("--input", type=path, metavar="FILE", help=input_help)
-    output_help = "file for the results, line by line; the same call resumes one that was stopped"
-    files.add_argument("--output", type=path, metavar="FILE", help=output_help)
+    files = add_lines(parser, "a file with a text a line, .gz or plain; a line without words gives an empty one")
     prefix_help = "file: what the translation of each line begins with; for seq2seq"
     files.add_argument("--target-prefix", type=path, metavar="FILE", help=prefix_help)
     shape = files.add_mutually_exclusive_group()
     shape.add_argument("--n-best", type=positive, metavar="N", help="so many results of each line: `line ||| text ||| score`")
     shape.add_argument("--scores", action="store_true", help="after each result a tab and its score, of log probabilities")
-    batch_help = "lines run together, those of similar length; default: %(default)s"
-    files.add_argument("--batch-size", type=positive, default=32, metavar="N", help=batch_help)
-    files.add_argument("--force", action="store_true", help="replace the --output FILE")
 
     add_generation_options(parser)
     add_set(parser, "a generation option by its name, the value in JSON: top_p=0.9, eos_token_id=null ...")
@@ -349,17 +345,30 @@ def language_settings(args: argparse.Namespace) -> dict[str, Any]:
     return {name: language for name, language in given.items() if language is not None}
 
 
+def add_lines(parser: Parser, input_help: str) -> argparse._ArgumentGroup:
+    """The flags of a verb that goes over lines."""
+    files = parser.add_argument_group("lines", "Of standard input or of a file.")
+    files.add_argument("--input", type=path, metavar="FILE", help=input_help)
+    output_help = "file for the results, line by line; the same call resumes one that was stopped"
+    files.add_argument("--output", type=path, metavar="FILE", help=output_help)
+    batch_help = "lines run together, those of similar length; default: %(default)s"
+    files.add_argument("--batch-size", type=positive, default=32, metavar="N", help=batch_help)
+    files.add_argument("--force", action="store_true", help="replace the --output FILE")
+    return files
+
+
 def check_sources(args: argparse.Namespace) -> None:
-    """What is generated from: texts, the lines of standard input, or those of a file."""
+    """What is read: texts, the lines of standard input, or those of a file."""
+    given = {name for name, value in vars(args).items() if value}
     if args.input is not None and args.text:
         raise UsageError("--input goes without texts, expected one of them")
-    if args.output is not None and (args.input is None or args.stream):
+    if args.output is not None and (args.input is None or "stream" in given):
         raise UsageError("--output needs --input, and goes without --stream")
     for name in ("target_prefix", "force"):
-        if getattr(args, name) and args.output is None:
+        if name in given and args.output is None:
             raise UsageError(f"--{name.replace('_', '-')} needs --input and --output")
     for name in ("n_best", "scores"):
-        if getattr(args, name) and (args.text or args.stream):
+        if name in given and given & {"text", "stream"}:
             raise UsageError(f"--{name.replace('_', '-')} is for lines, expected no texts and no --stream")
 
 
@@ -369,6 +378,37 @@ def lines_of_standard_input() -> Iterator[str]:
     if sys.stdin is None or sys.stdin.closed:
         raise ValueError("standard input is closed, expected a text on each line, or texts as arguments")
     return lines_of(sys.stdin.buffer, "standard input")
+
+
+def predict_arguments(parser: Parser) -> None:
+    parser.add_argument("export", type=path, metavar="EXPORT", help="export directory")
+    text_help = "texts, JSON objects of what has several parts, or paths of images; without any, the lines of standard input"
+    parser.add_argument("text", type=unicode, nargs="*", metavar="TEXT", help=text_help)
+    parser.add_argument("--task", metavar="NAME", help="what the head is for if not given; a wrong one lists those that fit")
+    add_set(parser, "an option of the task by its name, the value in JSON: top_k=3, aggregation_strategy=simple ...")
+    parser.add_argument(
+        "--threads", type=positive, metavar="N", help="processor threads; all this process may use if not given"
+    )
+    parser.add_argument("--device", type=one_of("device", DEVICES), help=f"{', '.join(DEVICES)}; the target's if not given")
+    parser.add_argument("--dtype", help="which of the export's, if it has several; the first if not given")
+    add_lines(parser, "a file with a text or JSON object a line, .gz or plain; a line without words gives null")
+
+
+@verb("do what an export's head is for: labels, answers, embeddings ... as JSON", predict_arguments, extras="cpu")
+def predict(args: argparse.Namespace) -> None:
+    check_sources(args)
+
+    from .runtime.lines import generate_file, read_lines
+    from .runtime.predictions import Predictions, open_runtime
+
+    runtime = open_runtime(args.export, args.threads, device=args.device, dtype=args.dtype)
+    predictions = Predictions(runtime, args.task, dict(args.set), args.batch_size)
+    if args.output is not None:
+        generate_file(predictions, args.input, args.output, force=args.force)
+        return
+    lines = read_lines(args.input) if args.input is not None else args.text or lines_of_standard_input()
+    for window in predictions.windows(lines):
+        say("\n".join(window))
 
 
 def evaluate_arguments(parser: Parser) -> None:

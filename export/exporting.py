@@ -33,7 +33,7 @@ from .runtime.artifact import CARD, TOKENIZER_FILES, write_manifest
 from .shortlist import shortlist_from_text, with_shortlist, with_special_tokens
 from .targets.registry import default_target, get_target, known_targets
 from .targets.sequence_modules import sequence_module
-from .targets.sequences import EXPORTABLE
+from .targets.sequences import EXPORTABLE, IMAGE_SIZES, READS_IMAGES
 from .targets.spec import GraphSpec, Target, example_inputs
 
 logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is not installed
@@ -52,6 +52,7 @@ def export(
     shortlist: Iterable[int] | str | os.PathLike | None = None,
     opset: int | None = None,
     keep: str | os.PathLike | None = None,
+    image_size: str | None = None,
 ) -> dict[str, Any]:
     """Writes the graphs of `checkpoint` to the directory `out`, after comparing them with torch on `cases` random inputs, and
     returns the manifest. A checkpoint of a family in `conversion.FAMILIES` is converted on the way.
@@ -68,11 +69,13 @@ def export(
             vocabulary computes no others. A path is that of a text, whose tokens they are.
         opset: of the graphs, where the target has a choice: 18 (the default) to 23 for the portable one.
         keep: directory for the converted checkpoint, which is temporary by default.
+        image_size: of a model of images: `"trained"` for graphs that read images of `config.image_size` only, `"free"` for any
+            size, with interpolated positions; by default as `config.interpolate_pos_encoding` says.
 
     Raises:
         FileExistsError: if `out` cannot be written, see `files.new_directory`.
-        UsageError: for a target, dtype or opset that is unknown, for several dtypes where there can be one, and for `keep`
-            where nothing is converted.
+        UsageError: for a target, dtype, opset or image size that is unknown, for several dtypes where there can be one, for
+            `keep` where nothing is converted, and for an image size where there are no images.
         FileNotFoundError, OSError, ValueError: as `load_checkpoint`; ValueError for a target or dtype that cannot hold the
             model, for a pass that fails, and if the graphs do not give what torch gives. Half precision is compared where
             there is a GPU.
@@ -80,9 +83,11 @@ def export(
     to = checked_target(default_target() if target is None else target)
     dtypes = checked_dtypes(to, dtype)
     opset = checked_opset(to, opset)
+    if image_size not in (None, *IMAGE_SIZES):
+        raise UsageError(f"no image size {image_size!r}, expected one of {', '.join(IMAGE_SIZES)}")
     text = [shortlist] if isinstance(shortlist, str | os.PathLike) else []
     with new_directory(out, force, [checkpoint, *text]) as directory, converted(checkpoint, keep) as ours:
-        source = Source.load(checkpoint, ours, shortlist)
+        source = Source.load(checkpoint, ours, shortlist, image_size)
         made = Graphs.trace(source, to, dtypes, opset)
         made.save(directory)
         facts = write_companions(source, made, directory)
@@ -153,11 +158,21 @@ class Source:
     tokenizer: FoundTokenizer | None = None
 
     @classmethod
-    def load(cls, checkpoint: str | os.PathLike, ours: Path, shortlist: Iterable[int] | str | os.PathLike | None) -> "Source":
+    def load(
+        cls,
+        checkpoint: str | os.PathLike,
+        ours: Path,
+        shortlist: Iterable[int] | str | os.PathLike | None,
+        image_size: str | None,
+    ) -> "Source":
         tokenizer = None if (ours / "tokenizer.json").is_file() else find_tokenizer(ours)
         if isinstance(shortlist, str | os.PathLike):
             shortlist = shortlist_from_text(shortlist, ours)
         model = load_ours(checkpoint, ours)
+        if image_size is not None:
+            if (name := type(model).__name__) not in READS_IMAGES:
+                raise UsageError(f"image size {image_size!r} is for models of images, and {checkpoint} has a {name}")
+            model.config.interpolate_pos_encoding = image_size == "free"
         tokens = None if shortlist is None else with_special_tokens(model, shortlist)
         # There is no code beside an export, and where it came from is of one machine.
         left_out = ("auto_map", "custom_pipelines", "_name_or_path")
@@ -199,7 +214,7 @@ class Graphs:
             for role, spec in made.specs[dtype].items():
                 with with_shortlist(model, source.shortlist):
                     module = target.trace_module(model, role) if has_own_operators else sequence_module(model)
-                    graph = trace(module, spec, source.config["vocab_size"], traced_opset)
+                    graph = trace(module, spec, source.config.get("vocab_size", 0), traced_opset)
                 graph.opset_imports[""] = opset
                 made.counts[dtype][role] = pipeline.apply(graph, target.passes(dtype))
                 made.graphs[dtype][role] = graph
@@ -231,7 +246,7 @@ class Graphs:
 def uses_target(model: PreTrainedModel) -> bool:
     """Whether the graphs of `model` are those of its target: models with a decoder that only read whole sequences have the
     same, of standard operators, for every target."""
-    return model.can_generate() or model.config.model_type == "vanilla-encoder"
+    return model.can_generate() or model.config.model_type in ("vanilla-encoder", "vanilla-vision")
 
 
 def check_fields(model: PreTrainedModel, target: Target) -> None:
@@ -296,7 +311,7 @@ def write_companions(source: Source, made: Graphs, directory: Path) -> dict[str,
         source.model.generation_config.save_pretrained(directory)
     write_tokenizer(source, directory)
     modules = companions(source.directory)
-    modules.copy(directory)
+    modules.copy_without_pickles(directory)
     clients = write_for_clients(source, made, directory)
     card = checkpoint_directory(source.checkpoint, (CONFIG,)) / CARD
     write_card(directory, base_name(source.checkpoint), card, source.architecture, made.target, made.dtypes)

@@ -7,6 +7,7 @@ import torch
 import transformers
 from torch import nn
 
+from vanilla_transformer.configuration_vanilla_transformer import pair
 from vanilla_transformer.conversion import FAMILIES
 from vanilla_transformer.conversion.converter import converter_of
 
@@ -37,6 +38,13 @@ def random_config(family, architecture, seed):
     act = rng.choice(["gelu", "relu", "silu", "gelu_new"])
     common = dict(vocab_size=vocabulary, tie_word_embeddings=seed % 2 == 0)
     labels = dict(num_labels=2 if "QuestionAnswering" in architecture else 3)
+    if "patch_size" in names:
+        return config_class(
+            hidden_size=width, intermediate_size=rng.randint(10, 30), num_hidden_layers=rng.randint(1, 3), hidden_act=act,
+            num_attention_heads=heads, layer_norm_eps=rng.choice([1e-12, 1e-5]), num_channels=rng.choice([1, 3]),
+            image_size=rng.choice([13, [8, 15]]), patch_size=rng.choice([4, [4, 5]]), qkv_bias=seed % 2 == 0,
+            pooler_act=rng.choice(["tanh", "relu"]), **labels,
+        )  # fmt: skip
     if "type_vocab_size" in names:  # as BERT
         fields = dict(
             hidden_size=width, intermediate_size=rng.randint(10, 30), num_hidden_layers=rng.randint(1, 3),
@@ -109,6 +117,9 @@ def is_sinusoidal(name, config):
 def given_to(model, position_ids=None):
     """Random inputs, rows of several lengths padded on the right."""
     config = model.config
+    if model.main_input_name == "pixel_values":
+        size = (config.num_channels, *pair(config.image_size))
+        return dict(pixel_values=torch.randn(3, *size, dtype=next(model.parameters()).dtype))
     pad = config.pad_token_id if config.pad_token_id is not None else 0
     first, last = (1, config.vocab_size - 2) if config.model_type == "marian" else (4, config.vocab_size - 1)
     ids = torch.randint(first, last, RIGHT.shape).masked_fill(RIGHT == 0, pad)
@@ -147,9 +158,9 @@ def outputs_of(model, given):
             found[name] = outputs[name]
     if "seq_relationship_logits" in outputs:
         found["seq_relationship_logits"] = outputs.seq_relationship_logits
-    mask = given["attention_mask"].bool()
-    if "decoder_input_ids" in given:
+    if "decoder_input_ids" in given or "pixel_values" in given:
         return found
+    mask = given["attention_mask"].bool()
     per_token = mask.shape if mask.ndim == 2 else ()
     return {name: tensor[mask] if tuple(tensor.shape[:2]) == tuple(per_token) else tensor for name, tensor in found.items()}
 

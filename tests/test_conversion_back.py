@@ -33,7 +33,9 @@ FIXED = {
         position_embedding_type="learned", position_ids_from="ids", norm_first=True, lm_head_bias=False, pad_token_id=1,
     ),
     "pegasus": dict(norm_first=True),
+    "vit": dict(),
 }  # fmt: skip
+TEXT_FIELDS = ("vocab_size", "max_position_embeddings", "tie_word_embeddings")
 # How many rows of the table of positions no token reads.
 UNREAD_ROWS = {"bart": 2, "mbart": 2, "opt": 1, "roberta": 1, "xlm-roberta": 1, "camembert": 1, "mpnet": 1}
 CASES = cases({family: names.values() for family, names in BACK.items()})
@@ -61,6 +63,12 @@ def our_model(family, architecture, seed, dtype=torch.float32, **changes):
     elif FAMILIES[family].variant == "encoder":
         types = 0 if family == "mpnet" else rng.choice([0, 2])
         fields |= dict(pooler_act="tanh", lm_transform_act="gelu", type_vocab_size=types)
+    if family == "vit":
+        fields = {name: value for name, value in fields.items() if name not in TEXT_FIELDS}
+        fields |= dict(
+            image_size=rng.choice([13, [8, 15]]), patch_size=rng.choice([4, [4, 5]]), num_channels=rng.choice([1, 3])
+        )
+        fields |= dict(pooler_act=rng.choice(["tanh", "relu"]) if architecture == "VanillaVisionModel" else None)
     model_class = getattr(vanilla_transformer, architecture)
     fixed = dict(FIXED[family])
     if family not in ("gpt2", "opt") and architecture == "VanillaDecoderForCausalLM":
@@ -131,7 +139,9 @@ def test_generated_tokens_are_the_same(family, beams, tmp_path):
 @pytest.mark.parametrize("family, architecture", cases(BACK))
 def test_there_and_back_again_every_tensor_is_the_same(family, architecture, seed, tmp_path):
     config = random_config(family, architecture, seed)
-    plain = dict(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, share_encoder_decoder_embeddings=True)
+    plain = dict(
+        qkv_bias=True, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, share_encoder_decoder_embeddings=True
+    )
     config.update({name: value for name, value in plain.items() if hasattr(config, name)})
     if FAMILIES[family].variant == "seq2seq":
         config.update({"classifier_dropout": 0.0})
@@ -140,7 +150,7 @@ def test_there_and_back_again_every_tensor_is_the_same(family, architecture, see
     convert(tmp_path / "ours", tmp_path / "back", to=family)
     there, back = (load_file(tmp_path / name / "model.safetensors") for name in ("there", "back"))
     unread = {"model.shared.weight", "shared.weight", "cls.predictions.bias", "lm_head.bias"}
-    unread = set() if config.tie_word_embeddings else unread
+    unread = set() if getattr(config, "tie_word_embeddings", True) else unread
     unsaved = {name for name in back if "embed_positions" in name} if architecture == "MarianMTModel" else set()
     assert there.keys() == back.keys() - unsaved
     for name in there.keys() - unread:
@@ -188,6 +198,10 @@ WRONG = {
         final_norm=False, linear_bias=False, lm_head_bias=True, wrap_last_token=True, layer_norm_eps=1e-6,
     ),
     "pegasus": dict(position_embedding_type="learned", embedding_norm=True, norm_first=False, final_norm=False),
+    "vit": dict(
+        num_first_tokens=2, norm_type="rms_norm", norm_first=False, final_norm=False, gated=True, linear_bias=False,
+        interpolate_pos_encoding=True, activation_dropout=0.2, embedding_dropout=0.3, head_dim=2, value_head_dim=3,
+    ),
 }  # fmt: skip
 HEAD = {
     "bert": "VanillaEncoderForPreTraining",
@@ -200,13 +214,14 @@ HEAD = {
     "marian": "VanillaSeq2SeqForConditionalGeneration",
     "m2m_100": "VanillaSeq2SeqForConditionalGeneration",
     "pegasus": "VanillaSeq2SeqForConditionalGeneration",
+    "vit": "VanillaVisionForImageClassification",
 }
 
 
 @pytest.mark.parametrize("family, field", [(family, field) for family, fields in WRONG.items() for field in fields])
 def test_what_the_family_cannot_represent_is_rejected_with_the_field_s_name_and_nothing_is_written(family, field, tmp_path):
     wrong = WRONG[family][field]
-    pre_norm = dict(final_norm=FIXED[family].get("norm_first", False)) if field == "norm_first" else {}
+    pre_norm = dict(final_norm=FIXED[family].get("norm_first", family == "vit")) if field == "norm_first" else {}
     if field == "head_dim":
         wrong = 20
     model = our_model(family, HEAD[family], 0, **pre_norm, **{field: wrong})
@@ -222,5 +237,5 @@ def test_another_variant_is_refused(tmp_path):
         ValueError, match=r"architectures=\['VanillaDecoderModel'\] cannot be converted, expected one of VanillaE"
     ):
         convert(tmp_path / "ours", tmp_path / "theirs", to="bert")
-    with pytest.raises(ValueError, match="checkpoints can be converted to bert, roberta, .*, m2m_100, pegasus, got 'nothing'"):
+    with pytest.raises(ValueError, match="checkpoints can be converted to bert, roberta, .*, m2m_100, .*, got 'nothing'"):
         convert(tmp_path / "ours", tmp_path / "theirs", to="nothing")

@@ -25,7 +25,9 @@ from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from transformers import (
+    AutoImageProcessor,
     AutoTokenizer,
+    BaseImageProcessor,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -36,7 +38,7 @@ from transformers import (
 import vanilla_transformer
 
 from .configuration_vanilla_transformer import CONFIGS, VanillaTransformerConfig
-from .files import CONFIG, TARGET_TOKENIZER, TOKENIZER_FILES, VOCABULARIES
+from .files import CONFIG, IMAGE_PROCESSOR, TARGET_TOKENIZER, TOKENIZER_FILES, VOCABULARIES
 
 GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
@@ -77,7 +79,7 @@ def load_checkpoint(source: str | os.PathLike) -> PreTrainedModel:
     """
     directory = checkpoint_directory(source)
     config, model_class = read_config(directory)
-    check_generation(directory / GENERATION_CONFIG, config.vocab_size)
+    check_generation(directory / GENERATION_CONFIG, getattr(config, "vocab_size", 0))
     shapes: Shapes = {}
     for file in weight_files(directory):
         shapes |= stored_shapes(file)
@@ -131,6 +133,22 @@ def save_with_target(
     files = type(tokenizer).save_pretrained(tokenizer, directory, **options)
     target.save(os.path.join(directory, TARGET_TOKENIZER))
     return files
+
+
+def load_image_processor(source: str | os.PathLike) -> BaseImageProcessor:
+    """The image processor of a checkpoint, a directory or Hub id: the one with Pillow, whatever else is installed.
+
+    Raises:
+        FileNotFoundError: without a directory, or preprocessor_config.json.
+        ValueError: for a file that is damaged or names a class that is not one of transformers.
+    """
+    directory = checkpoint_directory(source)
+    path = directory / IMAGE_PROCESSOR
+    if not path.is_file():
+        raise FileNotFoundError(f"{directory} has no {IMAGE_PROCESSOR}, expected one beside a model of images")
+    read_json(path)
+    with readers_errors(path):
+        return AutoImageProcessor.from_pretrained(directory, backend="pil", trust_remote_code=False)
 
 
 def has_tokenizer(directory: Path) -> bool:

@@ -1,5 +1,5 @@
-"""The files of sentence-transformers beside the weights, which say what is made of a model's states. They go where the weights
-go.
+"""The files beside the weights that say what is made of images before a model, and with sentence-transformers of its states.
+They go where the weights go.
 
 `modules.json` names what follows the model, each with a folder: pooling, linear maps, normalisation. Prompts, the activation of
 a cross-encoder and the longest sequence are in files of their own.
@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import huggingface_hub
+import torch
 from huggingface_hub.errors import CachedRepoTreeNotFoundError
+from safetensors.torch import save_file
 
 from .checkpoint import CONFIG, checkpoint_directory, read_json, readers_errors, shown
 from .files import COMPANION, MODULES
 
 MODULE_CONFIG = "config.json"
-MODULE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+MODULE_WEIGHTS = SAFE, PICKLE = ("model.safetensors", "pytorch_model.bin")
 # Of each kind of module, tuples of the names of files: it needs one of each.
 REQUIRED_FILES = {"Pooling": ((MODULE_CONFIG,),), "Dense": ((MODULE_CONFIG,), MODULE_WEIGHTS), "Normalize": ()}
 # What transformers reads beside the weights and a checkpoint of another family has no place for.
@@ -36,7 +38,8 @@ class Module:
 
 @dataclass(frozen=True)
 class Companions:
-    """The `modules` after a model, and the `files` of sentence-transformers by the names they have in a checkpoint."""
+    """The `modules` after a model, and the `files` of image processors and sentence-transformers by the names they have in a
+    checkpoint."""
 
     modules: tuple[Module, ...] = ()
     files: dict[str, Path] = field(default_factory=dict)
@@ -46,10 +49,23 @@ class Companions:
             (directory / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(file, directory / name)
 
+    def copy_without_pickles(self, directory: Path) -> None:
+        """As `copy`, but weights are safetensors, which need no torch."""
+        self.copy(directory)
+        for name in self.files:
+            if name.endswith(PICKLE):
+                with readers_errors(self.files[name]):
+                    tensors = torch.load(directory / name, map_location="cpu", weights_only=True)
+                save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, directory / name.replace(PICKLE, SAFE))
+                (directory / name).unlink()
+
     def facts(self) -> list[dict]:
-        """What is done with the states, in order: the `type` of each module, and the content of its config."""
+        """What is done with the states, in order: the `type` of each module, its `folder`, and the content of its config."""
         files = [self.files.get(f"{module.folder}/{MODULE_CONFIG}") for module in self.modules]
-        return [{"type": module.kind, **(read_json(file) if file else {})} for module, file in zip(self.modules, files)]
+        return [
+            {"type": module.kind, "folder": module.folder, **(read_json(file) if file else {})}
+            for module, file in zip(self.modules, files)
+        ]
 
 
 def companions(source: str | os.PathLike) -> Companions:

@@ -12,6 +12,7 @@ from typing import Any
 MANIFEST = "manifest.json"
 CARD = "README.md"  # not in the manifest: people edit it
 SCHEMA_VERSION = 1
+IMAGE_PROCESSOR = "preprocessor_config.json"
 TARGET_TOKENIZER = "target_tokenizer.json"  # of target text, where that is cut otherwise than source text
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", TARGET_TOKENIZER)
 # What the manifest must say, and what it may.

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 from tqdm import tqdm
@@ -24,7 +24,11 @@ from tqdm import tqdm
 from ..errors import UsageError
 from . import options as option_fields
 from .artifact import stamp_of
+from .runtime import Runtime
 from .text import TextRuntime
+
+if TYPE_CHECKING:
+    from .predictions import Predictions
 
 try:
     import fcntl
@@ -166,16 +170,8 @@ class Batches:
 
     def facts(self) -> dict:
         """What the result depends on, beside the lines."""
-        import onnxruntime
-
-        runtime = self.runtime.runtime
-        manifest = json.dumps(runtime.artifact.manifest, sort_keys=True).encode()
         return {
-            "export": hashlib.sha256(manifest).hexdigest(),
-            "dtype": runtime.dtype,
-            "device": runtime.device,
-            "threads": runtime.threads,
-            "onnxruntime": onnxruntime.__version__,
+            **facts_of(self.runtime.runtime),
             "batch_size": self.batch_size,
             "n_best": self.n_best,
             "scores": self.scores,
@@ -183,6 +179,20 @@ class Batches:
             "tgt_lang": self.tgt_lang,
             **option_fields.check(self.options),
         }
+
+
+def facts_of(runtime: Runtime) -> dict:
+    """What the results of `runtime` depend on."""
+    import onnxruntime
+
+    manifest = json.dumps(runtime.artifact.manifest, sort_keys=True).encode()
+    return {
+        "export": hashlib.sha256(manifest).hexdigest(),
+        "dtype": runtime.dtype,
+        "device": runtime.device,
+        "threads": runtime.threads,
+        "onnxruntime": onnxruntime.__version__,
+    }
 
 
 def seed_of(seed: int, line: int) -> int:
@@ -201,7 +211,9 @@ def errors_in(first: int, places: list[int]) -> Iterator[None]:
         raise kind(f"among the lines {', '.join(map(str, numbers[:5]))}{more}: {error}") from None
 
 
-def generate_file(batches: Batches, source: Path, output: Path, target_prefix: Path | None = None, force: bool = False) -> None:
+def generate_file(
+    batches: "Batches | Predictions", source: Path, output: Path, target_prefix: Path | None = None, force: bool = False
+) -> None:
     """Writes to the file `output` what `batches` gives for the lines of `source`, .gz or plain, with those of `target_prefix`.
 
     A progress bar is drawn where standard error is a terminal. A call that was stopped, in whatever way, goes on where it was;

@@ -1,9 +1,11 @@
 """Text in, text out: a `Runtime` and the tokenizer that came with the checkpoint, without transformers."""
 
 import contextlib
+import functools
 import os
 import re
 import reprlib
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from .inputs import pad_sequences
 from .languages import Choice, languages_of
 from .options import special_token
 from .runtime import Runtime
+from .tasks import classification, embedding, masks, pairs, question_answering, rows, tagging, translation
 
 # What may still change when more tokens come: a character that lacks bytes, and every run of single bytes.
 LACKS_BYTES = "\ufffd"
@@ -45,6 +48,21 @@ class TextRuntime:
             tokenizer.no_padding()
             tokenizer.no_truncation()
         self.languages = languages_of(self.runtime.artifact)
+        self.lock = threading.Lock()  # of the tokenizer, which some tasks have cut texts
+
+    # What is read of the export when it is first needed, and the tasks.
+    tokenizer_settings = functools.cached_property(rows.tokenizer_settings)
+    sentence_modules = functools.cached_property(embedding.sentence_modules)
+    translate = translation.translate
+    classify = classification.classify
+    zero_shot = classification.zero_shot
+    tag = tagging.tag
+    answer = question_answering.answer
+    fill_mask = masks.fill_mask
+    embed = embedding.embed
+    similarity = embedding.similarity
+    next_sentence = pairs.next_sentence
+    choose = pairs.choose
 
     def _target_tokenizer(self) -> Tokenizer:
         """That of the text which is generated, where it is cut otherwise than what is read."""
@@ -218,7 +236,7 @@ class TextRuntime:
                 text.encode()
             except UnicodeEncodeError as error:
                 raise ValueError(f"text {index} of {len(texts)} is no Unicode text: {error}") from None
-        with errors_of(self.path):
+        with self.lock, errors_of(self.path):
             return (tokenizer or self.tokenizer).encode_batch(texts, add_special_tokens=special_tokens)
 
 

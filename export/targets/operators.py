@@ -43,7 +43,8 @@ class OperatorGraph(nn.Module):
         queries = flat(query).reshape(key.shape[0], -1, query.shape[1] * query.shape[3])
         states = (key, value) if self.keys_are_cached else (flat(key), flat(value))
         shape = (*queries.shape[:2], query.shape[1] * value.shape[3])
-        inputs = with_bias([queries, *states, None, self.mask], 5, position_bias)
+        padding = [] if self.mask is None else [None, self.mask]
+        inputs = with_bias([queries, *states, *padding], 5, position_bias)
         return operator("MultiHeadAttention", inputs, attributes, [shape])[0]
 
 
@@ -74,6 +75,19 @@ class OperatorSequenceGraph(OperatorGraph):
     def forward(self, input_ids, attention_mask, token_type_ids=None):
         self.mask = attention_mask.flatten(0, -2).to(torch.int32)  # of several choices, each is a row
         return self.model(input_ids, attention_mask, token_type_ids).to_tuple()
+
+
+class OperatorImageGraph(OperatorGraph):
+    """Images in, all outputs of `model` out."""
+
+    def forward(self, pixel_values):
+        self.mask = None
+        return self.model(pixel_values).to_tuple()
+
+
+def operator_sequence_graph(model: PreTrainedModel) -> OperatorGraph:
+    """Of an encoder, of tokens or of images."""
+    return (OperatorImageGraph if model.main_input_name == "pixel_values" else OperatorSequenceGraph)(model)
 
 
 class CrossStatesGraph(OperatorGraph):

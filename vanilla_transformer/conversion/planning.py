@@ -39,8 +39,8 @@ logger = logging.get_logger(__name__)
 
 # The fields about labels and tokens, which mean the same in all configs.
 SPECIAL_TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
-COMMON_FIELDS = (*SPECIAL_TOKEN_IDS, "sep_token_id", "vocab_size", "tie_word_embeddings", "use_cache")
-COMMON_FIELDS += ("id2label", "label2id", "problem_type", "task_specific_params")
+TOKEN_FIELDS = (*SPECIAL_TOKEN_IDS, "sep_token_id", "vocab_size", "tie_word_embeddings", "use_cache")
+COMMON_FIELDS = ("id2label", "label2id", "problem_type", "task_specific_params")
 COMMON_FIELDS += ("sentence_transformers", "sbert_ce_default_activation_function")  # of a cross-encoder: what its score passes
 # Those that act in training only and have no counterpart (Fan et al. 2020, LayerDrop).
 TRAINING_FIELDS = ("encoder_layerdrop", "decoder_layerdrop", "layerdrop")
@@ -66,7 +66,7 @@ def plan_to_vanilla(source: str | PathLike) -> ConversionPlan:
     files = TensorFiles(path)
     files.rename(lambda name: modern_name(name).removeprefix(converter.PREFIX))
     plan = plan_by_config(theirs, converter, architecture, files)
-    if theirs.tie_word_embeddings and plan.has_unequal():  # which transformers does not tie, whatever the config says
+    if getattr(theirs, "tie_word_embeddings", False) and plan.has_unequal():  # transformers ties no such, whatever it says
         theirs.tie_word_embeddings = False
         plan = plan_by_config(theirs, converter, architecture, files)
     plan.left_out += [f"{name}={value}" for name in TRAINING_FIELDS if (value := getattr(theirs, name, 0))]
@@ -84,7 +84,8 @@ def plan_by_config(theirs: PreTrainedConfig, converter: Converter, architecture:
     if hasattr(converter, "check_tensors"):
         converter.check_tensors(files, theirs)
     model = empty_model(model_class, config, files, theirs)
-    return ConversionPlan(model, files, *steps_to_vanilla(model, converter, theirs, architecture, files))
+    steps, unused = steps_to_vanilla(model, converter, theirs, architecture, files)
+    return ConversionPlan(model, files, steps, unused, image_processor=getattr(converter, "IMAGE_PROCESSOR", None))
 
 
 def steps_to_vanilla(
@@ -99,12 +100,13 @@ def steps_to_vanilla(
         ours = tuple(name.removeprefix("model.") if is_base else name for name in entry.ours)
         if not wanted >= set(ours) or not ours:
             continue
+        lacking = [name for name in entry.beside if name not in files.shapes]
         if not entry.theirs:
             steps.append(TensorStep((), ours, entry.op.to_ours, entry.op.name))
-        elif stored := stored_names(entry, files):
-            steps.append(TensorStep((stored[0],), ours, entry.op.to_ours, entry.op.name, tuple(stored[1:])))
+        elif (stored := stored_names(entry, files)) and not lacking:
+            steps.append(TensorStep((stored[0], *entry.beside), ours, entry.op.to_ours, entry.op.name, tuple(stored[1:])))
         else:
-            missing.append(entry.theirs)
+            missing += lacking if stored else [entry.theirs, *lacking]
     check_missing(missing, architecture, files)
     used = {name for step in steps for name in (*step.reads, *step.same)}
     no_weights = re.compile(getattr(converter, "UNUSED", "$^"))
@@ -120,7 +122,7 @@ def steps_to_vanilla(
 
 def stored_names(entry: TensorMap, files: TensorFiles) -> list[str]:
     """The names that a file has for a tensor of theirs: several are equal."""
-    stored = [name for name in (entry.theirs, *entry.also) if name in files.shapes]
+    stored = [name for name in entry.names if name in files.shapes]
     return stored or [name for name in entry.otherwise if name in files.shapes][:1]
 
 
@@ -154,11 +156,13 @@ def plan_to_source(source: str | PathLike, to: str) -> ConversionPlan:
     if not any(name.startswith("model.") for name in files.shapes):
         files.rename(lambda name: f"model.{name}")
     model = empty_model(getattr(transformers, architecture), config, files, ours)
-    if not ours.tie_word_embeddings:
+    is_untied = getattr(ours, "tie_word_embeddings", None) is False
+    if is_untied:
         untie_head(model)
     steps, unused = steps_to_source(model, converter, ours, architecture, files)
     plan = attach_other_files(ConversionPlan(model, files, steps, unused), source, path)
-    config.tie_word_embeddings = ours.tie_word_embeddings  # which T5's class makes true whatever it is given
+    if is_untied:
+        config.tie_word_embeddings = False  # which T5's class makes true whatever it is given
     return plan
 
 
@@ -188,7 +192,10 @@ def steps_to_source(
             continue
         missing += [name for name in entry.ours if name not in files.shapes]
         to_theirs = entry.op.to_theirs
-        steps.append(TensorStep(entry.ours, (theirs,), lambda *parts, f=to_theirs: (f(*parts),), entry.op.name))
+        stored = theirs.removesuffix(entry.theirs) + (entry.stored or entry.theirs)
+        steps.append(
+            TensorStep(entry.ours, (theirs,), lambda *parts, f=to_theirs: (f(*parts),), entry.op.name, stored=(stored,))
+        )
     check_missing(missing, architecture, files)
     used.update(name for step in steps for name in step.reads)
     known = (name for entry in maps for name in entry.ours)
@@ -217,7 +224,8 @@ def architecture_of(config: PreTrainedConfig, known: Collection[str]) -> str:
 
 
 def common_fields(config: PreTrainedConfig) -> Fields:
-    fields = {name: getattr(config, name, None) for name in COMMON_FIELDS}
+    names = (*COMMON_FIELDS, *(TOKEN_FIELDS if hasattr(config, "vocab_size") else ()))  # images have no tokens
+    fields = {name: getattr(config, name, None) for name in names}
     fields = {name: value for name, value in fields.items() if value is not None or name in SPECIAL_TOKEN_IDS}
     for name in fields.keys() & {*SPECIAL_TOKEN_IDS, "sep_token_id"}:
         tokens = fields[name] if isinstance(fields[name], list) else [fields[name]]
@@ -254,7 +262,7 @@ def left_over(names: Iterable[str], used: set[str], known: Iterable[str], fault:
 
 
 def attach_other_files(plan: ConversionPlan, source: str | PathLike, path: Path) -> ConversionPlan:
-    """The generation config, the tokenizer and sentence-transformers' files of the source."""
+    """The generation config, the tokenizer, and the files of image processors and sentence-transformers of the source."""
     plan.companions = companions(source)
     content, _ = read_raw_config(path)
     if content["model_type"] not in CONFIGS:  # the code beside our own weights is what is converted

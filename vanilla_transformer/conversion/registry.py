@@ -6,7 +6,7 @@ the package imports torch.
 
 from typing import NamedTuple
 
-VARIANTS = ("encoder", "decoder", "seq2seq")
+VARIANTS = ("encoder", "decoder", "seq2seq", "vision")
 
 
 class Family(NamedTuple):
@@ -43,6 +43,8 @@ REGISTERED = (
     Family("pegasus", "Pegasus", "seq2seq", converts_back=True),
     Family("t5", "T5, Flan-T5, ByT5", "seq2seq", converts_back=True),
     Family("mt5", "mT5", "seq2seq", converts_back=True),
+    Family("vit", "ViT", "vision", converts_back=True),
+    Family("deit", "DeiT", "vision"),
 )
 FAMILIES = {family.model_type: family for family in REGISTERED}
 

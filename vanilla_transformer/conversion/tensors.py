@@ -28,11 +28,11 @@ logger = logging.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Op:
-    """How one of their tensors becomes one or several of ours, and back."""
+    """How one of their tensors becomes one or several of ours, and back: `None` where no family converts it back."""
 
     name: str
-    to_ours: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
-    to_theirs: Callable[..., torch.Tensor]
+    to_ours: Callable[..., tuple[torch.Tensor, ...]]
+    to_theirs: Callable[..., torch.Tensor] | None = None
 
 
 SAME = Op("", lambda t: (t,), lambda t: t)
@@ -89,17 +89,27 @@ class TensorMap:
     """Tensors that are the same thing. `also` are other names of theirs for it: a file has one or several of them, and
     where it has several they must be equal. `otherwise` is what to read where a file has none of these. Without `ours` it is
     a tensor that they need and we do not have. With "" for `theirs` it is one that we need and they compute: only if ours is
-    what they compute can it be converted back."""
+    what they compute can it be converted back.
+
+    `beside` are more tensors of theirs that `op` takes, forwards only. `stored` is the name in files, where that is not the
+    name in the class: both are read, and the one in files is written.
+    """
 
     ours: tuple[str, ...]
     theirs: str
     op: Op = SAME
     also: tuple[str, ...] = ()
     otherwise: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    stored: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.theirs, *self.also, *((self.stored,) if self.stored else ()))
 
     @property
     def all_theirs(self) -> tuple[str, ...]:
-        return tuple(name for name in (self.theirs, *self.also, *self.otherwise) if name)
+        return tuple(name for name in (*self.names, *self.otherwise, *self.beside) if name)
 
 
 def tensor_map(ours: str, theirs: str, op: Op = SAME, also: tuple[str, ...] = (), otherwise: tuple[str, ...] = ()) -> TensorMap:

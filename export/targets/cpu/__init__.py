@@ -34,7 +34,7 @@ class Cpu:
         fields = {}
         if config.sliding_window is not None and not is_decoder:
             fields["sliding_window"] = "None"
-        if config.model_type != "vanilla-encoder" and config.value_head_dim != config.head_dim:
+        if config.model_type not in ("vanilla-encoder", "vanilla-vision") and config.value_head_dim != config.head_dim:
             fields["value_head_dim"] = f"head_dim, {config.head_dim}"
         if is_decoder and config.head_dim % 8:
             fields["head_dim"] = "a multiple of 8"

@@ -13,12 +13,12 @@ from ..operators import (
     CrossStatesGraph,
     NewTokensOnly,
     OperatorGraph,
-    OperatorSequenceGraph,
     by_layer,
     distance_biases,
     flat,
     kv_pairs,
     operator,
+    operator_sequence_graph,
     with_bias,
 )
 
@@ -113,4 +113,4 @@ def next_logits(model: PreTrainedModel, last_hidden_state: torch.Tensor) -> torc
 def trace_module(model: PreTrainedModel, role: str) -> nn.Module:
     if model.config.is_encoder_decoder:
         return Seq2SeqStepGraph(model) if role == "decoder" else CrossStatesGraph(model)
-    return DecoderStepGraph(model) if role == "decoder" else OperatorSequenceGraph(model)
+    return DecoderStepGraph(model) if role == "decoder" else operator_sequence_graph(model)
