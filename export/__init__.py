@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from .evaluation import evaluate
     from .exporting import export, load_checkpoint
     from .parity import verify
+    from .runtime.images import ImageRuntime
     from .runtime.options import Options
     from .runtime.runtime import Runtime
     from .runtime.text import TextRuntime
@@ -21,10 +22,12 @@ _HOMES = {
     "evaluate": ("evaluation", "train,cpu"),
     "Runtime": ("runtime.runtime", "cpu"),
     "TextRuntime": ("runtime.text", "cpu"),
+    "ImageRuntime": ("runtime.images", "cpu,images"),
     "Options": ("runtime.options", "cpu"),
 }
 UNINSTALLED = "0+unknown"  # the version where the package is on the path and not installed
 __all__ = [
+    "ImageRuntime",
     "Options",
     "Runtime",
     "TextRuntime",

@@ -171,7 +171,7 @@ def info(args: argparse.Namespace) -> None:
 
 def attention_arguments(parser: Parser) -> None:
     parser.add_argument("checkpoint", type=source, metavar="CHECKPOINT", help=CHECKPOINT)
-    parser.add_argument("source", type=unicode, metavar="SOURCE", help="a text")
+    parser.add_argument("source", type=unicode, metavar="SOURCE", help="a text, or the file of an image")
     target_help = "its translation; that of the model if not given"
     parser.add_argument("target", type=unicode, nargs="?", metavar="TARGET", help=target_help)
     kind_help = "of models that have all three: encoder, decoder or cross (if not given)"
@@ -198,6 +198,7 @@ def attention(args: argparse.Namespace) -> None:
 
 def export_arguments(parser: Parser) -> None:
     from .targets.registry import default_target, known_targets, targets
+    from .targets.sequences import IMAGE_SIZES
 
     parser.add_argument("checkpoint", type=source, metavar="CHECKPOINT", help=CHECKPOINT)
     add_output(parser, "export directory to write")
@@ -212,6 +213,8 @@ def export_arguments(parser: Parser) -> None:
     opsets = [f"{target.name} {min(target.opsets)} to {max(target.opsets)}" for target in targets() if len(target.opsets) > 1]
     opset_help = f"of the graphs: {', '.join(opsets)}; the lowest if not given"
     parser.add_argument("--opset", type=positive, metavar="N", help=opset_help)
+    size_help = "of images: the model's own (trained) or any (free); by the model's config if not given"
+    parser.add_argument("--image-size", type=one_of("image size", IMAGE_SIZES), help=size_help)
     shortlist_help = "text: only its tokens, and the special ones, can be generated"
     parser.add_argument("--shortlist", type=path, metavar="FILE", help=shortlist_help)
     keep_help = "keep the converted checkpoint there, where CHECKPOINT is of another family; temporary if not given"
@@ -228,7 +231,7 @@ def export(args: argparse.Namespace) -> None:
     from .exporting import export
 
     output_path(output, [] if args.shortlist is None else [args.shortlist])
-    names = ("target", "dtype", "shortlist", "opset", "keep")
+    names = ("target", "dtype", "shortlist", "opset", "keep", "image_size")
     settings = {name: getattr(args, name) for name in names}
     manifest = export(args.checkpoint, output, args.force, **settings)
     files = {name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")}
@@ -285,6 +288,7 @@ def generate_arguments(parser: Parser) -> None:
     parser.add_argument("--dtype", help="which of the export's, if it has several; the first if not given")
     cache_help = "where tensorrt keeps what it compiled; nowhere if not given"
     parser.add_argument("--engine-cache", type=path, metavar="DIR", help=cache_help)
+    add_language_arguments(parser)
     stream_help = "one text after the other, each as it is generated; without beams"
     parser.add_argument("--stream", action="store_true", help=stream_help)
 
@@ -310,21 +314,35 @@ def generate(args: argparse.Namespace) -> None:
     from .runtime.text import TextRuntime
 
     runtime = TextRuntime(args.export, args.threads, device=args.device, engine_cache=args.engine_cache, dtype=args.dtype)
+    languages = language_settings(args)
     if args.stream:
         for text in args.text or lines_of_standard_input():
-            for piece in runtime.stream(text, **options) if text.strip() or args.text else ():
+            for piece in runtime.stream(text, **languages, **options) if text.strip() or args.text else ():
                 print(piece, end="", flush=True)
             print()
     elif args.text:
-        say("\n".join(runtime.generate(args.text, **options)))
+        say("\n".join(runtime.generate(args.text, **languages, **options)))
     else:
-        batches = Batches(runtime, options, args.batch_size, args.n_best, args.scores)
+        batches = Batches(runtime, options, args.batch_size, args.n_best, args.scores, **languages)
         if args.output is not None:
             generate_file(batches, args.input, args.output, args.target_prefix, args.force)
             return
         lines = lines_of_standard_input() if args.input is None else read_lines(args.input)
         for window in batches.windows(lines):
             say("\n".join(window))
+
+
+def add_language_arguments(parser: Parser) -> None:
+    source_help = "language of the texts, of multilingual models, as eng_Latn; that of the tokenizer if not given"
+    parser.add_argument("--src-lang", type=unicode, metavar="LANG", help=source_help)
+    target_help = "language of the translations; that of generation_config.json if not given"
+    parser.add_argument("--tgt-lang", type=unicode, metavar="LANG", help=target_help)
+
+
+def language_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Those that were given."""
+    given = {"src_lang": args.src_lang, "tgt_lang": args.tgt_lang}
+    return {name: language for name, language in given.items() if language is not None}
 
 
 def add_lines(parser: Parser, input_help: str) -> argparse._ArgumentGroup:
@@ -397,6 +415,7 @@ def evaluate_arguments(parser: Parser) -> None:
     model_help = "checkpoint directory or Hub id (run by torch), or export directory (run by onnxruntime)"
     parser.add_argument("model", type=source, metavar="MODEL", help=model_help)
     parser.add_argument("--dtype", help="which of an export's, if it has several; the first if not given")
+    add_language_arguments(parser)
     add_metric_arguments(parser)
     add_generation_options(parser, excluded=["num_return_sequences"])  # a text has one translation
 
@@ -411,6 +430,7 @@ def evaluate(args: argparse.Namespace) -> None:
     from .evaluation import evaluate
 
     options = {"batch_size": args.batch_size, "dtype": args.dtype, **metric_settings(args), **generation_options(args)}
+    options |= language_settings(args)
     say(json.dumps(evaluate(args.model, **options)))
 
 

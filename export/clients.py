@@ -12,7 +12,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.repocard import metadata_load
 from huggingface_hub.utils import validate_repo_id, yaml_dump
 
-from .runtime.artifact import CARD
+from .runtime.artifact import CARD, IMAGE_PROCESSOR
 from .targets.spec import Target
 
 # Which of Transformers.js's model types runs graphs of these roles as they are. "marian" is in no mapping of classifiers, so
@@ -35,12 +35,15 @@ TASKS = {
     "ForQuestionAnswering": "question-answering",
     "ForCausalLM": "text-generation",
     "ForConditionalGeneration": "text2text-generation",
+    "ForImageClassification": "image-classification",
 }
 CALLS = {
     "feature-extraction": "pipe('A text.', { pooling: 'mean' })",
     "fill-mask": "pipe(`A ${pipe.tokenizer.mask_token} text.`)",
     "question-answering": "pipe('What is it?', 'It is a text.')",
     "text-generation": "pipe('A text', { max_new_tokens: 20 })",
+    "image-classification": "pipe('image.jpg')",
+    "image-feature-extraction": "pipe('image.jpg')",
 }
 OF_THE_BASE = ("language", "license", "license_name", "license_link", "datasets")  # that hold for its exports
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty")  # that genai has under the same names
@@ -58,6 +61,7 @@ def client_config(config: dict, roles: Collection[str], dtypes: Sequence[str], e
         external: names of the graphs' files whose weights are in a file of their own.
     """
     model_type = MODEL_TYPES[tuple(role for role in ("encoder", "decoder") if role in roles)]
+    model_type = "vit" if config["model_type"] == "vanilla-vision" else model_type
     names = {name: config[ours] for name, ours in MARIAN_NAMES.items()} if model_type == "marian" else {}
     numbers = config.get("label2id") or {label: int(number) for number, label in config["id2label"].items()}
     found = {**config, **names, "label2id": numbers, "model_type": model_type}
@@ -210,7 +214,8 @@ def write_card(
         f"written by `vanilla-transformer export` for the target {target.name} in {' and '.join(dtypes)}. manifest.json says",
         "with which versions, and how far they are from the checkpoint.",
     ]
-    if target.is_standard and task and (directory / "tokenizer.json").is_file():
+    inputs = (directory / name for name in ("tokenizer.json", IMAGE_PROCESSOR))  # what makes them of texts and images
+    if target.is_standard and task and any(file.is_file() for file in inputs):
         lines += ["", "```js", SNIPPET.format(task=task, call=CALLS.get(task, "pipe('A text.')")), "```"]
     (directory / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -225,7 +230,9 @@ def task_of(architecture: str) -> str | None:
     """`None` where no pipeline reads what the head returns."""
     if architecture == "VanillaSeq2SeqModel":  # it wants the decoder's tokens too
         return None
-    return TASKS.get(re.sub(r"^Vanilla(Encoder|Decoder|Seq2Seq)", "", architecture))
+    if architecture == "VanillaVisionModel":
+        return "image-feature-extraction"
+    return TASKS.get(re.sub(r"^Vanilla(Encoder|Decoder|Seq2Seq|Vision)", "", architecture))
 
 
 def read_metadata(readme: Path) -> dict:

@@ -4,6 +4,7 @@ import inspect
 import logging
 import os
 import shutil
+import tempfile
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,17 +21,19 @@ from vanilla_transformer import checkpoint as checkpoints
 from vanilla_transformer.checkpoint import CONFIG, checkpoint_directory, config_and_class, for_every_version
 from vanilla_transformer.companions import companions
 from vanilla_transformer.conversion import converted
+from vanilla_transformer.conversion.tokenizers import FoundTokenizer, find_tokenizer
 from vanilla_transformer.files import new_directory
 
 from .clients import base_name, client_config, give_first_token, give_token_types, write_card, write_genai_config, write_json
 from .errors import UsageError
+from .languages import languages_of
 from .parity import verify
 from .passes import pipeline
 from .runtime.artifact import CARD, TOKENIZER_FILES, write_manifest
 from .shortlist import shortlist_from_text, with_shortlist, with_special_tokens
 from .targets.registry import default_target, get_target, known_targets
 from .targets.sequence_modules import sequence_module
-from .targets.sequences import EXPORTABLE
+from .targets.sequences import EXPORTABLE, IMAGE_SIZES, READS_IMAGES
 from .targets.spec import GraphSpec, Target, example_inputs
 
 logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is not installed
@@ -49,6 +52,7 @@ def export(
     shortlist: Iterable[int] | str | os.PathLike | None = None,
     opset: int | None = None,
     keep: str | os.PathLike | None = None,
+    image_size: str | None = None,
 ) -> dict[str, Any]:
     """Writes the graphs of `checkpoint` to the directory `out`, after comparing them with torch on `cases` random inputs, and
     returns the manifest. A checkpoint of a family in `conversion.FAMILIES` is converted on the way.
@@ -65,11 +69,13 @@ def export(
             vocabulary computes no others. A path is that of a text, whose tokens they are.
         opset: of the graphs, where the target has a choice: 18 (the default) to 23 for the portable one.
         keep: directory for the converted checkpoint, which is temporary by default.
+        image_size: of a model of images: `"trained"` for graphs that read images of `config.image_size` only, `"free"` for any
+            size, with interpolated positions; by default as `config.interpolate_pos_encoding` says.
 
     Raises:
         FileExistsError: if `out` cannot be written, see `files.new_directory`.
-        UsageError: for a target, dtype or opset that is unknown, for several dtypes where there can be one, and for `keep`
-            where nothing is converted.
+        UsageError: for a target, dtype, opset or image size that is unknown, for several dtypes where there can be one, for
+            `keep` where nothing is converted, and for an image size where there are no images.
         FileNotFoundError, OSError, ValueError: as `load_checkpoint`; ValueError for a target or dtype that cannot hold the
             model, for a pass that fails, and if the graphs do not give what torch gives. Half precision is compared where
             there is a GPU.
@@ -77,9 +83,11 @@ def export(
     to = checked_target(default_target() if target is None else target)
     dtypes = checked_dtypes(to, dtype)
     opset = checked_opset(to, opset)
+    if image_size not in (None, *IMAGE_SIZES):
+        raise UsageError(f"no image size {image_size!r}, expected one of {', '.join(IMAGE_SIZES)}")
     text = [shortlist] if isinstance(shortlist, str | os.PathLike) else []
     with new_directory(out, force, [checkpoint, *text]) as directory, converted(checkpoint, keep) as ours:
-        source = Source.load(checkpoint, ours, shortlist)
+        source = Source.load(checkpoint, ours, shortlist, image_size)
         made = Graphs.trace(source, to, dtypes, opset)
         made.save(directory)
         facts = write_companions(source, made, directory)
@@ -140,24 +148,36 @@ def load_ours(checkpoint: str | os.PathLike, ours: Path) -> PreTrainedModel:
 @dataclass(frozen=True)
 class Source:
     """A checkpoint that is to be exported, as the user named it: its model, the directory of that as one of ours, its
-    config.json, and the tokens of a shortlist."""
+    config.json, the tokens of a shortlist, and its tokenizer if that is not tokenizer.json already."""
 
     checkpoint: str | os.PathLike
     model: PreTrainedModel
     directory: Path
     config: dict[str, Any]
     shortlist: list[int] | None
+    tokenizer: FoundTokenizer | None = None
 
     @classmethod
-    def load(cls, checkpoint: str | os.PathLike, ours: Path, shortlist: Iterable[int] | str | os.PathLike | None) -> "Source":
+    def load(
+        cls,
+        checkpoint: str | os.PathLike,
+        ours: Path,
+        shortlist: Iterable[int] | str | os.PathLike | None,
+        image_size: str | None,
+    ) -> "Source":
+        tokenizer = None if (ours / "tokenizer.json").is_file() else find_tokenizer(ours)
         if isinstance(shortlist, str | os.PathLike):
             shortlist = shortlist_from_text(shortlist, ours)
         model = load_ours(checkpoint, ours)
+        if image_size is not None:
+            if (name := type(model).__name__) not in READS_IMAGES:
+                raise UsageError(f"image size {image_size!r} is for models of images, and {checkpoint} has a {name}")
+            model.config.interpolate_pos_encoding = image_size == "free"
         tokens = None if shortlist is None else with_special_tokens(model, shortlist)
         # There is no code beside an export, and where it came from is of one machine.
         left_out = ("auto_map", "custom_pipelines", "_name_or_path")
         config = {name: value for name, value in model.config.to_dict().items() if name not in left_out}
-        return cls(checkpoint, model, ours, config, tokens)
+        return cls(checkpoint, model, ours, config, tokens, tokenizer)
 
     @property
     def architecture(self) -> str:
@@ -194,7 +214,7 @@ class Graphs:
             for role, spec in made.specs[dtype].items():
                 with with_shortlist(model, source.shortlist):
                     module = target.trace_module(model, role) if has_own_operators else sequence_module(model)
-                    graph = trace(module, spec, source.config["vocab_size"], traced_opset)
+                    graph = trace(module, spec, source.config.get("vocab_size", 0), traced_opset)
                 graph.opset_imports[""] = opset
                 made.counts[dtype][role] = pipeline.apply(graph, target.passes(dtype))
                 made.graphs[dtype][role] = graph
@@ -226,7 +246,7 @@ class Graphs:
 def uses_target(model: PreTrainedModel) -> bool:
     """Whether the graphs of `model` are those of its target: models with a decoder that only read whole sequences have the
     same, of standard operators, for every target."""
-    return model.can_generate() or model.config.model_type == "vanilla-encoder"
+    return model.can_generate() or model.config.model_type in ("vanilla-encoder", "vanilla-vision")
 
 
 def check_fields(model: PreTrainedModel, target: Target) -> None:
@@ -289,10 +309,7 @@ def write_companions(source: Source, made: Graphs, directory: Path) -> dict[str,
     manifest says of them and of the source."""
     if source.model.can_generate():
         source.model.generation_config.save_pretrained(directory)
-    for name in TOKENIZER_FILES:
-        if (source.directory / name).is_file():
-            shutil.copyfile(source.directory / name, directory / name)
-    for_every_version(directory)
+    write_tokenizer(source, directory)
     modules = companions(source.directory)
     modules.copy_without_pickles(directory)
     clients = write_for_clients(source, made, directory)
@@ -307,9 +324,30 @@ def write_companions(source: Source, made: Graphs, directory: Path) -> dict[str,
         "shortlist": source.shortlist,
         "opset": made.opset,
         "sentence_modules": modules.facts(),
+        **language_facts(source, directory),
         **clients,
         "versions": {name: version(name) for name in ("vanilla-transformer", "torch", "transformers", "onnx")},
     }
+
+
+def write_tokenizer(source: Source, directory: Path) -> None:
+    """Its files, of which one is made where the checkpoint has only others."""
+    with tempfile.TemporaryDirectory() as made:
+        if source.tokenizer is not None:
+            source.tokenizer.save(Path(made))
+        found = source.directory if source.tokenizer is None else Path(made)
+        for name in TOKENIZER_FILES:
+            if (found / name).is_file():
+                shutil.copyfile(found / name, directory / name)
+    for_every_version(directory)
+
+
+def language_facts(source: Source, directory: Path) -> dict[str, Any]:
+    """Of a model that generates text in languages that can be chosen."""
+    if not source.model.can_generate():
+        return {}
+    languages = languages_of(directory, source.model.generation_config.decoder_start_token_id)
+    return {} if languages is None else {"languages": languages}
 
 
 def write_for_clients(source: Source, made: Graphs, directory: Path) -> dict[str, Any]:

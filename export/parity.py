@@ -15,6 +15,8 @@ from .runtime.inputs import move_padding
 from .runtime.options import Options, as_list
 from .runtime.runtime import Runtime
 from .shortlist import with_shortlist
+from .targets.sequences import READS_IMAGES
+from .targets.spec import shape_of
 
 TOLERANCE = 1e-4  # times max(1, |value|), float32
 LATER_STEPS = (1, 3, 1)  # tokens fed per step once a cache is there
@@ -156,11 +158,15 @@ def verify(
     rng = np.random.default_rng(seed)
     report = Report(TOLERANCE if runtime.dtype == "fp32" else None)
     longest = 33
-    if model.config.has_learned_positions:
+    if getattr(model.config, "has_learned_positions", False):
         longest = min(longest, model.config.max_position_embeddings - sum(LATER_STEPS))
     with torch.no_grad(), with_shortlist(model, runtime.artifact.manifest.get("shortlist")):
         models = references(model, runtime.dtype)
         for number in range(cases):
+            if runtime.architecture in READS_IMAGES:
+                compare_images(Case(runtime, models, rng, report, f"case {number}"))
+                report.cases += 1
+                continue
             padding = ("none", "right", "empty row")[number % 3]
             ids, mask = sample(rng, model.config.vocab_size, longest, padding)
             case = Case(runtime, models, rng, report, f"case {number} {ids.shape}, padding: {padding}")
@@ -205,7 +211,7 @@ def array(states: torch.Tensor) -> np.ndarray:
 def check_same_model(runtime: Runtime, model: PreTrainedModel) -> None:
     """The architecture and every size must be the checkpoint's, or comparing would fail inside numpy."""
     widths = ("vocab_size", "hidden_size", "num_attention_heads", "head_dim", "value_head_dim")
-    sizes = (*widths, "num_hidden_layers", "decoder_layers", "num_labels")
+    sizes = (*widths, "num_hidden_layers", "decoder_layers", "num_labels", "image_size", "patch_size", "num_channels")
     found = {"architecture": runtime.architecture, **runtime.config}
     found["num_labels"] = len(runtime.config.get("id2label") or ())
     expected = {"architecture": type(model).__name__, **{name: getattr(model.config, name, None) for name in sizes}}
@@ -227,6 +233,25 @@ def sample(rng: np.random.Generator, vocab_size: int, longest: int, padding: str
             lengths[rng.integers(shape[0])] = 0
         mask = (np.arange(shape[1]) < lengths[:, None]).astype(np.int64)
     return ids, mask
+
+
+def compare_images(case: Case) -> None:
+    """All outputs of a graph that reads images, which are random."""
+    spec = case.runtime.specs["encoder"]
+    patch = case.config.patch_shape
+    height, width = (int(case.rng.integers(side, 8 * side)) for side in patch)
+    sizes = {"batch_size": int(case.rng.integers(1, 6)), "height": height, "width": width}
+    pixel_values = case.rng.standard_normal(shape_of(spec.inputs[0], sizes)).astype(np.float32)
+    found = case.runtime.outputs(pixel_values=pixel_values)
+    images = torch.from_numpy(pixel_values)
+    interpolates = "height" in spec.inputs[0].shape
+    expected = [model(images, interpolate_pos_encoding=interpolates) for model in case.models]
+    for tensor in spec.outputs:
+        values = [array(outputs[tensor.name]) for outputs in expected]
+        real = np.ones(values[0].shape[:-1], bool)
+        case.compare(found[tensor.name], values, real, tensor.name)
+        if tensor.name == "logits":
+            case.report.compare_tokens(found[tensor.name], values[0], real, f"{case.name}, {tensor.name}")
 
 
 def compare_sequences(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:

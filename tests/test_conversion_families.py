@@ -50,14 +50,14 @@ def test_a_line_and_a_module_are_all_that_a_family_needs(registered, tmp_path):
     )  # fmt: skip
     theirs = random_model("Data2VecTextForMaskedLM", theirs, torch.float64)
     theirs.save_pretrained(tmp_path / "theirs")
-    with pytest.raises(ValueError, match="is a data2vec-text checkpoint, expected one of bert, .*, marian$"):
+    with pytest.raises(ValueError, match="is a data2vec-text checkpoint, expected one of bert, .*, marian, "):
         convert(tmp_path / "theirs", tmp_path / "ours")
     registered(Family("data2vec-text", "data2vec", "encoder"), KIN)
     facts = convert(tmp_path / "theirs", tmp_path / "ours")
     ours = getattr(vanilla_transformer, facts["architecture"]).from_pretrained(tmp_path / "ours").eval()
     given = given_to(theirs)
     assert_exact(outputs_of(ours, given)["logits"], outputs_of(theirs, given)["logits"], torch.float64)
-    with pytest.raises(ValueError, match="can be converted to bert, .*, marian, got 'data2vec-text'"):
+    with pytest.raises(ValueError, match="can be converted to bert, .*, marian, .*got 'data2vec-text'"):
         convert(tmp_path / "ours", tmp_path / "back", to="data2vec-text")
 
 

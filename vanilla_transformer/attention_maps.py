@@ -8,10 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from matplotlib.image import AxesImage
+from PIL.Image import Image  # which matplotlib needs
+from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.image_utils import load_image
 
-from .checkpoint import load_checkpoint, load_tokenizer, readers_errors
+from .checkpoint import load_checkpoint, load_image_processor, load_tokenizer, readers_errors
 from .errors import UsageError
 from .files import new_file
 from .info import depth_fields
@@ -27,6 +31,7 @@ MARGIN_INCHES = 1.5
 MAP_INCHES = 1.5
 TOKEN_INCHES = 0.25
 MAX_INCHES = 50.0
+PICTURE_INCHES = 4.0  # of a side of a picture alone
 
 
 @dataclass
@@ -39,6 +44,16 @@ class AttentionMaps:
     keys: list[str]
 
 
+@dataclass
+class ImageAttentionMaps:
+    """`weights` (layers, heads, rows, columns): how much the first token looks at each patch of `picture`, the image as the
+    model sees it, (H, W, 3) of 0 to 255. `patch` is the height and the width of one."""
+
+    weights: np.ndarray
+    picture: np.ndarray
+    patch: tuple[int, int]
+
+
 def save_attention_maps(
     checkpoint: str | os.PathLike,
     out: str | os.PathLike,
@@ -49,20 +64,53 @@ def save_attention_maps(
     force: bool = False,
 ) -> None:
     """Writes the figure that `plot` makes of a checkpoint's `attention_maps` of `texts`, a source and perhaps a target, to the
-    file `out`, whose ending is the format. An existing `out` is replaced with `force` only.
+    file `out`, whose ending is the format; of a model of images, of its `image_attention_maps` of the file that `texts` name.
+    An existing `out` is replaced with `force` only.
 
     Raises:
         FileExistsError: if `out` exists and `force` is not given.
-        UsageError: as `attention_maps` and `plot`, and for the name of a file that is of no image format.
-        FileNotFoundError, ValueError: as `attention_maps`, `checkpoint.load_checkpoint` and `checkpoint.load_tokenizer`.
+        UsageError: as `attention_maps` and `plot`, for the name of a file that is of no image format, and for a kind or a
+            target with an image.
+        FileNotFoundError, ValueError: as `attention_maps`, `image_attention_maps`, `checkpoint.load_checkpoint`,
+            `checkpoint.load_tokenizer` and `checkpoint.load_image_processor`.
     """
     if Path(out).suffix.lower().removeprefix(".") not in FORMATS:
         raise UsageError(f"{out} is not the name of an image, expected one that ends in .{', .'.join(FORMATS)}")
     with new_file(out, force, [checkpoint]) as file:
         model = load_checkpoint(checkpoint)
-        tokenizer = load_tokenizer(checkpoint)
-        figure = plot(attention_maps(model, tokenizer, *texts, kind=kind), layer, head)
+        figure = plot(maps_of(model, checkpoint, texts, kind), layer, head)
         figure.savefig(file, dpi=DPI)
+
+
+def maps_of(model: PreTrainedModel, checkpoint: str | os.PathLike, texts: tuple[str, ...], kind: str | None):
+    if model.main_input_name != "pixel_values":
+        return attention_maps(model, load_tokenizer(checkpoint), *texts, kind=kind)
+    if kind is not None or len(texts) > 1:
+        raise UsageError(f"{type(model).__name__} reads one image, got kind={kind!r} and {len(texts)} arguments")
+    [path] = texts
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path!r} is no file, expected an image")
+    with readers_errors(Path(path)):
+        picture = load_image(path)
+    return image_attention_maps(model, load_image_processor(checkpoint), picture)
+
+
+def image_attention_maps(model: PreTrainedModel, processor: BaseImageProcessor, image: Image) -> ImageAttentionMaps:
+    """Of a model of images, from its first token to the patches of `image`. `model` is left in evaluation mode, with the eager
+    attention implementation.
+
+    Raises:
+        ValueError: for an image of a size that the model does not read.
+    """
+    model.eval().set_attn_implementation("eager")  # the others give no weights
+    pixel_values = processor(image, return_tensors="pt")["pixel_values"]
+    seen = processor(image, do_rescale=False, do_normalize=False, return_tensors="np")["pixel_values"][0]
+    with torch.no_grad():
+        outputs = model.base_model(pixel_values, output_attentions=True)
+    rows, columns = (side // patch for side, patch in zip(pixel_values.shape[2:], model.config.patch_shape))
+    weights = torch.cat(outputs.attentions)[:, :, 0, model.config.num_first_tokens :].unflatten(-1, (rows, columns))
+    picture = np.broadcast_to(seen.transpose(1, 2, 0), (*seen.shape[1:], 3))  # one channel is grey
+    return ImageAttentionMaps(weights.double().numpy(), picture, model.config.patch_shape)
 
 
 def attention_maps(
@@ -129,8 +177,9 @@ def decoder_input_ids(
     return model.generate(ids, do_sample=False, num_return_sequences=1)[:, :-1]
 
 
-def plot(maps: AttentionMaps, layer: int | None = None, head: int | None = None) -> Figure:
+def plot(maps: AttentionMaps | ImageAttentionMaps, layer: int | None = None, head: int | None = None) -> Figure:
     """A grid of the maps of all layers and heads, or of one `layer` or `head`, counted from 0. One map alone shows its tokens.
+    Those of an image are drawn over it.
 
     Raises:
         UsageError: for a layer or a head that does not exist.
@@ -138,15 +187,16 @@ def plot(maps: AttentionMaps, layer: int | None = None, head: int | None = None)
     layers = chosen("layer", layer, maps.weights.shape[0])
     heads = chosen("head", head, maps.weights.shape[1])
     is_alone = len(layers) == len(heads) == 1
-    sides = (len(maps.keys), len(maps.queries)) if is_alone else (len(heads), len(layers))
-    size = [min(MARGIN_INCHES + side * (TOKEN_INCHES if is_alone else MAP_INCHES), MAX_INCHES) for side in sides]
-    figure = Figure(figsize=size, layout="constrained")  # no pyplot: nothing outlives the call
+    figure = Figure(figsize=figure_size(maps, layers, heads), layout="constrained")  # no pyplot: nothing outlives the call
     grid = figure.subplots(len(layers), len(heads), squeeze=False)
     for row, layer in zip(grid, layers):
         for axes, head in zip(row, heads):
-            image = axes.imshow(maps.weights[layer, head], cmap="Blues", vmin=0, vmax=maps.weights.max(), aspect="auto")
+            image = draw(axes, maps, maps.weights[layer, head])
             axes.set_title(f"layer {layer}, head {head}", fontsize=8)
             axes.set(xticks=[], yticks=[])
+    if isinstance(maps, ImageAttentionMaps):
+        figure.colorbar(image, ax=grid, label="attention of the first token")
+        return figure
     if is_alone:  # a "$" of a token is no formula
         axes.set_xticks(range(len(maps.keys)), maps.keys, rotation=90, parse_math=False)
         axes.set_yticks(range(len(maps.queries)), maps.queries, parse_math=False)
@@ -154,6 +204,28 @@ def plot(maps: AttentionMaps, layer: int | None = None, head: int | None = None)
     figure.supxlabel("key")
     figure.supylabel("query")
     return figure
+
+
+def figure_size(maps: AttentionMaps | ImageAttentionMaps, layers: Sequence[int], heads: Sequence[int]) -> list[float]:
+    """Inches: width and height."""
+    if len(layers) > 1 or len(heads) > 1:
+        sides = [len(heads) * MAP_INCHES, len(layers) * MAP_INCHES]
+    elif isinstance(maps, ImageAttentionMaps):
+        sides = [PICTURE_INCHES, PICTURE_INCHES]
+    else:
+        sides = [len(maps.keys) * TOKEN_INCHES, len(maps.queries) * TOKEN_INCHES]
+    return [min(MARGIN_INCHES + side, MAX_INCHES) for side in sides]
+
+
+def draw(axes: Axes, maps: AttentionMaps | ImageAttentionMaps, weights: np.ndarray) -> AxesImage:
+    """The `weights` of one head."""
+    scale = {"vmin": 0, "vmax": maps.weights.max()}
+    if isinstance(maps, AttentionMaps):
+        return axes.imshow(weights, cmap="Blues", aspect="auto", **scale)
+    axes.imshow(maps.picture)
+    height, width = (count * side for count, side in zip(weights.shape, maps.patch))
+    places = (-0.5, width - 0.5, height - 0.5, -0.5)  # pixels, whose centres are whole numbers
+    return axes.imshow(weights, cmap="inferno", alpha=0.6, extent=places, **scale)
 
 
 def chosen(name: str, index: int | None, count: int) -> Sequence[int]:

@@ -23,7 +23,9 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 from transformers import (
+    AutoImageProcessor,
     AutoTokenizer,
+    BaseImageProcessor,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -34,7 +36,7 @@ from transformers import (
 import vanilla_transformer
 
 from .configuration_vanilla_transformer import CONFIGS, VanillaTransformerConfig
-from .files import CONFIG, TOKENIZER_FILES, VOCABULARIES
+from .files import CONFIG, IMAGE_PROCESSOR, TOKENIZER_FILES, VOCABULARIES
 
 GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
@@ -59,6 +61,7 @@ NUMBERS = ("temperature", "top_p", "min_p", "typical_p", "length_penalty", "repe
 SEVERAL = ("eos_token_id", "forced_eos_token_id")
 # Of a tokenizer's config, what transformers notes of the place it was loaded from.
 OF_THE_PLACE = ("is_local", "local_files_only")
+TOKENIZER_OF_BYTES = "ByT5Tokenizer"
 OF_THE_HUB = ("constraints", "dola_layers", "force_words_ids", "penalty_alpha")
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]  # of tensors by name
@@ -74,7 +77,7 @@ def load_checkpoint(source: str | os.PathLike) -> PreTrainedModel:
     """
     directory = checkpoint_directory(source)
     config, model_class = read_config(directory)
-    check_generation(directory / GENERATION_CONFIG, config.vocab_size)
+    check_generation(directory / GENERATION_CONFIG, getattr(config, "vocab_size", 0))
     shapes: Shapes = {}
     for file in weight_files(directory):
         shapes |= stored_shapes(file)
@@ -113,8 +116,28 @@ def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
     raise ValueError(f"{directory} has a tokenizer of its own code, which is not run: expected one of transformers, got {code}")
 
 
+def load_image_processor(source: str | os.PathLike) -> BaseImageProcessor:
+    """The image processor of a checkpoint, a directory or Hub id: the one with Pillow, whatever else is installed.
+
+    Raises:
+        FileNotFoundError: without a directory, or preprocessor_config.json.
+        ValueError: for a file that is damaged or names a class that is not one of transformers.
+    """
+    directory = checkpoint_directory(source)
+    path = directory / IMAGE_PROCESSOR
+    if not path.is_file():
+        raise FileNotFoundError(f"{directory} has no {IMAGE_PROCESSOR}, expected one beside a model of images")
+    read_json(path)
+    with readers_errors(path):
+        return AutoImageProcessor.from_pretrained(directory, backend="pil", trust_remote_code=False)
+
+
 def has_tokenizer(directory: Path) -> bool:
-    return any((directory / name).is_file() for name in VOCABULARIES)
+    """Whether there are files of one, or its class is one that needs none."""
+    if any((directory / name).is_file() for name in VOCABULARIES):
+        return True
+    path = directory / CONFIG
+    return path.is_file() and read_json(path).get("tokenizer_class") == TOKENIZER_OF_BYTES
 
 
 # ---------------------------------------------------------------------------------------------------------- what is written
@@ -276,7 +299,8 @@ def made_config(config_class: type[PreTrainedConfig], content: dict, directory: 
     of_machine = ("attn_implementation", "experts_implementation")  # which is not the one that wrote it
     with readers_errors(path):
         config = config_class.from_dict({name: value for name, value in content.items() if name not in of_machine})
-    is_half = config_class not in CONFIGS.values() and getattr(config, "is_decoder", False)  # as `BartForCausalLM`
+    # Of others' pairs of stacks a half may be alone, as `BartForCausalLM` or `T5EncoderModel`: their converters look.
+    is_half = config_class not in CONFIGS.values() and not config.is_encoder_decoder
     if config.is_encoder_decoder != config_class.is_encoder_decoder and not is_half:
         raise ValueError(f"{path} has is_encoder_decoder {config.is_encoder_decoder}, expected {not config.is_encoder_decoder}")
     return config

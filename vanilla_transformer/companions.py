@@ -1,5 +1,5 @@
-"""The files of sentence-transformers beside the weights, which say what is made of a model's states. They go where the weights
-go.
+"""The files beside the weights that say what is made of images before a model, and with sentence-transformers of its states.
+They go where the weights go.
 
 `modules.json` names what follows the model, each with a folder: pooling, linear maps, normalisation. Prompts, the activation of
 a cross-encoder and the longest sequence are in files of their own.
@@ -38,7 +38,8 @@ class Module:
 
 @dataclass(frozen=True)
 class Companions:
-    """The `modules` after a model, and the `files` of sentence-transformers by the names they have in a checkpoint."""
+    """The `modules` after a model, and the `files` of image processors and sentence-transformers by the names they have in a
+    checkpoint."""
 
     modules: tuple[Module, ...] = ()
     files: dict[str, Path] = field(default_factory=dict)

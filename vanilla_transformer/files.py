@@ -30,9 +30,10 @@ StrPath = str | os.PathLike
 
 MANIFEST, CARD = "manifest.json", "README.md"  # of an export
 CONFIG = "config.json"  # of a checkpoint
+IMAGE_PROCESSOR = "preprocessor_config.json"
 MODULES = "modules.json"  # of sentence-transformers, what is done with the states of a model
 VERSION_KEY = "vanilla_transformer_version"  # in the config of a checkpoint that we wrote for another library
-MODEL_TYPE = re.compile(r"vanilla-(encoder|decoder|seq2seq)")
+MODEL_TYPE = re.compile(r"vanilla-(encoder|decoder|seq2seq|vision)")
 VOCABULARIES = (  # a checkpoint with one of these has a tokenizer
     "tokenizer.json",
     "vocab.json",
@@ -43,8 +44,10 @@ VOCABULARIES = (  # a checkpoint with one of these has a tokenizer
     "sentencepiece.bpe.model",
     "tokenizer_config.json",  # all there is of a tokenizer of bytes
 )
+TARGET_TOKENIZER = "target_tokenizer.json"  # of target text, where that is cut otherwise than source text
 TOKENIZER_FILES = (
     *VOCABULARIES,
+    TARGET_TOKENIZER,
     "target_vocab.json",
     "merges.txt",
     "special_tokens_map.json",
@@ -56,9 +59,11 @@ CHECKPOINT_FILE = re.compile(
     r"|README\.md|curves\.png|(configuration|layers|modeling|pipelines)_vanilla_transformer\.py|"
     + "|".join(map(re.escape, TOKENIZER_FILES))
 )
-EXPORT_FILE = re.compile(r"(config|generation_config|genai_config|tokenizer|tokenizer_config)\.json|onnx/\w+\.onnx(_data)?")
-# Of sentence-transformers, in both; the second kind are of a module, in its folder.
-COMPANION = re.compile(r"modules\.json|config_sentence_transformers\.json|sentence_[\w-]+_config\.json")
+EXPORT_FILE = re.compile(
+    r"(config|generation_config|genai_config|tokenizer_config|(target_)?tokenizer)\.json|onnx/\w+\.onnx(_data)?"
+)
+# Of image processors and sentence-transformers, in both; the second kind are of a module, in its folder.
+COMPANION = re.compile(r"(preprocessor_config|modules|config_sentence_transformers|sentence_[\w-]+_config)\.json")
 OF_MODULE = re.compile(r"([\w-]+)/(config\.json|model\.safetensors|pytorch_model\.bin)")
 IGNORED = {"__pycache__", ".DS_Store"}  # what systems put anywhere
 IGNORED_ON_MOUNT = {"lost+found", ".partial"}
@@ -199,7 +204,7 @@ def files_of_checkpoint(directory: Path) -> set[str]:
 
 
 def companions_in(directory: Path, files: Iterable[str]) -> set[str]:
-    """Those of `files` that are sentence-transformers' own, or of a module that its modules.json names."""
+    """Those of `files` that are an image processor's or sentence-transformers' own, or of a module that modules.json names."""
     modules = json_or_none(directory / MODULES)
     named = {module.get("path") for module in modules if isinstance(module, dict)} if isinstance(modules, list) else set()
     of_modules = {name for name in files if (found := OF_MODULE.fullmatch(name)) and found[1] in named}

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from .checkpoint import config_and_class
-from .configuration_vanilla_transformer import VanillaEncoderConfig, VanillaTransformerConfig
+from .configuration_vanilla_transformer import VanillaEncoderConfig, VanillaTransformerConfig, VanillaVisionConfig
 from .conversion import is_ours, plan_conversion
 
 BYTES = {"float32": 4, "float16 or bfloat16": 2, "int8": 1, "int4": 0.5}
@@ -25,7 +25,8 @@ def info(source: str | os.PathLike) -> dict[str, Any]:
     Returns `architecture`, `variant`, `shape` (config fields), `parameters` (by block, each counted once where it is tied),
     `total_parameters`, `memory` (bytes of the parameters by dtype), `cache_values` (keys and values a decoder keeps per
     token) and `flops`: floating point operations, 2 for a multiplication and an addition, of the matrix products, for
-    one source token, one target token and one sequence, and of attention for one token and one token it looks at.
+    one source token, one target token and one sequence (of images: one patch, which a first token costs too, and one image),
+    and of attention for one token and one token it looks at.
 
     Raises:
         OSError: if there is no config.
@@ -37,7 +38,8 @@ def info(source: str | os.PathLike) -> dict[str, Any]:
     total = sum(parameters.values())
     heads = config.num_attention_heads * (config.head_dim + config.value_head_dim)
     variant = config.model_type.removeprefix("vanilla-")
-    decoder_layers = config.get_text_config(decoder=True).num_hidden_layers if variant != "encoder" else 0
+    has_decoder = variant in ("decoder", "seq2seq")
+    decoder_layers = config.get_text_config(decoder=True).num_hidden_layers if has_decoder else 0
     return {
         "architecture": model_class.__name__,
         "variant": variant,
@@ -60,8 +62,10 @@ def depth_fields(config: VanillaTransformerConfig) -> tuple[str, ...]:
 
 
 def shape_fields(config: VanillaTransformerConfig) -> tuple[str, ...]:
-    widths = ("hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "value_head_dim", "vocab_size")
-    return (*depth_fields(config), *widths, "position_embedding_type", "norm_first", "tie_word_embeddings")
+    widths = ("hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "value_head_dim")
+    of_text = ("vocab_size", "position_embedding_type", "norm_first", "tie_word_embeddings")
+    of_images = ("image_size", "patch_size", "num_channels", "num_first_tokens", "norm_first")
+    return (*depth_fields(config), *widths, *(of_images if isinstance(config, VanillaVisionConfig) else of_text))
 
 
 def with_one_layer(model_class: type[PreTrainedModel], config: VanillaTransformerConfig) -> PreTrainedModel:
@@ -102,8 +106,11 @@ def flops(model: PreTrainedModel, config: VanillaTransformerConfig | None = None
 
 def runs_per(name: str, model: PreTrainedModel) -> str:
     """What the module of this name runs once for."""
+    is_of_images = isinstance(model.config, VanillaVisionConfig)
     if not model.sequence_modules.isdisjoint(name.split(".")):
-        return "sequence"
+        return "image" if is_of_images else "sequence"
+    if is_of_images:
+        return "patch"
     if ".cross_attn.k_proj" in name or ".cross_attn.v_proj" in name or "encoder." in name:
         return "source token"
     return "source token" if isinstance(model.config, VanillaEncoderConfig) else "target token"

@@ -8,12 +8,24 @@ from .options import COUNT, COUNT_OR_0, FIELDS, Kind, check, is_int64
 
 MAX_LAYERS = 10_000  # far more than any model has, and few enough to name all their tensors
 LAYERS = Kind(f"a whole number from 1 to {MAX_LAYERS}", lambda value: is_int64(value) and 1 <= value <= MAX_LAYERS)
-LAYERS_OF = dict.fromkeys(("vanilla-encoder", "vanilla-decoder"), "num_hidden_layers") | {"vanilla-seq2seq": "decoder_layers"}
-SIZES = ("vocab_size", "hidden_size", "num_attention_heads", "head_dim", "value_head_dim", "max_position_embeddings")
+VISION = "vanilla-vision"
+ONE_STACK = ("vanilla-encoder", "vanilla-decoder", VISION)
+LAYERS_OF = dict.fromkeys(ONE_STACK, "num_hidden_layers") | {"vanilla-seq2seq": "decoder_layers"}
 REQUIRED = {
-    **dict.fromkeys(SIZES, COUNT),
+    **dict.fromkeys(("hidden_size", "num_attention_heads", "head_dim", "value_head_dim"), COUNT),
     "id2label": Kind("an object", lambda value: isinstance(value, dict)),
+}
+OF_TEXT = {
+    **dict.fromkeys(("vocab_size", "max_position_embeddings"), COUNT),
     "position_embedding_type": Kind("a string", lambda value: isinstance(value, str)),
+}
+PIXELS = Kind(
+    "a number of pixels, or a list of two",
+    lambda value: COUNT.holds(value) or (isinstance(value, list) and len(value) == 2 and all(map(COUNT.holds, value))),
+)
+OF_IMAGES = {
+    **dict.fromkeys(("num_channels", "num_first_tokens"), COUNT),
+    **dict.fromkeys(("image_size", "patch_size"), PIXELS),
 }
 # The model has none where one is missing or null.
 OPTIONAL = {
@@ -32,7 +44,8 @@ def check_config(config: dict, path: Path) -> None:
     """
     if config["model_type"] not in LAYERS_OF:
         raise ValueError(f"{path.parent} has a model of type {config['model_type']!r}, expected one of {list(LAYERS_OF)}")
-    required = {**REQUIRED, LAYERS_OF[config["model_type"]]: LAYERS}
+    own = OF_IMAGES if config["model_type"] == VISION else OF_TEXT
+    required = {**REQUIRED, **own, LAYERS_OF[config["model_type"]]: LAYERS}
     optional = {**OPTIONAL, **{name: FIELDS[name].metadata["kind"] for name in SPECIAL_TOKENS}}
     for name, (expected, holds) in {**required, **optional}.items():
         value = config.get(name)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from ..targets.sequences import pair
 from ..targets.spec import GraphSpec, TensorSpec, shape_of
 from .session import Session
 
@@ -90,6 +91,14 @@ def check_positions(length: int, config: dict) -> None:
     rows = config["max_position_embeddings"]
     if config["position_embedding_type"] in ("learned", "learned_relative") and length > rows:
         raise ValueError(f"{length} tokens, prompt and new ones together, are more than the {rows} learned positions")
+
+
+def check_patches(pixel_values: np.ndarray, config: dict) -> None:
+    """Raises ValueError for images (B, C, H, W) that are smaller than a patch."""
+    patch = pair(config["patch_size"])
+    if any(side < least for side, least in zip(pixel_values.shape[2:], patch)):
+        found = "x".join(map(str, pixel_values.shape[2:]))
+        raise ValueError(f"the images are {found}, expected at least {'x'.join(map(str, patch))}, a patch")
 
 
 def num_positions(ids: np.ndarray, mask: np.ndarray, config: dict) -> int:

@@ -34,6 +34,7 @@ from .inputs import (
     check_ends,
     check_input,
     check_inputs,
+    check_patches,
     check_positions,
     move_padding,
     num_positions,
@@ -177,7 +178,8 @@ class Runtime:
         `input_ids` (B, S) integers, rows padded on the right (a decoder's on either side), for multiple choice (B, C, S);
         `attention_mask`, 1 for tokens that are not padding, by default all, and `token_type_ids`, by default 0, of the same
         shape; `decoder_input_ids` and `decoder_attention_mask` (B, T), for a seq2seq model that returns states; and what else
-        the graph takes, by name. Rows of similar length run together; what is returned for padding may be 0.
+        the graph takes, by name; for a model of images only `pixel_values` (B, C, H, W). Rows of similar length run together;
+        what is returned for padding may be 0.
 
         Raises:
             ValueError: for an input that is missing, or that the graph does not take; for an empty batch, shapes that do not
@@ -203,7 +205,9 @@ class Runtime:
         return run_by_length(self.sessions["encoder"], spec, feeds, MAX_TOKENS * self.threads)
 
     def _check_sequences(self, feeds: dict[str, np.ndarray]) -> None:
-        """What the model asks of tokens, beyond the types and ranges of the graph."""
+        """What the model asks of tokens and images, beyond the types and ranges of the graph."""
+        if "pixel_values" in feeds:
+            check_patches(feeds["pixel_values"], self.config)
         for prefix in ("", "decoder_"):
             if f"{prefix}input_ids" not in feeds:
                 continue

@@ -21,6 +21,17 @@ class SequenceGraph(nn.Module):
         return self.model(input_ids, attention_mask, token_type_ids).to_tuple()
 
 
+class ImageGraph(nn.Module):
+    """Images in, all outputs of `model` out."""
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values):
+        return self.model(pixel_values).to_tuple()
+
+
 class DecoderSequenceGraph(nn.Module):
     """Whole sequences and their mask in, what a decoder without cache makes of them out. Padding may be on either side."""
 
@@ -79,8 +90,10 @@ def positions(model: PreTrainedModel, mask: torch.Tensor) -> torch.Tensor | None
     return (mask.cumsum(1) - 1).clamp(min=0) if model.config.position_ids_from == "place" else None
 
 
-# What has a decoder; all others are a `SequenceGraph`.
+# What is no `SequenceGraph`.
 MODULES = {
+    "VanillaVisionModel": ImageGraph,
+    "VanillaVisionForImageClassification": ImageGraph,
     "VanillaDecoderModel": DecoderSequenceGraph,
     "VanillaDecoderForSequenceClassification": DecoderLabelGraph,
     "VanillaDecoderForTokenClassification": DecoderSequenceGraph,

@@ -3,6 +3,7 @@
 | model | takes | returns |
 |---|---|---|
 | encoder | tokens, and their types if the model has types | what its head returns |
+| vision | images, of one size or of any | what its head returns |
 | decoder without a language model | tokens, padded on either side | as an encoder |
 | seq2seq without a head | tokens, and the decoder's tokens | both `last_hidden_state`s |
 | seq2seq with a head that reads the source twice | tokens | what its head returns |
@@ -31,6 +32,12 @@ def per_sequence(name: str, size: int | str) -> TensorSpec:
 def hidden_states(config: dict) -> tuple[TensorSpec, ...]:
     pooled = (per_sequence("pooler_output", config["hidden_size"]),) if config.get("pooler_act") else ()
     return per_token("last_hidden_state", config["hidden_size"]), *pooled
+
+
+def image_states(config: dict) -> tuple[TensorSpec, ...]:
+    states, *pooled = hidden_states(config)
+    length = sum(first_tokens_and_patches(config)) if not reads_any_size(config) else "sequence_length"
+    return TensorSpec(states.name, states.dtype, ("batch_size", length, config["hidden_size"])), *pooled
 
 
 def decoder_states(config: dict) -> tuple[TensorSpec, ...]:
@@ -87,11 +94,15 @@ OUTPUTS: dict[str, Callable[[dict], tuple[TensorSpec, ...]]] = {
     "VanillaSeq2SeqModel": both_states,
     "VanillaSeq2SeqForSequenceClassification": sequence_labels,
     "VanillaSeq2SeqForQuestionAnswering": answers,
+    "VanillaVisionModel": image_states,
+    "VanillaVisionForImageClassification": sequence_labels,
 }
 GENERATORS = ("VanillaDecoderForCausalLM", "VanillaSeq2SeqForConditionalGeneration")
 EXPORTABLE = (*OUTPUTS, *GENERATORS)
 READS_CHOICES = "VanillaEncoderForMultipleChoice"  # several sequences for each
 READS_TARGETS = "VanillaSeq2SeqModel"  # the decoder's tokens too
+READS_IMAGES = ("VanillaVisionModel", "VanillaVisionForImageClassification")
+IMAGE_SIZES = ("trained", "free")  # that graphs read
 READS_AT_END = "VanillaSeq2SeqForSequenceClassification"  # the state at an end token, so every row must have one
 
 
@@ -103,7 +114,43 @@ def sequence_specs(config: dict, architecture: str) -> dict[str, GraphSpec] | No
     """
     if architecture not in OUTPUTS:
         return None
-    return {"encoder": GraphSpec(FILE, sequence_inputs(config, architecture), OUTPUTS[architecture](config))}
+    outputs = OUTPUTS[architecture](config)
+    if architecture in READS_IMAGES:
+        return {"encoder": GraphSpec(FILE, image_inputs(config), outputs, example_image(config))}
+    return {"encoder": GraphSpec(FILE, sequence_inputs(config, architecture), outputs)}
+
+
+# ---------------------------------------------------------------------------------------------------------------- images
+
+
+def pair(size: int | list[int]) -> tuple[int, ...]:
+    """Height and width; one number is both."""
+    return (size, size) if isinstance(size, int) else tuple(size)
+
+
+def reads_any_size(config: dict) -> bool:
+    """Whether the graph interpolates positions; else it reads images of the size of its model's training."""
+    return bool(config.get("interpolate_pos_encoding"))
+
+
+def first_tokens_and_patches(config: dict) -> tuple[int, int]:
+    """The numbers of both in an image of the size of training."""
+    rows, columns = (side // patch for side, patch in zip(pair(config["image_size"]), pair(config["patch_size"])))
+    return config["num_first_tokens"], rows * columns
+
+
+def image_inputs(config: dict) -> tuple[TensorSpec, ...]:
+    size = ("height", "width") if reads_any_size(config) else pair(config["image_size"])
+    return (TensorSpec("pixel_values", "float32", ("batch_size", config["num_channels"], *size)),)
+
+
+def example_image(config: dict) -> dict[str, int]:
+    """Of 4 x 5 patches, and some pixels beyond."""
+    height, width = pair(config["patch_size"])
+    return {"height": 4 * height + height // 2, "width": 5 * width + width // 2}
+
+
+# ------------------------------------------------------------------------------------------------------------- sequences
 
 
 def sequence_inputs(config: dict, architecture: str) -> tuple[TensorSpec, ...]:

@@ -1,5 +1,6 @@
 """A conversion, checked before anything is written."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -8,32 +9,36 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 
-from ..checkpoint import Shapes, learned_positions, save_tokenizer
+from ..checkpoint import Shapes, learned_positions, read_json
 from ..companions import Companions
-from ..files import new_directory
+from ..files import IMAGE_PROCESSOR, new_directory
 from .tensors import TensorFiles, write_safetensors
+from .tokenizers import FoundTokenizer
 
 
 @dataclass(frozen=True)
 class TensorStep:
-    """Tensors of the source, by name, that become tensors of the result; the names of equal ones are in `same`."""
+    """Tensors of the source, by name, that become tensors of the result; the names of equal ones are in `same`, and those of
+    the result in files in `stored`, where they are others than in its class."""
 
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     function: Callable[..., tuple[torch.Tensor, ...]]
     note: str
     same: tuple[str, ...] = ()
+    stored: tuple[str, ...] = ()
 
 
 @dataclass
 class ConversionPlan:
     """What `write` will write: the checkpoint of `model`, whose parameters are on the meta device, without values.
 
-    `left_out` are tensors of the source that belong to its family but not to its architecture, and files that change what
-    a model does and are not converted. Printed, a plan is the mapping of tensors.
+    `left_out` are tensors of the source that belong to its family but not to its architecture, fields that act in training
+    only, and files that change what a model does and are not converted. `image_processor` is the class of transformers that
+    reads preprocessor_config.json where that names none. Printed, a plan is the mapping of tensors.
 
     Raises:
         ValueError: for tensors of the source whose shapes do not fit the config.
@@ -44,11 +49,13 @@ class ConversionPlan:
     steps: list[TensorStep]
     left_out: list[str]
     generation_config: GenerationConfig | None = None
-    tokenizer: PreTrainedTokenizerBase | None = None
+    tokenizer: FoundTokenizer | None = None
     companions: Companions = field(default_factory=Companions)
+    image_processor: str | None = None
 
     def __post_init__(self) -> None:
         self.shapes: Shapes = {}
+        self.stored = {name: stored for step in self.steps for name, stored in zip(step.writes, step.stored)}
         for step in self.steps:
             inputs = [self._on_meta(name) for name in step.reads]
             outputs = self._outputs(step, inputs)
@@ -89,36 +96,41 @@ class ConversionPlan:
     def __str__(self) -> str:
         lines = [f"{type(self.model).__name__}, {len(self.shapes)} tensors"]
         for step in self.steps:
-            sources = " = ".join((*step.reads, *step.same)) or "(new)"
-            shapes = ", ".join(f"{name} {list(self.shapes[name][0])}" for name in step.writes)
+            sources = " = ".join((" and ".join(step.reads), *step.same)) or "(new)"
+            shapes = ", ".join(f"{self.stored.get(name, name)} {list(self.shapes[name][0])}" for name in step.writes)
             lines.append(f"{sources} -> {shapes}" + f"  ({step.note})" * bool(step.note))
-        return "\n".join([*lines, *(f"{name} is left out" for name in self.left_out)])
+        return "\n".join([*lines, *(f"{name} is left out" for name in self.left_out), *self.notes])
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be known of the tokenizer."""
+        return self.tokenizer.notes if self.tokenizer is not None else []
 
     def write(self, out: str | os.PathLike, force: bool = False) -> dict[str, Any]:
         """Writes the checkpoint directory `out`, and returns its `facts`.
 
         Raises:
             FileExistsError: if `out` cannot be written, see `files.new_directory`.
-            ValueError: as `save`.
         """
         with new_directory(out, force, [self.files.path]) as directory:
             self.save(directory)
         return self.facts(out)
 
     def save(self, directory: Path) -> None:
-        """Writes the checkpoint's files, tensor by tensor. Raises OSError where they have no room, and ValueError if tensors
-        that must be equal are not."""
+        """Writes the checkpoint's files, tensor by tensor. Raises OSError where they have no room."""
         self._check_room(directory)
-        write_safetensors(directory / "model.safetensors", self.shapes, self.tensors())
+        shapes = {self.stored.get(name, name): shape for name, shape in self.shapes.items()}
+        tensors = ((self.stored.get(name, name), tensor) for name, tensor in self.tensors())
+        write_safetensors(directory / "model.safetensors", shapes, tensors)
         if self.model._auto_class is not None:
             custom_object_save(self.model, directory, config=self.model.config)
         self.model.config.save_pretrained(directory)
         if self.generation_config is not None:
             self.generation_config.save_pretrained(directory)
         if self.tokenizer is not None:
-            rows = learned_positions(self.model.config)
-            save_tokenizer(self.tokenizer, directory, rows and min(rows, self.tokenizer.model_max_length))
+            self.tokenizer.save(directory, learned_positions(self.model.config))
         self.companions.copy(directory)
+        name_image_processor(directory / IMAGE_PROCESSOR, self.image_processor)
 
     def _check_room(self, directory: Path) -> None:
         needed = sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in self.shapes.values())
@@ -133,16 +145,29 @@ class ConversionPlan:
             "tensors": len(self.shapes),
             "parameters": sum(torch.Size(shape).numel() for shape, _ in self.shapes.values()),
             "left_out": self.left_out,
-            "tokenizer": type(self.tokenizer).__name__ if self.tokenizer is not None else None,
+            "tokenizer": type(self.tokenizer.tokenizer).__name__ if self.tokenizer is not None else None,
+            "notes": self.notes,
             "modules": [module.kind for module in self.companions.modules],
         }
+
+    def has_unequal(self) -> bool:
+        """Whether the source has other values for a tensor under another of its names."""
+        read = self.files.read
+        return any(not torch.equal(read(name), read(step.reads[0])) for step in self.steps for name in step.same)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Of the result, by name, one after the other in the order of `shapes`."""
         for step in self.steps:
             sources = [self.files.read(name) for name in step.reads]
-            for name in step.same:
-                if not torch.equal(self.files.read(name), sources[0]):
-                    raise ValueError(f"{name} differs from {step.reads[0]}, expected one matrix: tie_word_embeddings is true")
             for name, tensor in zip(step.writes, step.function(*sources), strict=True):
                 yield name, tensor.to(self.shapes[name][1])
+
+
+def name_image_processor(path: Path, name: str | None) -> None:
+    """Older files name none: there the model's own type says which one it is."""
+    if name is None or not path.is_file():
+        return
+    content = read_json(path)
+    if not content.keys() & {"image_processor_type", "feature_extractor_type"}:
+        text = json.dumps({**content, "image_processor_type": name}, indent=2, ensure_ascii=False)
+        path.write_text(text + "\n", encoding="utf-8")

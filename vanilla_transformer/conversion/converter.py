@@ -18,6 +18,7 @@ class Converter(Protocol):
     A module may also have:
         `to_source_config(ours, architecture)`: the fields of their config by ours, for a family that converts back.
         `UNUSED`: a regular expression of the names of tensors that are no weights, as masks in old files.
+        `IMAGE_PROCESSOR`: the class of its image processor in transformers, for a preprocessor_config.json that names none.
         `check_tensors(files, theirs)`, which raises ValueError if one of those is not what it has to be.
     """
 

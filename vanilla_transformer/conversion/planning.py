@@ -16,11 +16,9 @@ from ..checkpoint import (
     CONFIG,
     CONFIGS,
     GENERATION_CONFIG,
-    VOCABULARIES,
     check_depth,
     checkpoint_directory,
     limit_generation,
-    load_tokenizer,
     made_config,
     read_json,
     read_raw_config,
@@ -33,15 +31,21 @@ from .conversion_plan import ConversionPlan, TensorStep
 from .converter import Converter, converter_of
 from .fields import Fields, require
 from .registry import FAMILIES
+from .sinusoids import check_table
 from .tensors import TensorFiles, TensorMap
+from .tokenizers import find_tokenizer
 
 logger = logging.get_logger(__name__)
 
 # The fields about labels and tokens, which mean the same in all configs.
 SPECIAL_TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
-COMMON_FIELDS = (*SPECIAL_TOKEN_IDS, "sep_token_id", "vocab_size", "tie_word_embeddings", "use_cache")
-COMMON_FIELDS += ("id2label", "label2id", "problem_type", "task_specific_params")
+TOKEN_FIELDS = (*SPECIAL_TOKEN_IDS, "sep_token_id", "vocab_size", "tie_word_embeddings", "use_cache")
+COMMON_FIELDS = ("id2label", "label2id", "problem_type", "task_specific_params")
 COMMON_FIELDS += ("sentence_transformers", "sbert_ce_default_activation_function")  # of a cross-encoder: what its score passes
+# Those that act in training only and have no counterpart (Fan et al. 2020, LayerDrop).
+TRAINING_FIELDS = ("encoder_layerdrop", "decoder_layerdrop", "layerdrop")
+
+COMPUTED_TOLERANCE = 2e-4  # machines differ by 6e-5 at position 1024 in float32
 
 
 def plan_conversion(source: str | PathLike, to: str | None = None) -> ConversionPlan:
@@ -61,17 +65,27 @@ def plan_to_vanilla(source: str | PathLike) -> ConversionPlan:
     architecture = architecture_of(theirs, converter.ARCHITECTURES)
     files = TensorFiles(path)
     files.rename(lambda name: modern_name(name).removeprefix(converter.PREFIX))
+    plan = plan_by_config(theirs, converter, architecture, files)
+    if getattr(theirs, "tie_word_embeddings", False) and plan.has_unequal():  # transformers ties no such, whatever it says
+        theirs.tie_word_embeddings = False
+        plan = plan_by_config(theirs, converter, architecture, files)
+    plan.left_out += [f"{name}={value}" for name in TRAINING_FIELDS if (value := getattr(theirs, name, 0))]
+    return attach_other_files(plan, source, path)
+
+
+def plan_by_config(theirs: PreTrainedConfig, converter: Converter, architecture: str, files: TensorFiles) -> ConversionPlan:
     model_class = getattr(vanilla_transformer, converter.ARCHITECTURES[architecture])
-    with readers_errors(path / CONFIG):
+    if theirs.is_encoder_decoder and getattr(theirs, "decoder_start_token_id", None) is None:
+        theirs.decoder_start_token_id = read_generation_config(files.path).decoder_start_token_id
+    with readers_errors(files.path / CONFIG):
         fields = common_fields(theirs) | converter.to_vanilla_config(theirs, architecture, files.shapes)
         config = model_class.config_class(**fields)
-    check_depth(config, files.shapes, path)
+    check_depth(config, files.shapes, files.path)
     if hasattr(converter, "check_tensors"):
         converter.check_tensors(files, theirs)
-
     model = empty_model(model_class, config, files, theirs)
     steps, unused = steps_to_vanilla(model, converter, theirs, architecture, files)
-    return attach_other_files(ConversionPlan(model, files, steps, unused), source, path)
+    return ConversionPlan(model, files, steps, unused, image_processor=getattr(converter, "IMAGE_PROCESSOR", None))
 
 
 def steps_to_vanilla(
@@ -86,10 +100,13 @@ def steps_to_vanilla(
         ours = tuple(name.removeprefix("model.") if is_base else name for name in entry.ours)
         if not wanted >= set(ours) or not ours:
             continue
-        if stored := stored_names(entry, files):
-            steps.append(TensorStep((stored[0],), ours, entry.op.to_ours, entry.op.name, tuple(stored[1:])))
+        lacking = [name for name in entry.beside if name not in files.shapes]
+        if not entry.theirs:
+            steps.append(TensorStep((), ours, entry.op.to_ours, entry.op.name))
+        elif (stored := stored_names(entry, files)) and not lacking:
+            steps.append(TensorStep((stored[0], *entry.beside), ours, entry.op.to_ours, entry.op.name, tuple(stored[1:])))
         else:
-            missing.append(entry.theirs)
+            missing += lacking if stored else [entry.theirs, *lacking]
     check_missing(missing, architecture, files)
     used = {name for step in steps for name in (*step.reads, *step.same)}
     no_weights = re.compile(getattr(converter, "UNUSED", "$^"))
@@ -105,7 +122,7 @@ def steps_to_vanilla(
 
 def stored_names(entry: TensorMap, files: TensorFiles) -> list[str]:
     """The names that a file has for a tensor of theirs: several are equal."""
-    stored = [name for name in (entry.theirs, *entry.also) if name in files.shapes]
+    stored = [name for name in entry.names if name in files.shapes]
     return stored or [name for name in entry.otherwise if name in files.shapes][:1]
 
 
@@ -128,8 +145,10 @@ def plan_to_source(source: str | PathLike, to: str) -> ConversionPlan:
     converter = converter_of(to)
     names = {our_name: name for name, our_name in converter.ARCHITECTURES.items()}
     architecture = names[architecture_of(ours, names)]
-    require(ours, head_dim=ours.hidden_size // ours.num_attention_heads, value_head_dim=ours.head_dim)
     config_class = getattr(transformers, converter.CONFIG)
+    if "head_dim" not in config_class.attribute_map:  # as it is T5's d_kv
+        require(ours, head_dim=ours.hidden_size // ours.num_attention_heads)
+    require(ours, value_head_dim=ours.head_dim)
     mark = {VERSION_KEY: vanilla_transformer.__version__}  # that we wrote it, and may replace it
     config = config_class(**common_fields(ours), **converter.to_source_config(ours, architecture), **mark)
     files = TensorFiles(path)
@@ -137,8 +156,20 @@ def plan_to_source(source: str | PathLike, to: str) -> ConversionPlan:
     if not any(name.startswith("model.") for name in files.shapes):
         files.rename(lambda name: f"model.{name}")
     model = empty_model(getattr(transformers, architecture), config, files, ours)
+    is_untied = getattr(ours, "tie_word_embeddings", None) is False
+    if is_untied:
+        untie_head(model)
     steps, unused = steps_to_source(model, converter, ours, architecture, files)
-    return attach_other_files(ConversionPlan(model, files, steps, unused), source, path)
+    plan = attach_other_files(ConversionPlan(model, files, steps, unused), source, path)
+    if is_untied:
+        config.tie_word_embeddings = False  # which T5's class makes true whatever it is given
+    return plan
+
+
+def untie_head(model: PreTrainedModel) -> None:
+    """A head that the class ties, as T5's does, is written beside the embeddings."""
+    tied = model._tied_weights_keys or {}
+    model._tied_weights_keys = {name: source for name, source in tied.items() if name != "lm_head.weight"}
 
 
 def steps_to_source(
@@ -149,15 +180,24 @@ def steps_to_source(
     maps = converter.tensor_maps(ours, model.config, architecture)
     steps = []
     missing = []
+    used = set()
     for entry in maps:
+        if not entry.theirs:
+            [name], [table] = entry.ours, entry.op.to_ours()
+            check_table(files, name, lambda rows, table=table: table, COMPUTED_TOLERANCE)
+            used.add(name)
+            continue
         theirs = entry.theirs if entry.theirs in wanted else converter.PREFIX + entry.theirs
         if theirs not in wanted:
             continue
         missing += [name for name in entry.ours if name not in files.shapes]
         to_theirs = entry.op.to_theirs
-        steps.append(TensorStep(entry.ours, (theirs,), lambda *parts, f=to_theirs: (f(*parts),), entry.op.name))
+        stored = theirs.removesuffix(entry.theirs) + (entry.stored or entry.theirs)
+        steps.append(
+            TensorStep(entry.ours, (theirs,), lambda *parts, f=to_theirs: (f(*parts),), entry.op.name, stored=(stored,))
+        )
     check_missing(missing, architecture, files)
-    used = {name for step in steps for name in step.reads}
+    used.update(name for step in steps for name in step.reads)
     known = (name for entry in maps for name in entry.ours)
     return steps, left_over(files.shapes, used, known, f"{files.path} has tensors that {architecture} has no place for")
 
@@ -184,7 +224,8 @@ def architecture_of(config: PreTrainedConfig, known: Collection[str]) -> str:
 
 
 def common_fields(config: PreTrainedConfig) -> Fields:
-    fields = {name: getattr(config, name, None) for name in COMMON_FIELDS}
+    names = (*COMMON_FIELDS, *(TOKEN_FIELDS if hasattr(config, "vocab_size") else ()))  # images have no tokens
+    fields = {name: getattr(config, name, None) for name in names}
     fields = {name: value for name, value in fields.items() if value is not None or name in SPECIAL_TOKEN_IDS}
     for name in fields.keys() & {*SPECIAL_TOKEN_IDS, "sep_token_id"}:
         tokens = fields[name] if isinstance(fields[name], list) else [fields[name]]
@@ -221,7 +262,7 @@ def left_over(names: Iterable[str], used: set[str], known: Iterable[str], fault:
 
 
 def attach_other_files(plan: ConversionPlan, source: str | PathLike, path: Path) -> ConversionPlan:
-    """The generation config, the tokenizer and sentence-transformers' files of the source."""
+    """The generation config, the tokenizer, and the files of image processors and sentence-transformers of the source."""
     plan.companions = companions(source)
     content, _ = read_raw_config(path)
     if content["model_type"] not in CONFIGS:  # the code beside our own weights is what is converted
@@ -229,8 +270,7 @@ def attach_other_files(plan: ConversionPlan, source: str | PathLike, path: Path)
     if plan.model.can_generate():
         plan.generation_config = read_generation_config(path)
         limit_generation(plan.generation_config, plan.model.config)
-    if any((path / name).is_file() for name in VOCABULARIES):
-        plan.tokenizer = load_tokenizer(path)
+    plan.tokenizer = find_tokenizer(path)
     return plan
 
 

@@ -20,15 +20,16 @@ from ..operators import (
     CrossStatesGraph,
     NewTokensOnly,
     OperatorGraph,
-    OperatorSequenceGraph,
     by_layer,
+    distance_biases,
     flat,
     gather,
     kv_pairs,
     operator,
+    operator_sequence_graph,
     scatter,
 )
-from ..sequences import READS_AT_END, READS_CHOICES
+from ..sequences import READS_AT_END, READS_CHOICES, READS_IMAGES, pair
 from .beams import BeamSearchGraph
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -48,6 +49,10 @@ class SlotStepGraph(OperatorGraph):
     What is returned may lie where it was read from: each of it follows from the likeliest tokens, so comes after all reading.
     """
 
+    def __init__(self, model: PreTrainedModel):
+        super().__init__(model)
+        self.biases = distance_biases(model)
+
     def self_attention(self, module, query, key, value, attributes):
         past = self.past[module.layer_idx]
         present = [scatter(*pair, self.first_slot) for pair in zip(past, (key, value), strict=True)]
@@ -60,7 +65,7 @@ class SlotStepGraph(OperatorGraph):
         input_ids, position_ids, count, self.first_slot, visible, logits_of, slot_numbers, tokens = new
         self.past = kv_pairs(caches)
         self.present = {}
-        self.bias = torch.where(visible[:, None], 0.0, MASK_VALUE).to(caches[0].dtype)
+        self.bias = self.scores_bias(visible, caches[0].dtype)
         outputs = self.model.get_decoder()(input_ids, position_ids=position_ids, use_cache=True, **source)
         logits = self.model.lm_head(gather(outputs.last_hidden_state, logits_of)).float()
 
@@ -76,6 +81,12 @@ class SlotStepGraph(OperatorGraph):
             scatter(tokens, best[:, None, :, None], slot),
         )
         return logits, *following, *by_layer(self.present)
+
+    def scores_bias(self, visible, dtype):
+        """What is added to the scores, (B, 1 or H, T, slots). The slots of a token's history are in its order."""
+        if self.biases is None:
+            return torch.where(visible[:, None], 0.0, MASK_VALUE).to(dtype)
+        return torch.where(visible[:, None], self.biases(count_later(visible)), MASK_VALUE)
 
 
 class DecoderGraph(SlotStepGraph):
@@ -100,10 +111,23 @@ class Seq2SeqDecoderGraph(SlotStepGraph):
         return self.step(new, own, past_key_values=cache, encoder_hidden_states=cross[0][0])
 
 
+def count_later(visible: torch.Tensor) -> torch.Tensor:
+    """For each slot how many after it are visible, (..., slots): how far before the token that reads them it stands."""
+    [later] = torch.onnx.ops.symbolic_multi_out(
+        "CumSum",
+        [visible.long(), torch.tensor(-1)],
+        attrs={"reverse": 1, "exclusive": 1},
+        dtypes=[torch.int64],
+        shapes=[visible.shape],
+        version=14,
+    )
+    return later
+
+
 @torch.no_grad()
 def overflow(model: PreTrainedModel) -> str | None:
-    """Where `model`, in float32, makes a number of random tokens that float16 cannot hold; `None` if nowhere. Looked at are
-    what each module returns and the scores of attention, before the softmax."""
+    """Where `model`, in float32, makes a number of random tokens or images that float16 cannot hold; `None` if nowhere. Looked
+    at are what each module returns and the scores of attention, before the softmax."""
     problems = []
 
     def check(name, states):
@@ -121,16 +145,23 @@ def overflow(model: PreTrainedModel) -> str | None:
     ALL_ATTENTION_FUNCTIONS.register("measured", scores)
     implementation = model.config._attn_implementation
     model.set_attn_implementation("measured")
-    length = min(64, model.config.max_position_embeddings)
-    ids = torch.randint(model.config.vocab_size, (4, length), generator=torch.Generator().manual_seed(0))
-    ids = ids[:, None].expand(-1, 2, -1) if type(model).__name__ == READS_CHOICES else ids
-    if type(model).__name__ == READS_AT_END:  # which reads the state at an end token
-        ids[:, -1] = as_list(model.config.eos_token_id)[0]
-    model(ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}))
+    model(**random_inputs(model))
     model.set_attn_implementation(implementation)
     for hook in hooks:
         hook.remove()
     return problems[0] if problems else None
+
+
+def random_inputs(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    name, config = type(model).__name__, model.config
+    if name in READS_IMAGES:
+        return {"pixel_values": torch.randn(4, config.num_channels, *pair(config.image_size), generator=generator)}
+    ids = torch.randint(config.vocab_size, (4, min(64, config.max_position_embeddings)), generator=generator)
+    ids = ids[:, None].expand(-1, 2, -1) if name == READS_CHOICES else ids
+    if name == READS_AT_END:  # which reads the state at an end token
+        ids[:, -1] = as_list(config.eos_token_id)[0]
+    return {"input_ids": ids, **({"decoder_input_ids": ids} if config.is_encoder_decoder else {})}
 
 
 def cast_for_export(model: PreTrainedModel, activations: str) -> PreTrainedModel:
@@ -149,4 +180,4 @@ def trace_module(model: PreTrainedModel, role: str) -> nn.Module:
         return BeamSearchGraph()
     if model.config.is_encoder_decoder:
         return Seq2SeqDecoderGraph(model) if role == "decoder" else CrossStatesGraph(model)
-    return DecoderGraph(model) if role == "decoder" else OperatorSequenceGraph(model)
+    return DecoderGraph(model) if role == "decoder" else operator_sequence_graph(model)

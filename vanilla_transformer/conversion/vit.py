@@ -1,0 +1,115 @@
+"""ViT (Dosovitskiy et al. 2021): an encoder of images with a class token before the patches, learned positions and pre-norm.
+Its files have the names that its class had before transformers 5."""
+
+from collections.abc import Collection
+
+import torch
+from transformers import PreTrainedConfig
+
+from ..configuration_vanilla_transformer import VanillaVisionConfig
+from .fields import Fields, require
+from .tensors import ROW, Op, TensorMap, linear, tensor_map
+
+CONFIG = "ViTConfig"
+ARCHITECTURES = {
+    "ViTModel": "VanillaVisionModel",
+    "ViTForImageClassification": "VanillaVisionForImageClassification",
+}
+PREFIX = "vit."
+IMAGE_PROCESSOR = "ViTImageProcessor"
+
+# Of a layer: ours, the name in the class, and the name in files.
+LAYER = (
+    ("self_attn.q_proj", "attention.q_proj", "attention.attention.query"),
+    ("self_attn.k_proj", "attention.k_proj", "attention.attention.key"),
+    ("self_attn.v_proj", "attention.v_proj", "attention.attention.value"),
+    ("self_attn.o_proj", "attention.o_proj", "attention.output.dense"),
+    ("self_attn_norm", "layernorm_before", "layernorm_before"),
+    ("feed_forward.up_proj", "mlp.fc1", "intermediate.dense"),
+    ("feed_forward.down_proj", "mlp.fc2", "output.dense"),
+    ("feed_forward_norm", "layernorm_after", "layernorm_after"),
+)
+ZERO_BIAS = Op("with a bias of zeros", lambda t: (t, torch.zeros_like(t[:, 0])), lambda weight, bias: weight)
+
+
+def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
+    """The config fields that ViT and DeiT share, ours from theirs."""
+    require(theirs, pooler_output_size=theirs.hidden_size)
+    dropout = theirs.hidden_dropout_prob
+    return {
+        "hidden_size": theirs.hidden_size,
+        "intermediate_size": theirs.intermediate_size,
+        "num_hidden_layers": theirs.num_hidden_layers,
+        "num_attention_heads": theirs.num_attention_heads,
+        "head_dim": getattr(theirs, "head_dim", None),
+        "hidden_act": theirs.hidden_act,
+        "layer_norm_eps": theirs.layer_norm_eps,
+        "initializer_range": theirs.initializer_range,
+        "embedding_dropout": dropout,
+        "dropout": dropout,
+        "attention_dropout": theirs.attention_probs_dropout_prob,
+        "image_size": theirs.image_size,
+        "patch_size": theirs.patch_size,
+        "num_channels": theirs.num_channels,
+        "pooler_act": theirs.pooler_act if "pooler.dense.weight" in names else None,
+    }
+
+
+def to_source_config(ours: VanillaVisionConfig, architecture: str) -> Fields:
+    require(
+        ours,
+        num_first_tokens=1,
+        norm_type="layer_norm",
+        norm_first=True,
+        final_norm=True,
+        gated=False,
+        linear_bias=True,
+        interpolate_pos_encoding=False,
+        activation_dropout=0,
+        embedding_dropout=ours.dropout,
+    )
+    if architecture == "ViTModel":
+        require(ours, pooler_act=ours.pooler_act or "tanh")
+    return {
+        "hidden_size": ours.hidden_size,
+        "intermediate_size": ours.intermediate_size,
+        "num_hidden_layers": ours.num_hidden_layers,
+        "num_attention_heads": ours.num_attention_heads,
+        "hidden_act": ours.hidden_act,
+        "layer_norm_eps": ours.layer_norm_eps,
+        "initializer_range": ours.initializer_range,
+        "hidden_dropout_prob": ours.dropout,
+        "attention_probs_dropout_prob": ours.attention_dropout,
+        "image_size": ours.image_size,
+        "patch_size": ours.patch_size,
+        "num_channels": ours.num_channels,
+        "pooler_act": ours.pooler_act or "tanh",
+    }
+
+
+def tensor_maps(ours: VanillaVisionConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
+    first = tensor_map("model.embeddings.first_tokens", "embeddings.cls_token", ROW)
+    return [first, *body(ours, theirs.qkv_bias), *linear("classifier", "classifier")]
+
+
+def body(ours: VanillaVisionConfig, has_qkv_bias: bool) -> list[TensorMap]:
+    """All but first tokens and classifiers, as ViT and DeiT name them."""
+    patch = (ours.num_channels, *ours.patch_shape)
+    flat = Op("flattened", lambda t: (t.flatten(1),), lambda t: t.unflatten(1, patch))
+    projection, table = "embeddings.patch_embeddings.projection", "embeddings.position_embeddings"
+    maps = [
+        tensor_map("model.embeddings.embed_patches.weight", f"{projection}.weight", flat),
+        tensor_map("model.embeddings.embed_patches.bias", f"{projection}.bias"),
+        tensor_map("model.embeddings.positions", table, ROW),
+    ]
+    for i in range(ours.num_hidden_layers):
+        for name, their_name, stored in LAYER:
+            weight, bias = (f"model.layers.{i}.{name}.{part}" for part in ("weight", "bias"))
+            their_weight, their_bias = (f"layers.{i}.{their_name}.{part}" for part in ("weight", "bias"))
+            stored_weight, stored_bias = (f"encoder.layer.{i}.{stored}.{part}" for part in ("weight", "bias"))
+            if name.endswith(("q_proj", "k_proj", "v_proj")) and not has_qkv_bias:
+                maps.append(TensorMap((weight, bias), their_weight, ZERO_BIAS, stored=stored_weight))
+            else:
+                maps.append(TensorMap((weight,), their_weight, stored=stored_weight))
+                maps.append(TensorMap((bias,), their_bias, stored=stored_bias))
+    return maps + linear("model.norm", "layernorm") + linear("model.pooler.dense", "pooler.dense")
