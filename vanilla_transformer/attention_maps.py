@@ -46,7 +46,7 @@ class AttentionMaps:
 
 @dataclass
 class ImageAttentionMaps:
-    """`weights` (layers, heads, rows, columns): how much the first token looks at each patch of `picture`, the image as the model
+    """`weights` (layers, heads, rows, columns): how much the first token looks at each patch of `picture`, the image as a model
     sees it, (H, W, 3) of 0 to 255. `patch` is the height and the width of one."""
 
     weights: np.ndarray
