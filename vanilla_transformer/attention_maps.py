@@ -90,8 +90,10 @@ def maps_of(model: PreTrainedModel, checkpoint: str | os.PathLike, texts: tuple[
     [path] = texts
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path!r} is no file, expected an image")
-    with readers_errors(Path(path)):
+    try:
         picture = load_image(path)
+    except (OSError, SyntaxError) as error:
+        raise ValueError(f"{path} is no whole image: {error}") from None
     return image_attention_maps(model, load_image_processor(checkpoint), picture)
 
 

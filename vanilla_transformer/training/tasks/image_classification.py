@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import ClassLabel, Image
+from datasets import ClassLabel, Features, Image, Value
 from PIL import Image as Pillow
 from transformers import BaseImageProcessor, PreTrainedConfig, PreTrainedModel, ViTImageProcessorPil
 
@@ -26,6 +26,7 @@ DATA = data_keys("dataset", "config", "columns")  # `columns` are those of image
 EVALUATION = {}
 METRICS = ("accuracy",)
 COLUMNS = ("image", "label")  # what `datasets` calls those of a directory, and most data sets of the Hub do
+FEATURES = Features(image=Image(decode=False), label=Value("string"))  # images are decoded when they are seen
 
 augment = None
 
@@ -41,10 +42,10 @@ def read(data: dict, split: str) -> Rows | None:
             raise ValueError(f"the data set has no column {column!r}, expected one of {sorted(rows.column_names)}")
     label = rows.features[columns[1]]
     rows = rows.select_columns(list(columns)).rename_columns(dict(zip(columns, COLUMNS, strict=True)))
-    rows = rows.cast_column("image", Image(decode=False))  # they are decoded when they are seen
+    rows = rows.cast_column("image", FEATURES["image"])
     if isinstance(label, ClassLabel):
-        rows = rows.map(lambda row: {"label": label.int2str(row["label"])}, features=None)
-    return rows
+        return rows.map(lambda row: {"label": label.int2str(row["label"])}, features=FEATURES)
+    return rows.cast(FEATURES)
 
 
 def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
