@@ -288,22 +288,16 @@ def generate_arguments(parser: Parser) -> None:
     parser.add_argument("--dtype", help="which of the export's, if it has several; the first if not given")
     cache_help = "where tensorrt keeps what it compiled; nowhere if not given"
     parser.add_argument("--engine-cache", type=path, metavar="DIR", help=cache_help)
+    add_language_arguments(parser)
     stream_help = "one text after the other, each as it is generated; without beams"
     parser.add_argument("--stream", action="store_true", help=stream_help)
 
-    files = parser.add_argument_group("lines", "Of standard input or of a file.")
-    input_help = "a file with a text a line, .gz or plain; a line without words gives an empty one"
-    files.add_argument("--input", type=path, metavar="FILE", help=input_help)
-    output_help = "file for the results, line by line; the same call resumes one that was stopped"
-    files.add_argument("--output", type=path, metavar="FILE", help=output_help)
+    files = add_lines(parser, "a file with a text a line, .gz or plain; a line without words gives an empty one")
     prefix_help = "file: what the translation of each line begins with; for seq2seq"
     files.add_argument("--target-prefix", type=path, metavar="FILE", help=prefix_help)
     shape = files.add_mutually_exclusive_group()
     shape.add_argument("--n-best", type=positive, metavar="N", help="so many results of each line: `line ||| text ||| score`")
     shape.add_argument("--scores", action="store_true", help="after each result a tab and its score, of log probabilities")
-    batch_help = "lines run together, those of similar length; default: %(default)s"
-    files.add_argument("--batch-size", type=positive, default=32, metavar="N", help=batch_help)
-    files.add_argument("--force", action="store_true", help="replace the --output FILE")
 
     add_generation_options(parser)
     add_set(parser, "a generation option by its name, the value in JSON: top_p=0.9, eos_token_id=null ...")
@@ -320,15 +314,16 @@ def generate(args: argparse.Namespace) -> None:
     from .runtime.text import TextRuntime
 
     runtime = TextRuntime(args.export, args.threads, device=args.device, engine_cache=args.engine_cache, dtype=args.dtype)
+    languages = language_settings(args)
     if args.stream:
         for text in args.text or lines_of_standard_input():
-            for piece in runtime.stream(text, **options) if text.strip() or args.text else ():
+            for piece in runtime.stream(text, **languages, **options) if text.strip() or args.text else ():
                 print(piece, end="", flush=True)
             print()
     elif args.text:
-        say("\n".join(runtime.generate(args.text, **options)))
+        say("\n".join(runtime.generate(args.text, **languages, **options)))
     else:
-        batches = Batches(runtime, options, args.batch_size, args.n_best, args.scores)
+        batches = Batches(runtime, options, args.batch_size, args.n_best, args.scores, **languages)
         if args.output is not None:
             generate_file(batches, args.input, args.output, args.target_prefix, args.force)
             return
@@ -337,17 +332,43 @@ def generate(args: argparse.Namespace) -> None:
             say("\n".join(window))
 
 
+def add_language_arguments(parser: Parser) -> None:
+    source_help = "language of the texts, of multilingual models, as eng_Latn; that of the tokenizer if not given"
+    parser.add_argument("--src-lang", type=unicode, metavar="LANG", help=source_help)
+    target_help = "language of the translations; that of generation_config.json if not given"
+    parser.add_argument("--tgt-lang", type=unicode, metavar="LANG", help=target_help)
+
+
+def language_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Those that were given."""
+    given = {"src_lang": args.src_lang, "tgt_lang": args.tgt_lang}
+    return {name: language for name, language in given.items() if language is not None}
+
+
+def add_lines(parser: Parser, input_help: str) -> argparse._ArgumentGroup:
+    """The flags of a verb that goes over lines."""
+    files = parser.add_argument_group("lines", "Of standard input or of a file.")
+    files.add_argument("--input", type=path, metavar="FILE", help=input_help)
+    output_help = "file for the results, line by line; the same call resumes one that was stopped"
+    files.add_argument("--output", type=path, metavar="FILE", help=output_help)
+    batch_help = "lines run together, those of similar length; default: %(default)s"
+    files.add_argument("--batch-size", type=positive, default=32, metavar="N", help=batch_help)
+    files.add_argument("--force", action="store_true", help="replace the --output FILE")
+    return files
+
+
 def check_sources(args: argparse.Namespace) -> None:
-    """What is generated from: texts, the lines of standard input, or those of a file."""
+    """What is read: texts, the lines of standard input, or those of a file."""
+    given = {name for name, value in vars(args).items() if value}
     if args.input is not None and args.text:
         raise UsageError("--input goes without texts, expected one of them")
-    if args.output is not None and (args.input is None or args.stream):
+    if args.output is not None and (args.input is None or "stream" in given):
         raise UsageError("--output needs --input, and goes without --stream")
     for name in ("target_prefix", "force"):
-        if getattr(args, name) and args.output is None:
+        if name in given and args.output is None:
             raise UsageError(f"--{name.replace('_', '-')} needs --input and --output")
     for name in ("n_best", "scores"):
-        if getattr(args, name) and (args.text or args.stream):
+        if name in given and given & {"text", "stream"}:
             raise UsageError(f"--{name.replace('_', '-')} is for lines, expected no texts and no --stream")
 
 
@@ -359,10 +380,42 @@ def lines_of_standard_input() -> Iterator[str]:
     return lines_of(sys.stdin.buffer, "standard input")
 
 
+def predict_arguments(parser: Parser) -> None:
+    parser.add_argument("export", type=path, metavar="EXPORT", help="export directory")
+    text_help = "texts, JSON objects of what has several parts, or paths of images; without any, the lines of standard input"
+    parser.add_argument("text", type=unicode, nargs="*", metavar="TEXT", help=text_help)
+    parser.add_argument("--task", metavar="NAME", help="what the head is for if not given; a wrong one lists those that fit")
+    add_set(parser, "an option of the task by its name, the value in JSON: top_k=3, aggregation_strategy=simple ...")
+    parser.add_argument(
+        "--threads", type=positive, metavar="N", help="processor threads; all this process may use if not given"
+    )
+    parser.add_argument("--device", type=one_of("device", DEVICES), help=f"{', '.join(DEVICES)}; the target's if not given")
+    parser.add_argument("--dtype", help="which of the export's, if it has several; the first if not given")
+    add_lines(parser, "a file with a text or JSON object a line, .gz or plain; a line without words gives null")
+
+
+@verb("do what an export's head is for: labels, answers, embeddings ... as JSON", predict_arguments, extras="cpu")
+def predict(args: argparse.Namespace) -> None:
+    check_sources(args)
+
+    from .runtime.lines import generate_file, read_lines
+    from .runtime.predictions import Predictions, open_runtime
+
+    runtime = open_runtime(args.export, args.threads, device=args.device, dtype=args.dtype)
+    predictions = Predictions(runtime, args.task, dict(args.set), args.batch_size)
+    if args.output is not None:
+        generate_file(predictions, args.input, args.output, force=args.force)
+        return
+    lines = read_lines(args.input) if args.input is not None else args.text or lines_of_standard_input()
+    for window in predictions.windows(lines):
+        say("\n".join(window))
+
+
 def evaluate_arguments(parser: Parser) -> None:
     model_help = "checkpoint directory or Hub id (run by torch), or export directory (run by onnxruntime)"
     parser.add_argument("model", type=source, metavar="MODEL", help=model_help)
     parser.add_argument("--dtype", help="which of an export's, if it has several; the first if not given")
+    add_language_arguments(parser)
     add_metric_arguments(parser)
     add_generation_options(parser, excluded=["num_return_sequences"])  # a text has one translation
 
@@ -377,6 +430,7 @@ def evaluate(args: argparse.Namespace) -> None:
     from .evaluation import evaluate
 
     options = {"batch_size": args.batch_size, "dtype": args.dtype, **metric_settings(args), **generation_options(args)}
+    options |= language_settings(args)
     say(json.dumps(evaluate(args.model, **options)))
 
 

@@ -4,6 +4,7 @@ import inspect
 import logging
 import os
 import shutil
+import tempfile
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,10 +21,12 @@ from vanilla_transformer import checkpoint as checkpoints
 from vanilla_transformer.checkpoint import CONFIG, checkpoint_directory, config_and_class, for_every_version
 from vanilla_transformer.companions import companions
 from vanilla_transformer.conversion import converted
+from vanilla_transformer.conversion.tokenizers import FoundTokenizer, find_tokenizer
 from vanilla_transformer.files import new_directory
 
 from .clients import base_name, client_config, give_first_token, give_token_types, write_card, write_genai_config, write_json
 from .errors import UsageError
+from .languages import languages_of
 from .parity import verify
 from .passes import pipeline
 from .runtime.artifact import CARD, TOKENIZER_FILES, write_manifest
@@ -145,13 +148,14 @@ def load_ours(checkpoint: str | os.PathLike, ours: Path) -> PreTrainedModel:
 @dataclass(frozen=True)
 class Source:
     """A checkpoint that is to be exported, as the user named it: its model, the directory of that as one of ours, its
-    config.json, and the tokens of a shortlist."""
+    config.json, the tokens of a shortlist, and its tokenizer if that is not tokenizer.json already."""
 
     checkpoint: str | os.PathLike
     model: PreTrainedModel
     directory: Path
     config: dict[str, Any]
     shortlist: list[int] | None
+    tokenizer: FoundTokenizer | None = None
 
     @classmethod
     def load(
@@ -161,6 +165,7 @@ class Source:
         shortlist: Iterable[int] | str | os.PathLike | None,
         image_size: str | None,
     ) -> "Source":
+        tokenizer = None if (ours / "tokenizer.json").is_file() else find_tokenizer(ours)
         if isinstance(shortlist, str | os.PathLike):
             shortlist = shortlist_from_text(shortlist, ours)
         model = load_ours(checkpoint, ours)
@@ -172,7 +177,7 @@ class Source:
         # There is no code beside an export, and where it came from is of one machine.
         left_out = ("auto_map", "custom_pipelines", "_name_or_path")
         config = {name: value for name, value in model.config.to_dict().items() if name not in left_out}
-        return cls(checkpoint, model, ours, config, tokens)
+        return cls(checkpoint, model, ours, config, tokens, tokenizer)
 
     @property
     def architecture(self) -> str:
@@ -304,12 +309,9 @@ def write_companions(source: Source, made: Graphs, directory: Path) -> dict[str,
     manifest says of them and of the source."""
     if source.model.can_generate():
         source.model.generation_config.save_pretrained(directory)
-    for name in TOKENIZER_FILES:
-        if (source.directory / name).is_file():
-            shutil.copyfile(source.directory / name, directory / name)
-    for_every_version(directory)
+    write_tokenizer(source, directory)
     modules = companions(source.directory)
-    modules.copy(directory)
+    modules.copy_without_pickles(directory)
     clients = write_for_clients(source, made, directory)
     card = checkpoint_directory(source.checkpoint, (CONFIG,)) / CARD
     write_card(directory, base_name(source.checkpoint), card, source.architecture, made.target, made.dtypes)
@@ -322,9 +324,30 @@ def write_companions(source: Source, made: Graphs, directory: Path) -> dict[str,
         "shortlist": source.shortlist,
         "opset": made.opset,
         "sentence_modules": modules.facts(),
+        **language_facts(source, directory),
         **clients,
         "versions": {name: version(name) for name in ("vanilla-transformer", "torch", "transformers", "onnx")},
     }
+
+
+def write_tokenizer(source: Source, directory: Path) -> None:
+    """Its files, of which one is made where the checkpoint has only others."""
+    with tempfile.TemporaryDirectory() as made:
+        if source.tokenizer is not None:
+            source.tokenizer.save(Path(made))
+        found = source.directory if source.tokenizer is None else Path(made)
+        for name in TOKENIZER_FILES:
+            if (found / name).is_file():
+                shutil.copyfile(found / name, directory / name)
+    for_every_version(directory)
+
+
+def language_facts(source: Source, directory: Path) -> dict[str, Any]:
+    """Of a model that generates text in languages that can be chosen."""
+    if not source.model.can_generate():
+        return {}
+    languages = languages_of(directory, source.model.generation_config.decoder_start_token_id)
+    return {} if languages is None else {"languages": languages}
 
 
 def write_for_clients(source: Source, made: Graphs, directory: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 import torch
 import transformers
 from torch import nn
@@ -12,8 +13,19 @@ from vanilla_transformer.conversion.converter import converter_of
 
 ARCHITECTURES = {family: converter_of(family).ARCHITECTURES for family in FAMILIES}  # of each: theirs, with ours
 BACK = {family: ARCHITECTURES[family] for family in FAMILIES if FAMILIES[family].converts_back}
+TWINS = ("xlm-roberta", "camembert")  # RoBERTa by other names
 LENGTHS = [7, 3, 5]
 RIGHT = torch.tensor([[1] * length + [0] * (7 - length) for length in LENGTHS])
+
+
+def cases(architectures):
+    """Of each family every name; of those that share all code with another, all but one with the slow tests only."""
+    slow = {family: () if family not in TWINS else pytest.mark.slow for family in architectures}
+    return [
+        pytest.param(family, name, marks=() if name.endswith("MaskedLM") else slow[family])
+        for family, names in architectures.items()
+        for name in names
+    ]
 
 
 def random_config(family, architecture, seed):
@@ -40,6 +52,11 @@ def random_config(family, architecture, seed):
             type_vocab_size=rng.choice([1, 2, 3]), layer_norm_eps=rng.choice([1e-12, 1e-5]),
         )  # fmt: skip
         fields |= dict(embedding_size=width) if "embedding_size" in names else {}
+    elif family == "mpnet":
+        fields = dict(
+            hidden_size=width, intermediate_size=rng.randint(10, 30), num_hidden_layers=rng.randint(1, 3),
+            num_attention_heads=heads, hidden_act=act, max_position_embeddings=positions, pad_token_id=rng.choice([0, 1]),
+        )  # fmt: skip
     elif family == "distilbert":
         fields = dict(
             dim=width, hidden_dim=rng.randint(10, 30), n_layers=rng.randint(1, 3), n_heads=heads, activation=act,
@@ -70,6 +87,8 @@ def random_config(family, architecture, seed):
             last = vocabulary - 1
             fields |= dict(pad_token_id=last, decoder_start_token_id=last, eos_token_id=0, forced_eos_token_id=0)
             fields |= dict(share_encoder_decoder_embeddings=rng.random() < 0.5, decoder_vocab_size=vocabulary)
+        if family == "m2m_100":
+            fields |= dict(pad_token_id=rng.choice([0, 1, 3]), encoder_layerdrop=0.05)
     return config_class(**common, **labels, **fields)
 
 
@@ -80,10 +99,8 @@ def random_model(architecture, config, dtype=torch.float32):
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             if is_sinusoidal(name, config):
-                half = config.d_model // 2
-                angles = (
-                    torch.arange(len(tensor)).double()[:, None] / 10000 ** (torch.arange(half) * 2 / config.d_model).double()
-                )
+                frequencies = 10000 ** (-torch.arange(config.d_model // 2).double() * 2 / config.d_model)
+                angles = torch.arange(len(tensor)).double()[:, None] * frequencies
                 tensor.copy_(torch.cat([angles.sin(), angles.cos()], dim=1))
             else:
                 tensor.uniform_(-0.4, 0.4)
@@ -94,7 +111,7 @@ def random_model(architecture, config, dtype=torch.float32):
 
 
 def is_sinusoidal(name, config):
-    return config.model_type == "marian" and "embed_positions" in name
+    return config.model_type in ("marian", "pegasus") and "embed_positions" in name
 
 
 def given_to(model, position_ids=None):
@@ -104,7 +121,7 @@ def given_to(model, position_ids=None):
         size = (config.num_channels, *pair(config.image_size))
         return dict(pixel_values=torch.randn(3, *size, dtype=next(model.parameters()).dtype))
     pad = config.pad_token_id if config.pad_token_id is not None else 0
-    first, last = (1, config.vocab_size - 2) if config.model_type == "marian" else (3, config.vocab_size - 1)
+    first, last = (1, config.vocab_size - 2) if config.model_type == "marian" else (4, config.vocab_size - 1)
     ids = torch.randint(first, last, RIGHT.shape).masked_fill(RIGHT == 0, pad)
     given = dict(input_ids=ids, attention_mask=RIGHT)
     if getattr(config, "type_vocab_size", 0):
@@ -115,7 +132,8 @@ def given_to(model, position_ids=None):
         given["decoder_input_ids"] = torch.randint(first, last, (3, 6))
     if reads_twice(model):
         given["input_ids"][torch.arange(3), torch.tensor(LENGTHS) - 1] = config.eos_token_id
-    if getattr(config, "add_cross_attention", False) or type(model).__name__ in ("BartForCausalLM", "MBartForCausalLM"):
+    is_half = type(model).__name__.endswith("ForCausalLM") and hasattr(config, "decoder_layers")  # as `BartForCausalLM`
+    if getattr(config, "add_cross_attention", False) or is_half:
         dtype = next(model.parameters()).dtype
         given |= dict(encoder_hidden_states=torch.randn(3, 4, config.hidden_size, dtype=dtype))
         given["use_cache"] = False  # theirs makes as many caches as there are encoder layers

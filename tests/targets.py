@@ -9,6 +9,13 @@ from checkpoints import EOS, PAD, perturbed
 
 SIZES = dict(vocab_size=48, hidden_size=32, intermediate_size=40, num_attention_heads=4)
 LEARNED = dict(position_embedding_type="learned", max_position_embeddings=60, norm_first=True, linear_bias=False)
+# Few buckets, so that short sequences reach the logarithmic ones and what is beyond.
+RELATIVE = dict(position_embedding_type="relative", relative_attention_num_buckets=8, relative_attention_max_distance=5)
+# As T5 v1.1: heads that together are wider than the residual stream.
+T5 = dict(
+    **RELATIVE, norm_type="rms_norm", norm_first=True, gated=True, hidden_act="gelu_new", linear_bias=False, head_dim=12,
+    scale_embedding=False,
+)  # fmt: skip
 MODELS = {
     "seq2seq": ("VanillaSeq2SeqForConditionalGeneration", dict(encoder_layers=1, decoder_layers=2)),
     "causal": ("VanillaDecoderForCausalLM", dict(num_hidden_layers=2, **LEARNED)),
@@ -20,10 +27,15 @@ MODELS = {
         "VanillaEncoderForPreTraining",
         dict(num_hidden_layers=2, type_vocab_size=2, pooler_act="tanh", head_dim=6, value_head_dim=10),
     ),
+    "seq2seq-t5": ("VanillaSeq2SeqForConditionalGeneration", dict(encoder_layers=1, decoder_layers=2, **T5)),
+    "causal-relative": ("VanillaDecoderForCausalLM", dict(num_hidden_layers=2, sliding_window=5, **RELATIVE)),
+    "encoder-relative": ("VanillaEncoderForMaskedLM", dict(num_hidden_layers=2, **RELATIVE)),
 }
+# Attention adds something to their scores.
+WITH_BIAS = ["seq2seq-t5", "causal-relative", "encoder-relative"]
 GENERATORS = ["seq2seq", "causal", "causal-window"]
 generators = pytest.mark.parametrize("name", GENERATORS)
-FILES = {"seq2seq": ("onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx")}
+FILES = dict.fromkeys(("seq2seq", "seq2seq-t5"), ("onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx"))
 
 
 def exports_for(target):
@@ -57,6 +69,6 @@ def prompts(name, seed=0):
     rng, lengths = np.random.default_rng(seed), [7, 1, 4, 6]
     ids, mask = np.full((4, 7), PAD), np.zeros((4, 7), np.int64)
     for row, length in enumerate(lengths):
-        real = slice(0, length) if name == "seq2seq" else slice(7 - length, 7)
+        real = slice(0, length) if name in FILES else slice(7 - length, 7)
         ids[row, real], mask[row, real] = rng.integers(4, 48, length), 1
     return ids, mask

@@ -5,17 +5,11 @@ Each expectation is computed from the logits of the model, for one text alone, w
 
 import pytest
 import torch
-import transformers
-from checkpoints import SIZES
+from heads import LABELLED, LABELS, TAGS, TEXTS, close, save_head
 from transformers import AutoTokenizer, pipeline
 
-import vanilla_transformer
 from vanilla_transformer.training.tokenizer import train_tokenizer
 
-TEXTS = ["the old man sees a red house", "two dogs run", "a woman reads the book ."]
-LABELS = {0: "contradiction", 1: "neutral", 2: "entailment"}
-LABELLED = {"id2label": LABELS, "label2id": {label: index for index, label in LABELS.items()}}
-TAGS = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC"}
 HEADS = {  # task: (architecture, fields)
     "text-generation": ("VanillaDecoderForCausalLM", {"position_embedding_type": "rotary"}),
     "fill-mask": ("VanillaEncoderForMaskedLM", {}),
@@ -37,19 +31,10 @@ def checkpoint(tmp_path_factory):
     def make(task):
         if task not in made:
             architecture, fields = HEADS[task]
-            model_class = getattr(vanilla_transformer, architecture)
             variant = "decoder" if "Decoder" in architecture else "seq2seq"
             tokenizer = train_tokenizer([*TEXTS, "This example is about animals or people ."] * 2, 70, variant=variant)
             tokenizer.add_special_tokens({"mask_token": "<mask>"})
-            transformers.set_seed(0)
-            sizes = {**SIZES, "vocab_size": len(tokenizer), "num_hidden_layers": 1}
-            model = model_class(model_class.config_class(**sizes, **fields)).eval()
-            for name, parameter in model.named_parameters():  # strong enough for answers that differ
-                if parameter.dim() == 2 and "embed" not in name:
-                    torch.nn.init.normal_(parameter, std=0.3)
-            made[task] = str(tmp_path_factory.mktemp(task))
-            model.save_pretrained(made[task])
-            tokenizer.save_pretrained(made[task])
+            made[task] = save_head(architecture, tokenizer, tmp_path_factory.mktemp(task), **fields)
         return made[task]
 
     return make
@@ -58,22 +43,6 @@ def checkpoint(tmp_path_factory):
 def outputs(model, tokenizer, text, pair=None):
     with torch.no_grad():
         return model(**tokenizer(text, pair, return_tensors="pt"))
-
-
-def close(found, wanted):
-    """The same structure, with numbers within float32's accuracy."""
-    if isinstance(wanted, dict):
-        assert list(found) == list(wanted)
-        for name in wanted:
-            close(found[name], wanted[name])
-    elif isinstance(wanted, list):
-        assert len(found) == len(wanted)
-        for one, other in zip(found, wanted):
-            close(one, other)
-    elif isinstance(wanted, float):
-        assert float(found) == pytest.approx(wanted, rel=1e-4, abs=1e-6)
-    else:
-        assert found == wanted
 
 
 # ---------------------------------------------------------------------------------------------------------- text-generation

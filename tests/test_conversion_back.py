@@ -5,16 +5,22 @@ import random
 import pytest
 import torch
 import transformers
-from families import BACK, RIGHT, assert_exact, given_to, outputs_of, random_config, random_model
+from families import BACK, RIGHT, assert_exact, cases, given_to, outputs_of, random_config, random_model
 from safetensors.torch import load_file
 from torch import nn
+from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
 
 import vanilla_transformer
-from vanilla_transformer.conversion import convert
+from vanilla_transformer.conversion import FAMILIES, convert
 
 # What each family's own config has besides sizes, activations, biases and tying.
+AFTER_PADDING = dict(position_ids_from="ids", scale_embedding=False, embedding_norm=True, pad_token_id=1)
 FIXED = {
     "bert": dict(position_embedding_type="learned", scale_embedding=False, embedding_norm=True),
+    "roberta": dict(position_embedding_type="learned", **AFTER_PADDING),
+    "xlm-roberta": dict(position_embedding_type="learned", **AFTER_PADDING),
+    "camembert": dict(position_embedding_type="learned", **AFTER_PADDING),
+    "mpnet": dict(position_embedding_type="learned_relative", **AFTER_PADDING),
     "gpt2": dict(position_embedding_type="learned", scale_embedding=False, norm_first=True, lm_head_bias=False),
     "opt": dict(
         position_embedding_type="learned", position_ids_from="mask", scale_embedding=False, norm_first=True,
@@ -23,10 +29,16 @@ FIXED = {
     "bart": dict(position_embedding_type="learned", embedding_norm=True),
     "mbart": dict(position_embedding_type="learned", embedding_norm=True, norm_first=True, wrap_last_token=True),
     "marian": dict(),
+    "m2m_100": dict(
+        position_embedding_type="learned", position_ids_from="ids", norm_first=True, lm_head_bias=False, pad_token_id=1,
+    ),
+    "pegasus": dict(norm_first=True),
     "vit": dict(),
 }  # fmt: skip
 TEXT_FIELDS = ("vocab_size", "max_position_embeddings", "tie_word_embeddings")
-CASES = [(family, ours) for family, names in BACK.items() for ours in names.values()]
+# How many rows of the table of positions no token reads.
+UNREAD_ROWS = {"bart": 2, "mbart": 2, "opt": 1, "roberta": 1, "xlm-roberta": 1, "camembert": 1, "mpnet": 1}
+CASES = cases({family: names.values() for family, names in BACK.items()})
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 SEEDS = pytest.mark.parametrize("seed", [0, 1])
 
@@ -48,6 +60,9 @@ def our_model(family, architecture, seed, dtype=torch.float32, **changes):
         fields |= dict(num_hidden_layers=rng.randint(1, 3))
     if family == "bert":
         fields |= dict(pooler_act="tanh", lm_transform_act=activation, type_vocab_size=rng.choice([0, 2]))
+    elif FAMILIES[family].variant == "encoder":
+        types = 0 if family == "mpnet" else rng.choice([0, 2])
+        fields |= dict(pooler_act="tanh", lm_transform_act="gelu", type_vocab_size=types)
     if family == "vit":
         fields = {name: value for name, value in fields.items() if name not in TEXT_FIELDS}
         fields |= dict(
@@ -56,7 +71,7 @@ def our_model(family, architecture, seed, dtype=torch.float32, **changes):
         fields |= dict(pooler_act=rng.choice(["tanh", "relu"]) if architecture == "VanillaVisionModel" else None)
     model_class = getattr(vanilla_transformer, architecture)
     fixed = dict(FIXED[family])
-    if family in ("bart", "mbart") and architecture == "VanillaDecoderForCausalLM":
+    if family not in ("gpt2", "opt") and architecture == "VanillaDecoderForCausalLM":
         fixed |= dict(add_cross_attention=True, lm_head_bias=False)
         fixed.pop("wrap_last_token", None)
     config = model_class.config_class(**fields | fixed | changes)
@@ -68,7 +83,17 @@ def our_model(family, architecture, seed, dtype=torch.float32, **changes):
         for module in model.modules():
             if isinstance(module, nn.LayerNorm):
                 module.weight += 1
+        for name, parameter in model.named_parameters():
+            if config.position_ids_from == "ids" and family == "m2m_100" and "embed_positions" in name:
+                parameter.copy_(fairseq_table(config))
     return model
+
+
+def fairseq_table(config):
+    """As transformers computes it, from the row of padding on."""
+    rows = config.pad_token_id + 1 + config.max_position_embeddings
+    table = M2M100SinusoidalPositionalEmbedding.get_embedding(rows, config.hidden_size, config.pad_token_id)
+    return table[config.pad_token_id :]
 
 
 def converted_back(model, family, tmp_path):
@@ -84,15 +109,9 @@ def test_a_checkpoint_of_ours_converted_gives_the_same_outputs(family, architect
     ours = our_model(family, architecture, seed, dtype)
     theirs = converted_back(ours, family, tmp_path)
     assert theirs.dtype == dtype
-    if family == "marian":  # transformers keeps its table of sinusoids in float32 whatever the model is in
-        for stack in (theirs.get_encoder(), theirs.get_decoder()):
-            half = ours.config.hidden_size // 2
-            angles = torch.arange(len(stack.embed_positions.weight)).double()[:, None]
-            angles = angles / 10000 ** (torch.arange(half).double() * 2 / ours.config.hidden_size)
-            stack.embed_positions.weight.data.copy_(torch.cat([angles.sin(), angles.cos()], dim=1))
     given = given_to(ours)
     got, expected = outputs_of(theirs, given), outputs_of(ours, given)
-    if family == "marian" and architecture == "VanillaSeq2SeqModel":
+    if family in ("marian", "pegasus") and architecture == "VanillaSeq2SeqModel":
         got["last_hidden_state"] = got["last_hidden_state"].unflatten(-1, (2, -1)).mT.flatten(-2)
     assert got.keys() == expected.keys() and got
     for name in got:
@@ -100,7 +119,7 @@ def test_a_checkpoint_of_ours_converted_gives_the_same_outputs(family, architect
 
 
 @pytest.mark.parametrize("beams", [1, 4])
-@pytest.mark.parametrize("family", ["gpt2", "opt", "bart", "mbart", "marian"])
+@pytest.mark.parametrize("family", ["gpt2", "opt", "bart", "mbart", "marian", "m2m_100", "pegasus"])
 def test_generated_tokens_are_the_same(family, beams, tmp_path):
     architecture = HEAD[family]
     ours = our_model(family, architecture, 0, eos_token_id=2)
@@ -117,24 +136,25 @@ def test_generated_tokens_are_the_same(family, beams, tmp_path):
 
 
 @SEEDS
-@pytest.mark.parametrize("family, architecture", [(family, name) for family in BACK for name in BACK[family]])
+@pytest.mark.parametrize("family, architecture", cases(BACK))
 def test_there_and_back_again_every_tensor_is_the_same(family, architecture, seed, tmp_path):
     config = random_config(family, architecture, seed)
     plain = dict(
         qkv_bias=True, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, share_encoder_decoder_embeddings=True
     )
     config.update({name: value for name, value in plain.items() if hasattr(config, name)})
-    config.update({"classifier_dropout": None if family == "bert" else 0.0})
+    if FAMILIES[family].variant == "seq2seq":
+        config.update({"classifier_dropout": 0.0})
     random_model(architecture, config).save_pretrained(tmp_path / "there")
     convert(tmp_path / "there", tmp_path / "ours")
     convert(tmp_path / "ours", tmp_path / "back", to=family)
     there, back = (load_file(tmp_path / name / "model.safetensors") for name in ("there", "back"))
-    not_read = {"model.shared.weight", "shared.weight", "cls.predictions.bias"} if seed % 2 else set()
-    computed = {name for name in there if "embed_positions" in name and family == "marian"}
-    assert there.keys() - computed == back.keys()
-    for name in back.keys() - not_read:
-        rows = {"bart": 2, "mbart": 2, "opt": 1}.get(family, 0)  # of the table of positions, that no token reads
-        offset = rows if "embed_positions" in name else 0
+    unread = {"model.shared.weight", "shared.weight", "cls.predictions.bias", "lm_head.bias"}
+    unread = set() if getattr(config, "tie_word_embeddings", True) else unread
+    unsaved = {name for name in back if "embed_positions" in name} if architecture == "MarianMTModel" else set()
+    assert there.keys() == back.keys() - unsaved
+    for name in there.keys() - unread:
+        offset = UNREAD_ROWS.get(family, 0) if "embed_positions" in name or "position_embeddings" in name else 0
         assert torch.equal(there[name][offset:], back[name][offset:]), name
 
 
@@ -143,6 +163,14 @@ WRONG = {
         position_embedding_type="sinusoidal", scale_embedding=True, embedding_norm=False, norm_first=True, final_norm=True,
         linear_bias=False, sliding_window=4, activation_dropout=0.2, embedding_dropout=0.3, head_dim=2, value_head_dim=3,
         pooler_act="relu", lm_transform_act=None, lm_head_bias=False, classifier_pooling="mean",
+    ),
+    "xlm-roberta": dict(
+        position_embedding_type="sinusoidal", position_ids_from="place", scale_embedding=True, embedding_norm=False,
+        norm_first=True, lm_transform_act="relu", lm_head_bias=False,
+    ),
+    "mpnet": dict(
+        position_embedding_type="relative", position_ids_from="place", pad_token_id=0, relative_attention_num_buckets=8,
+        relative_attention_max_distance=64, type_vocab_size=2, classifier_dropout=0.3, lm_transform_act="relu",
     ),
     "gpt2": dict(
         position_embedding_type="rotary", scale_embedding=True, embedding_norm=True, norm_first=False, final_norm=False,
@@ -165,6 +193,11 @@ WRONG = {
         position_embedding_type="learned", embedding_norm=True, norm_first=True, linear_bias=False, layer_norm_eps=1e-6,
         wrap_last_token=True,
     ),
+    "m2m_100": dict(
+        position_embedding_type="sinusoidal", position_ids_from="place", embedding_norm=True, norm_first=False,
+        final_norm=False, linear_bias=False, lm_head_bias=True, wrap_last_token=True, layer_norm_eps=1e-6,
+    ),
+    "pegasus": dict(position_embedding_type="learned", embedding_norm=True, norm_first=False, final_norm=False),
     "vit": dict(
         num_first_tokens=2, norm_type="rms_norm", norm_first=False, final_norm=False, gated=True, linear_bias=False,
         interpolate_pos_encoding=True, activation_dropout=0.2, embedding_dropout=0.3, head_dim=2, value_head_dim=3,
@@ -172,11 +205,15 @@ WRONG = {
 }  # fmt: skip
 HEAD = {
     "bert": "VanillaEncoderForPreTraining",
+    "xlm-roberta": "VanillaEncoderForMaskedLM",
+    "mpnet": "VanillaEncoderForMaskedLM",
     "gpt2": "VanillaDecoderForCausalLM",
     "opt": "VanillaDecoderForCausalLM",
     "bart": "VanillaSeq2SeqForConditionalGeneration",
     "mbart": "VanillaSeq2SeqForConditionalGeneration",
     "marian": "VanillaSeq2SeqForConditionalGeneration",
+    "m2m_100": "VanillaSeq2SeqForConditionalGeneration",
+    "pegasus": "VanillaSeq2SeqForConditionalGeneration",
     "vit": "VanillaVisionForImageClassification",
 }
 
@@ -200,5 +237,5 @@ def test_another_variant_is_refused(tmp_path):
         ValueError, match=r"architectures=\['VanillaDecoderModel'\] cannot be converted, expected one of VanillaE"
     ):
         convert(tmp_path / "ours", tmp_path / "theirs", to="bert")
-    with pytest.raises(ValueError, match="checkpoints can be converted to bert, gpt2, opt, bart, mbart, marian, vit, got 't5'"):
-        convert(tmp_path / "ours", tmp_path / "theirs", to="t5")
+    with pytest.raises(ValueError, match="checkpoints can be converted to bert, roberta, .*, m2m_100, .*, got 'nothing'"):
+        convert(tmp_path / "ours", tmp_path / "theirs", to="nothing")

@@ -30,14 +30,19 @@ ANY = {"fp32", "fp16", "bf16"}
 REGISTERED = {
     **dict.fromkeys(("Add", "Cast", "Concat", "Gather", "GatherND", "Gelu", "LayerNormalization", "MatMul"), ANY),
     **dict.fromkeys(("Gemm", "Mul", "MultiHeadAttention", "Relu", "Reshape", "Slice", "Softmax", "Split", "Sub", "Tanh"), ANY),
-    **dict.fromkeys(("BiasGelu", "MatMulNBits"), ANY),
+    **dict.fromkeys(("BiasGelu", "MatMulNBits", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"), ANY),
     **dict.fromkeys(("SkipLayerNormalization", "TensorScatter", "Transpose", "Unsqueeze", "Where", "Squeeze", "Neg"), ANY),
-    **dict.fromkeys(("Equal", "Not", "Or", "And", "Mod", "CumSum", "GatherElements"), ANY),  # of integers and booleans only
+    **dict.fromkeys(
+        ("Equal", "Not", "Or", "And", "Mod", "CumSum", "GatherElements", "Clip"), ANY
+    ),  # of integers and booleans only
     **dict.fromkeys(("ArgMax", "Cos", "GreaterOrEqual", "Greater", "Less", "LogSoftmax", "Sin", "TopK"), {"fp32", "fp16"}),
     **dict.fromkeys(("Div", "Pow", "ReduceMax", "ReduceMin"), {"fp32", "fp16"}),
 }
 # Inputs that kernels read on the host: as constants they are there, anything else would be copied from the device each step.
-ON_HOST = dict.fromkeys(("TopK", "CumSum", "Reshape", "Unsqueeze", "Squeeze", "Split"), (1,)) | {"Slice": (1, 2, 3, 4)}
+ON_HOST = dict.fromkeys(("TopK", "CumSum", "Reshape", "Unsqueeze", "Squeeze", "Split"), (1,)) | {
+    "Slice": (1, 2, 3, 4),
+    "Clip": (1, 2),
+}
 
 
 # ------------------------------------------------------------------------------------------------------------- the graphs
@@ -58,6 +63,28 @@ def test_each_layer_has_two_scatters_and_one_operator_for_each_attention(exporte
     assert found["MatMul"] == (6 if name == "seq2seq" else 4) * layers + 1
     assert optimized["fuse_residuals"] == found["SkipLayerNormalization"] == (3 if name == "seq2seq" else 2) * layers
     assert found["LayerNormalization"] == (1 if model.config.norm_first else 0)
+
+
+def test_what_relative_positions_add_is_computed_once(exported):
+    model, directory = exported("causal-relative")
+    found = graph(directory, "causal-relative")
+    layers = len(model.get_decoder().layers)
+    added = [node.input[5] for node in found.node if node.op_type == "MultiHeadAttention"]
+    assert len(added) == layers and len(set(added)) == 1
+    assert ops(found)["Log"] == 0 and ops(found)["Where"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_an_rms_norm_is_one_operator_which_adds_the_residual(exported, dtype):
+    model, directory = exported("seq2seq-t5", dtype)
+    for role, norms in ((0, 2), (1, 3 * len(model.get_decoder().layers))):
+        found = ops(graph(directory, "seq2seq-t5", role))
+        assert (found["SimplifiedLayerNormalization"], found["SkipSimplifiedLayerNormalization"]) == (1, norms)
+        assert found["RMSNormalization"] == found["Pow"] == 0
+    optimized = json.loads((directory / "manifest.json").read_text())["optimized"]["decoder"]
+    # Queries, keys and values are one product, and so are the two of a gated feed-forward network.
+    assert optimized["pack_products"] == found["Split"] == 2 * len(model.get_decoder().layers)
 
 
 def test_the_keys_and_values_of_all_layers_come_from_one_product(exported):
@@ -106,8 +133,9 @@ def test_a_gelu_is_one_operator_with_its_bias(act, operator, tmp_path):
     assert found["Pow"] == found["Tanh"] == found["Gelu"] == 0
 
 
-STEPS = [("seq2seq", "fp16"), ("causal", "int4")]
-STEPS += [pytest.param(*case, marks=pytest.mark.slow) for case in (("seq2seq", "bf16"), ("causal-window", "int8"))]
+STEPS = [("seq2seq", "fp16"), ("causal", "int4"), ("causal-relative", "fp32")]
+SLOW_STEPS = [("seq2seq", "bf16"), ("causal-window", "int8"), ("seq2seq-t5", "fp16"), ("seq2seq-t5", "bf16")]
+STEPS += [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_STEPS]
 
 
 @pytest.mark.parametrize("name, dtype", [*((name, "fp32") for name in GENERATORS), *STEPS])
@@ -360,11 +388,7 @@ def test_slots_that_are_not_read_add_nothing_even_in_float16():
 
 
 @pytest.mark.parametrize(
-    "architecture, fields, said",
-    [
-        ("VanillaDecoderForCausalLM", dict(position_embedding_type="relative"), "position_embedding_type='relative'"),
-        ("VanillaEncoderForMaskedLM", dict(sliding_window=3), "sliding_window=3"),
-    ],
+    "architecture, fields, said", [("VanillaEncoderForMaskedLM", dict(sliding_window=3), "sliding_window=3")]
 )
 def test_what_the_operators_cannot_hold_is_refused_by_name(architecture, fields, said, tmp_path):
     model_class = getattr(vanilla_transformer, architecture)

@@ -12,12 +12,12 @@ import pytest
 import torch
 import transformers
 from checkpoints import SIZES
+from heads import word_pieces
 from torch.utils.data import Dataset
 from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertForQuestionAnswering,
-    BertTokenizer,
     CanineTokenizer,
     pipeline,
 )
@@ -36,14 +36,6 @@ CONTEXT = "The old man sees a red house. A woman reads the book, and the Man run
 QUESTIONS = [QUESTION, "where is it?", "what does the old woman read?"]
 CONTEXTS = [CONTEXT, "two dogs run", "the boy walks, the man runs." + " the boy walks, the man runs." * 5]
 EXAMPLES = [{"question": question, "context": context} for question, context in zip(QUESTIONS, CONTEXTS)]
-
-
-def word_pieces(**options):
-    """[CLS] question [SEP] context [SEP], with words cut into pieces."""
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    words = ["the", "old", "man", "red", "house", "woman", "book", "and", "river", "##s", "##ing", *".,?"]
-    entries = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters[:-1]), *words]
-    return BertTokenizer(vocab={entry: index for index, entry in enumerate(dict.fromkeys(entries))}, **options)
 
 
 def pair_encoding():

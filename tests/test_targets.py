@@ -1,22 +1,31 @@
 """What the targets with operators of their own generate is what transformers generates; the cuda target on the CPU here."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from checkpoints import EOS, PAD, perturbed
-from targets import MODELS, SIZES, generators, prompts
+from targets import MODELS, SIZES, WITH_BIAS, generators, prompts
 
 from vanilla_transformer_export import Runtime, verify
 from vanilla_transformer_export.targets.cuda.decoder import bucket_of
 from vanilla_transformer_export.targets.registry import get_target
 from vanilla_transformer_export.targets.spec import EXAMPLE_SIZES, example_inputs
 
-targets = pytest.mark.parametrize("target", ["cpu", "cuda"])
+NAMES = ["cpu", "cuda"]
+targets = pytest.mark.parametrize("target", NAMES)
 PENALIZED = {"num_beams": 3, "no_repeat_ngram_size": 2}  # tokens are chosen on the host then
 
 
-@targets
-@pytest.mark.parametrize("name", MODELS)
+# An export takes seconds: of relative positions each target has one without the slow tests.
+FAST = [("seq2seq-t5", "cpu"), ("causal-relative", "cuda")]
+BIASED = [pytest.param(*case, marks=[] if case in FAST else [pytest.mark.slow]) for case in itertools.product(WITH_BIAS, NAMES)]
+
+
+@pytest.mark.parametrize(
+    "name, target", [*itertools.product([name for name in MODELS if name not in WITH_BIAS], NAMES), *BIASED]
+)
 def test_40_cases_agree_with_torch(exported_for, name, target):
     model, directory = exported_for(name, target)
     report = verify(directory, model, cases=40, seed=1, device="cpu")
@@ -32,6 +41,19 @@ def test_generated_tokens_are_those_of_transformers(exported_for, name, beams, t
     runtime = Runtime(directory, device="cpu")
     for seed in range(3):
         check_tokens(runtime, model, *prompts(name, seed), dict(max_new_tokens=14, num_beams=beams))
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("name, target", [case for case in BIASED if "encoder" not in case.values[0]])
+def test_relative_positions_give_the_tokens_of_transformers(exported_for, name, target, beams, monkeypatch):
+    """With logits that are changed on the host too, and with caches that grow."""
+    monkeypatch.setattr("vanilla_transformer_export.targets.cpu.decoder.INITIAL_ROOM", 5)
+    model, directory = exported_for(name, target)
+    runtime = Runtime(directory, device="cpu")
+    for seed in range(3):
+        settings = dict(max_new_tokens=14, num_beams=beams)
+        check_tokens(runtime, model, *prompts(name, seed), settings)
+        check_tokens(runtime, model, *prompts(name, seed), settings | {"no_repeat_ngram_size": 2})
 
 
 @targets

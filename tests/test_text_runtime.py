@@ -74,6 +74,12 @@ def test_what_is_no_list_of_texts_is_refused(runtime, texts, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_model_without_languages_takes_none(runtime):
+    for name in ("src_lang", "tgt_lang"):
+        with pytest.raises(UsageError, match=f"^{name} is 'fra_Latn', expected None: the model has no languages to choose$"):
+            runtime.generate(["a dog"], **{name: "fra_Latn"})
+
+
 @pytest.mark.parametrize("text", [["w5"], None, 5])
 def test_what_is_no_text_does_not_stream(runtime, text):
     with pytest.raises(ValueError, match="texts must be a list of strings"):

@@ -61,6 +61,7 @@ NUMBERS = ("temperature", "top_p", "min_p", "typical_p", "length_penalty", "repe
 SEVERAL = ("eos_token_id", "forced_eos_token_id")
 # Of a tokenizer's config, what transformers notes of the place it was loaded from.
 OF_THE_PLACE = ("is_local", "local_files_only")
+TOKENIZER_OF_BYTES = "ByT5Tokenizer"
 OF_THE_HUB = ("constraints", "dola_layers", "force_words_ids", "penalty_alpha")
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]  # of tensors by name
@@ -132,7 +133,11 @@ def load_image_processor(source: str | os.PathLike) -> BaseImageProcessor:
 
 
 def has_tokenizer(directory: Path) -> bool:
-    return any((directory / name).is_file() for name in VOCABULARIES)
+    """Whether there are files of one, or its class is one that needs none."""
+    if any((directory / name).is_file() for name in VOCABULARIES):
+        return True
+    path = directory / CONFIG
+    return path.is_file() and read_json(path).get("tokenizer_class") == TOKENIZER_OF_BYTES
 
 
 # ---------------------------------------------------------------------------------------------------------- what is written
@@ -294,7 +299,8 @@ def made_config(config_class: type[PreTrainedConfig], content: dict, directory: 
     of_machine = ("attn_implementation", "experts_implementation")  # which is not the one that wrote it
     with readers_errors(path):
         config = config_class.from_dict({name: value for name, value in content.items() if name not in of_machine})
-    is_half = config_class not in CONFIGS.values() and getattr(config, "is_decoder", False)  # as `BartForCausalLM`
+    # Of others' pairs of stacks a half may be alone, as `BartForCausalLM` or `T5EncoderModel`: their converters look.
+    is_half = config_class not in CONFIGS.values() and not config.is_encoder_decoder
     if config.is_encoder_decoder != config_class.is_encoder_decoder and not is_half:
         raise ValueError(f"{path} has is_encoder_decoder {config.is_encoder_decoder}, expected {not config.is_encoder_decoder}")
     return config

@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import huggingface_hub
+import torch
 from huggingface_hub.errors import CachedRepoTreeNotFoundError
+from safetensors.torch import save_file
 
 from .checkpoint import CONFIG, checkpoint_directory, read_json, readers_errors, shown
 from .files import COMPANION, MODULES
 
 MODULE_CONFIG = "config.json"
-MODULE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+MODULE_WEIGHTS = SAFE, PICKLE = ("model.safetensors", "pytorch_model.bin")
 # Of each kind of module, tuples of the names of files: it needs one of each.
 REQUIRED_FILES = {"Pooling": ((MODULE_CONFIG,),), "Dense": ((MODULE_CONFIG,), MODULE_WEIGHTS), "Normalize": ()}
 # What transformers reads beside the weights and a checkpoint of another family has no place for.
@@ -47,10 +49,23 @@ class Companions:
             (directory / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(file, directory / name)
 
+    def copy_without_pickles(self, directory: Path) -> None:
+        """As `copy`, but weights are safetensors, which need no torch."""
+        self.copy(directory)
+        for name in self.files:
+            if name.endswith(PICKLE):
+                with readers_errors(self.files[name]):
+                    tensors = torch.load(directory / name, map_location="cpu", weights_only=True)
+                save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, directory / name.replace(PICKLE, SAFE))
+                (directory / name).unlink()
+
     def facts(self) -> list[dict]:
-        """What is done with the states, in order: the `type` of each module, and the content of its config."""
+        """What is done with the states, in order: the `type` of each module, its `folder`, and the content of its config."""
         files = [self.files.get(f"{module.folder}/{MODULE_CONFIG}") for module in self.modules]
-        return [{"type": module.kind, **(read_json(file) if file else {})} for module, file in zip(self.modules, files)]
+        return [
+            {"type": module.kind, "folder": module.folder, **(read_json(file) if file else {})}
+            for module, file in zip(self.modules, files)
+        ]
 
 
 def companions(source: str | os.PathLike) -> Companions:

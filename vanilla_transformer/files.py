@@ -44,8 +44,10 @@ VOCABULARIES = (  # a checkpoint with one of these has a tokenizer
     "sentencepiece.bpe.model",
     "tokenizer_config.json",  # all there is of a tokenizer of bytes
 )
+TARGET_TOKENIZER = "target_tokenizer.json"  # of target text, where that is cut otherwise than source text
 TOKENIZER_FILES = (
     *VOCABULARIES,
+    TARGET_TOKENIZER,
     "target_vocab.json",
     "merges.txt",
     "special_tokens_map.json",
@@ -57,7 +59,9 @@ CHECKPOINT_FILE = re.compile(
     r"|README\.md|curves\.png|(configuration|layers|modeling|pipelines)_vanilla_transformer\.py|"
     + "|".join(map(re.escape, TOKENIZER_FILES))
 )
-EXPORT_FILE = re.compile(r"(config|generation_config|genai_config|tokenizer|tokenizer_config)\.json|onnx/\w+\.onnx(_data)?")
+EXPORT_FILE = re.compile(
+    r"(config|generation_config|genai_config|tokenizer_config|(target_)?tokenizer)\.json|onnx/\w+\.onnx(_data)?"
+)
 # Of image processors and sentence-transformers, in both; the second kind are of a module, in its folder.
 COMPANION = re.compile(r"(preprocessor_config|modules|config_sentence_transformers|sentence_[\w-]+_config)\.json")
 OF_MODULE = re.compile(r"([\w-]+)/(config\.json|model\.safetensors|pytorch_model\.bin)")

@@ -5,9 +5,11 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.convenience import replace_nodes_and_values
 
-from .matching import SELF_ATTENTION, array, bias_of, is_matrix, is_vector, match_linear, matmuls, replace, weight
+from .matching import RMS_NORM, SELF_ATTENTION, array, bias_of, is_matrix, is_vector, match_linear, matmuls, replace, weight
 
 MAX_SPLIT_OUTPUTS = 32
+# Norms, and the operator of each that adds what comes before it.
+WITH_RESIDUAL = {"LayerNormalization": "SkipLayerNormalization", RMS_NORM: "SkipSimplifiedLayerNormalization"}
 
 
 def fix_reshapes(model: ir.Model) -> int:
@@ -122,10 +124,56 @@ def split(model: ir.Model, node: ir.Node, widths: list[int]) -> ir.Node:
     return ir.node("Split", [node.outputs[0], sizes], {"axis": -1}, num_outputs=len(widths))
 
 
-def fuse_residuals(model: ir.Model) -> int:
-    """`LayerNormalization` of x + (a product + its bias) in one operator, which also returns the sum where others read it."""
+def divide_by_roots(model: ir.Model) -> int:
+    """x * (1 / sqrt(y)), as which RMSNorm is traced, becomes x / sqrt(y): a node less, and what onnxruntime looks for."""
     count = 0
-    for node in [node for node in model.graph if node.op_type == "LayerNormalization"]:
+    for node in [node for node in model.graph if node.op_type == "Mul"]:
+        states, inverse = node.inputs
+        if (root := made_by(made_by(inverse, "Reciprocal"), "Sqrt")) is not None:
+            replace(model, [node], [ir.node("Div", [states, root.outputs[0]])])
+            count += 1
+    return count
+
+
+def fuse_rms_norms(model: ir.Model) -> int:
+    """RMSNorm in one operator, that of onnxruntime."""
+    count = 0
+    for node in [node for node in model.graph if node.op_type in ("Mul", "RMSNormalization")]:
+        if (found := match_rms_norm(node)) is not None:
+            states, scale, epsilon = found
+            replace(model, [node], [ir.node(RMS_NORM, [states, scale], {"epsilon": epsilon})])
+            count += 1
+    return count
+
+
+def match_rms_norm(node: ir.Node) -> tuple[ir.Value, ir.Value, float] | None:
+    """What is normalized, its weights, and what is added to the mean square, if that is what `node` returns; before opset 23
+    the operators are x * (1 / sqrt(mean(x^2) + epsilon)) * weight."""
+    states, scale = node.inputs
+    if node.op_type == "RMSNormalization":
+        return states, scale, node.attributes["epsilon"].as_float()
+    scaled = made_by(states, "Mul")
+    if scaled is None or not is_vector(scale):
+        return None
+    states, inverse = scaled.inputs
+    total = made_by(made_by(made_by(inverse, "Reciprocal"), "Sqrt"), "Add")
+    square = made_by(made_by(total, "ReduceMean"), "Pow")
+    if total is None or square is None or square.inputs[0] is not states:
+        return None
+    return states, scale, float(array(total.inputs[1]))
+
+
+def made_by(value: ir.Value | ir.Node | None, operator: str) -> ir.Node | None:
+    """The node that made `value`, or the first input of that node, if it is an `operator`."""
+    value = value.inputs[0] if isinstance(value, ir.Node) else value
+    node = None if value is None else value.producer()
+    return node if node is not None and node.op_type == operator else None
+
+
+def fuse_residuals(model: ir.Model) -> int:
+    """A norm of x + (a product + its bias) in one operator, which also returns the sum where others read it."""
+    count = 0
+    for node in [node for node in model.graph if node.op_type in WITH_RESIDUAL]:
         add = node.inputs[0].producer()
         if add is None or add.op_type != "Add" or any(map(is_vector, add.inputs)) or not any(map(match_linear, add.inputs)):
             continue
@@ -133,12 +181,13 @@ def fuse_residuals(model: ir.Model) -> int:
         inputs = [branch, skip, *node.inputs[1:]]
         old = [add, node]
         if (bias := match_linear(branch)[1]) is not None and len(branch.uses()) == 1:
-            inputs = [bias.inputs[0], skip, *node.inputs[1:], *[None] * (3 - len(node.inputs)), bias.inputs[1]]
+            shift = () if node.op_type == RMS_NORM else (node.inputs[2] if len(node.inputs) > 2 else None,)
+            inputs = [bias.inputs[0], skip, node.inputs[1], *shift, bias.inputs[1]]
             old = [bias, *old]
         attributes = {"epsilon": node.attributes["epsilon"].as_float()}
         values = [node.outputs[0], *([add.outputs[0]] if len(add.outputs[0].uses()) > 1 else [])]
         outputs = [ir.Value(name=name) for name in (node.outputs[0].name, "", "", add.outputs[0].name)][: 3 * len(values) - 2]
-        new = ir.node("SkipLayerNormalization", inputs, attributes, domain="com.microsoft", outputs=outputs)
+        new = ir.node(WITH_RESIDUAL[node.op_type], inputs, attributes, domain="com.microsoft", outputs=outputs)
         # Where the sum was made: others may read it before the node that normalizes it.
         replace_nodes_and_values(model.graph, add, old, [new], values, outputs[::3])
         count += 1

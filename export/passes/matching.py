@@ -6,7 +6,8 @@ from onnx_ir.convenience import replace_nodes_and_values
 
 SELF_ATTENTION = ("GroupQueryAttention", "DecoderMaskedMultiHeadAttention")
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-NORMALIZED = ("LayerNormalization", "MultiHeadAttention", *SELF_ATTENTION)  # rows of like size
+RMS_NORM = "SimplifiedLayerNormalization"  # in onnxruntime
+NORMALIZED = ("LayerNormalization", RMS_NORM, "MultiHeadAttention", *SELF_ATTENTION)  # rows of like size
 # What takes or arranges whole rows: these leave the size of each as it is.
 ROWWISE = ("Gather", "GatherND", "Unsqueeze", "Squeeze", "Reshape")
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from .matching import array, bias_of, is_normalized, matmuls, replace, weight
+from .matching import RMS_NORM, array, bias_of, is_normalized, matmuls, replace, weight
 
 INT8_COMPUTE = 4  # the `accuracy_level` of MatMulNBits that quantizes activations too
 BLOCK = 32  # weights of one column that share a scale
@@ -16,7 +16,7 @@ SLICE = 2**24  # weights quantized at a time: what is computed in between is sev
 def quantize_products(model: ir.Model) -> int:
     """x W + b with W in int8, one scale for each column, and x in 8 bits, one scale for all of it.
 
-    What `LayerNormalization` returns has rows of like size, and so has attention, which averages what was made of them. Any
+    What a norm returns has rows of like size, and so has attention, which averages what was made of them. Any
     other x is divided by the root mean square of each row first, and the product multiplied by it, so that a large row costs
     the others no precision."""
     count = 0
@@ -35,7 +35,7 @@ def quantize_products(model: ir.Model) -> int:
             replace(model, [node, add] if add else [node], new)
         else:
             ones = weight(model, f"ones.{len(integers)}", np.ones(len(integers), np.float32))
-            rows = ir.node("SimplifiedLayerNormalization", [source, ones], {"epsilon": 1e-12}, num_outputs=2)
+            rows = ir.node(RMS_NORM, [source, ones], {"epsilon": 1e-12}, num_outputs=2)
             product = ir.node("DynamicQuantizeMatMul", [rows.outputs[0], *quantized], domain="com.microsoft")
             replace(model, [node], [rows, product, ir.node("Div", [product.outputs[0], rows.outputs[1]])])
         count += 1
@@ -161,6 +161,26 @@ def quantize_embeddings(model: ir.Model) -> int:
         replace(model, [node], [ir.node("GatherBlockQuantized", inputs, attributes, domain="com.microsoft")])
         count += 1
     return count
+
+
+def quantize_lookups(model: ir.Model) -> int:
+    """As `quantize_embeddings`, in standard operators: one scale for each row."""
+    count = 0
+    for node in [node for node in model.graph if node.op_type == "Gather" and node.inputs[1].name == "input_ids"]:
+        table, ids = node.inputs
+        integers, scales = in_slices(int8_rows, array(table), axis=0)
+        rows = ir.node("Gather", [weight(model, f"{table.name}.int8", integers), ids])
+        cast = ir.node("Cast", rows.outputs, {"to": ir.DataType.FLOAT})
+        scale = ir.node("Gather", [weight(model, f"{table.name}.scales", scales), ids])
+        replace(model, [node], [rows, cast, scale, ir.node("Mul", [cast.outputs[0], scale.outputs[0]])])
+        count += 1
+    return count
+
+
+def int8_rows(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(V, D) float32 -> int8 (V, D), and the scales (V, 1)."""
+    scales = np.maximum(np.abs(table).max(axis=1, keepdims=True) / 127, np.finfo(np.float32).tiny).astype(np.float32)
+    return np.rint(table / scales).astype(np.int8), scales
 
 
 def uint8_blocks(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

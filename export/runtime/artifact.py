@@ -13,10 +13,11 @@ MANIFEST = "manifest.json"
 CARD = "README.md"  # not in the manifest: people edit it
 SCHEMA_VERSION = 1
 IMAGE_PROCESSOR = "preprocessor_config.json"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+TARGET_TOKENIZER = "target_tokenizer.json"  # of target text, where that is cut otherwise than source text
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", TARGET_TOKENIZER)
 # What the manifest must say, and what it may.
 REQUIRED = {"architecture": str, "files": dict, "model_type": str}
-OPTIONAL = {"target": str, "dtype": str, "activations": str, "other_dtypes": dict}
+OPTIONAL = {"target": str, "dtype": str, "activations": str, "other_dtypes": dict, "languages": dict}
 
 
 @dataclass(frozen=True)

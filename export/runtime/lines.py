@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 from tqdm import tqdm
@@ -24,7 +24,11 @@ from tqdm import tqdm
 from ..errors import UsageError
 from . import options as option_fields
 from .artifact import stamp_of
+from .runtime import Runtime
 from .text import TextRuntime
+
+if TYPE_CHECKING:
+    from .predictions import Predictions
 
 try:
     import fcntl
@@ -79,7 +83,7 @@ def survey(path: Path) -> tuple[int, str]:
 class Batches:
     """How `runtime` generates from lines, and what it writes for each: the text, and with `scores` its score after a tab; or
     with `n_best` so many lines `line ||| text ||| score`, the best first, lines numbered from 0. `options` as
-    `TextRuntime.generate`.
+    `TextRuntime.generate`, and so are `src_lang` and `tgt_lang`, of all lines.
 
     A line without words gives an empty one (with `n_best` one with an empty text), and line breaks within a result become
     spaces. With a `seed` each batch draws from one of its own, which follows from `seed` and a line of it.
@@ -94,11 +98,16 @@ class Batches:
     batch_size: int = 32
     n_best: int | None = None
     scores: bool = False
+    src_lang: str | None = None
+    tgt_lang: str | None = None
 
     def __post_init__(self) -> None:
         if "num_return_sequences" in self.options:
             raise UsageError("num_return_sequences has no effect on lines: expected n_best")
         self.runtime.runtime.check_options(self.given)
+        self.runtime.target_options(self.tgt_lang, 1, self.options)
+        if self.src_lang is not None:
+            self.runtime.languages.ids("src_lang", self.src_lang, 1)
 
     @property
     def given(self) -> dict:
@@ -128,7 +137,7 @@ class Batches:
         if not places:
             return results
         with errors_in(first, places):
-            rows = dict(zip(places, self.runtime.rows([pairs[place][0] for place in places])))
+            rows = dict(zip(places, self.runtime.rows([pairs[place][0] for place in places], self.src_lang)))
             begun = dict(zip(places, self.runtime.prefixes([pairs[place][1] for place in places], len(places))))
         places.sort(key=lambda place: (len(begun[place]), len(rows[place])))
         for start in range(0, len(places), self.batch_size):
@@ -136,9 +145,10 @@ class Batches:
             options = self.given
             if options.get("seed") is not None:
                 options["seed"] = seed_of(options["seed"], first + chosen[0])
+            targets = self.runtime.target_options(self.tgt_lang, len(chosen), self.options)
             with errors_in(first, chosen):
                 texts, scores = self.runtime.generate_rows(
-                    [rows[place] for place in chosen], [begun[place] for place in chosen], self.is_scored, **options
+                    [rows[place] for place in chosen], [begun[place] for place in chosen], targets, self.is_scored, **options
                 )
             count = self.n_best or 1
             for index, place in enumerate(chosen):
@@ -160,21 +170,29 @@ class Batches:
 
     def facts(self) -> dict:
         """What the result depends on, beside the lines."""
-        import onnxruntime
-
-        runtime = self.runtime.runtime
-        manifest = json.dumps(runtime.artifact.manifest, sort_keys=True).encode()
         return {
-            "export": hashlib.sha256(manifest).hexdigest(),
-            "dtype": runtime.dtype,
-            "device": runtime.device,
-            "threads": runtime.threads,
-            "onnxruntime": onnxruntime.__version__,
+            **facts_of(self.runtime.runtime),
             "batch_size": self.batch_size,
             "n_best": self.n_best,
             "scores": self.scores,
+            "src_lang": self.src_lang,
+            "tgt_lang": self.tgt_lang,
             **option_fields.check(self.options),
         }
+
+
+def facts_of(runtime: Runtime) -> dict:
+    """What the results of `runtime` depend on."""
+    import onnxruntime
+
+    manifest = json.dumps(runtime.artifact.manifest, sort_keys=True).encode()
+    return {
+        "export": hashlib.sha256(manifest).hexdigest(),
+        "dtype": runtime.dtype,
+        "device": runtime.device,
+        "threads": runtime.threads,
+        "onnxruntime": onnxruntime.__version__,
+    }
 
 
 def seed_of(seed: int, line: int) -> int:
@@ -193,7 +211,9 @@ def errors_in(first: int, places: list[int]) -> Iterator[None]:
         raise kind(f"among the lines {', '.join(map(str, numbers[:5]))}{more}: {error}") from None
 
 
-def generate_file(batches: Batches, source: Path, output: Path, target_prefix: Path | None = None, force: bool = False) -> None:
+def generate_file(
+    batches: "Batches | Predictions", source: Path, output: Path, target_prefix: Path | None = None, force: bool = False
+) -> None:
     """Writes to the file `output` what `batches` gives for the lines of `source`, .gz or plain, with those of `target_prefix`.
 
     A progress bar is drawn where standard error is a terminal. A call that was stopped, in whatever way, goes on where it was;

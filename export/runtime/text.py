@@ -1,9 +1,11 @@
 """Text in, text out: a `Runtime` and the tokenizer that came with the checkpoint, without transformers."""
 
 import contextlib
+import functools
 import os
 import re
 import reprlib
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,12 @@ from tokenizers import Encoding, Tokenizer
 
 from ..errors import UsageError
 from . import options as option_fields
+from .artifact import TARGET_TOKENIZER
 from .inputs import pad_sequences
+from .languages import Choice, languages_of
+from .options import special_token
 from .runtime import Runtime
+from .tasks import classification, embedding, masks, pairs, question_answering, rows, tagging, translation
 
 # What may still change when more tokens come: a character that lacks bytes, and every run of single bytes.
 LACKS_BYTES = "\ufffd"
@@ -37,54 +43,109 @@ class TextRuntime:
             raise FileNotFoundError(f"{self.path} is missing: the checkpoint had no tokenizer, so this export takes only ids")
         with errors_of(self.path):
             self.tokenizer = Tokenizer.from_buffer(content)
-        self.tokenizer.no_padding()
-        self.tokenizer.no_truncation()
+        self.target_tokenizer = self._target_tokenizer()
+        for tokenizer in (self.tokenizer, self.target_tokenizer):
+            tokenizer.no_padding()
+            tokenizer.no_truncation()
+        self.languages = languages_of(self.runtime.artifact)
+        self.lock = threading.Lock()  # of the tokenizer, which some tasks have cut texts
 
-    def generate(self, texts: list[str], /, target_prefix: list[str] | None = None, **options: Any) -> list[str]:
+    # What is read of the export when it is first needed, and the tasks.
+    tokenizer_settings = functools.cached_property(rows.tokenizer_settings)
+    sentence_modules = functools.cached_property(embedding.sentence_modules)
+    translate = translation.translate
+    classify = classification.classify
+    zero_shot = classification.zero_shot
+    tag = tagging.tag
+    answer = question_answering.answer
+    fill_mask = masks.fill_mask
+    embed = embedding.embed
+    similarity = embedding.similarity
+    next_sentence = pairs.next_sentence
+    choose = pairs.choose
+
+    def _target_tokenizer(self) -> Tokenizer:
+        """That of the text which is generated, where it is cut otherwise than what is read."""
+        path = self.path.with_name(TARGET_TOKENIZER)
+        content = self.runtime.artifact.read(path.name)
+        with errors_of(path):
+            return self.tokenizer if content is None else Tokenizer.from_buffer(content)
+
+    def generate(
+        self,
+        texts: list[str],
+        /,
+        target_prefix: list[str] | None = None,
+        src_lang: Choice = None,
+        tgt_lang: Choice = None,
+        **options: Any,
+    ) -> list[str]:
         """One text for each of `texts`, or `num_return_sequences` of them: the translation, or for a decoder the
         continuation. `options` as `Runtime.generate`.
 
         `target_prefix`, for seq2seq only, is what each translation begins with, one text (or an empty one) for each of `texts`;
         the translation has it too.
 
+        `src_lang` and `tgt_lang`, for multilingual models only, are the languages of the texts and of the translations, as the
+        tokenizer names them: one, or a list of one for each of `texts`. By default they are the tokenizer's source language,
+        and the target language that generation_config.json names, if it does.
+
         Raises:
-            ValueError: for no texts, what is no list of strings, an empty text, one that the tokenizer fails on, a
-                `target_prefix` of another length, and as `Runtime.generate`.
+            UsageError: for a language that the model does not have, and without a target language that it needs.
+            ValueError: for no texts, what is no list of strings, an empty text, one that the tokenizer fails on, one that
+                begins with the word of an unknown language, a `target_prefix` of another length, and as `Runtime.generate`.
         """
         options = option_fields.check(options)
-        return self.generate_rows(self.rows(texts), self.prefixes(target_prefix, len(texts)), **options)[0]
+        rows = self.rows(texts, src_lang)
+        targets = self.target_options(tgt_lang, len(rows), options)
+        return self.generate_rows(rows, self.prefixes(target_prefix, len(rows)), targets, **options)[0]
 
     def generate_with_scores(
-        self, texts: list[str], /, target_prefix: list[str] | None = None, **options: Any
+        self,
+        texts: list[str],
+        /,
+        target_prefix: list[str] | None = None,
+        src_lang: Choice = None,
+        tgt_lang: Choice = None,
+        **options: Any,
     ) -> tuple[list[str], np.ndarray]:
         """What `generate` returns, and the score of each text, as `Runtime.generate_with_scores`."""
         options = option_fields.check(options)
-        return self.generate_rows(self.rows(texts), self.prefixes(target_prefix, len(texts)), is_scored=True, **options)
+        rows = self.rows(texts, src_lang)
+        targets = self.target_options(tgt_lang, len(rows), options)
+        return self.generate_rows(rows, self.prefixes(target_prefix, len(rows)), targets, is_scored=True, **options)
 
     def generate_rows(
-        self, rows: list[list[int]], prefixes: list[list[int]], is_scored: bool = False, **options: Any
+        self,
+        rows: list[list[int]],
+        prefixes: list[list[int]],
+        targets: list[dict[str, Any]] | None = None,
+        is_scored: bool = False,
+        **options: Any,
     ) -> tuple[list[str], np.ndarray]:
-        """As `generate_with_scores`, of tokens; the scores are NaN unless `is_scored`. Rows with prefixes of one length run
-        together."""
+        """As `generate_with_scores`, of tokens, each row with the options of its target language; the scores are NaN unless
+        `is_scored`. Rows with prefixes of one length and one target language run together."""
         copies = options.get("num_return_sequences") or self.runtime.defaults.get("num_return_sequences") or 1
         texts = np.empty((len(rows), copies), object)
         scores = np.full((len(rows), copies), np.nan, np.float32)
-        lengths = np.array([len(prefix) for prefix in prefixes])
-        for length in np.unique(lengths):
-            chosen = np.flatnonzero(lengths == length)
+        kinds = [(len(prefix), tuple(target.items())) for prefix, target in zip(prefixes, targets or [{}] * len(rows))]
+        for kind in dict.fromkeys(kinds):
+            chosen = np.array([row for row, other in enumerate(kinds) if other == kind])
             ids, mask = self.batch([rows[row] for row in chosen])
+            length, target = kind
+            given = {**options, **dict(target)}
             if length:
-                options["decoder_input_ids"] = np.array([prefixes[row] for row in chosen])
+                given["decoder_input_ids"] = np.array([self.first_tokens(given) + prefixes[row] for row in chosen])
             if is_scored:
-                outputs, found = self.runtime.generate_with_scores(ids, mask, **options)
+                outputs, found = self.runtime.generate_with_scores(ids, mask, **given)
                 scores[chosen] = found.reshape(-1, copies)
             else:
-                outputs = self.runtime.generate(ids, mask, **options)
+                outputs = self.runtime.generate(ids, mask, **given)
             start = ids.shape[1] if "encoder" not in self.runtime.sessions else 1
             texts[chosen] = np.array(self.decode(outputs[:, start:]), np.object_).reshape(-1, copies)
         return texts.ravel().tolist(), scores.ravel()
 
-    def stream(self, text: str, /, **options: Any) -> Iterator[str]:
+    def stream(self, text: str, /, src_lang: str | None = None, tgt_lang: str | None = None, **options: Any) -> Iterator[str]:
         """Pieces of the one text that `generate` gives for `text`, each as soon as its tokens are there. `options` as
         `Runtime.stream`.
 
@@ -95,7 +156,25 @@ class TextRuntime:
         options = option_fields.check(options)
         if options.get("num_return_sequences") not in (None, 1):
             raise UsageError(f"num_return_sequences must be 1 to stream, got {options['num_return_sequences']}")
-        return self.pieces(self.runtime.stream(*self.tokenize([text]), **{**options, "num_return_sequences": 1}))
+        inputs = self.batch(self.rows([text], src_lang))
+        [target] = self.target_options(tgt_lang, 1, options)
+        return self.pieces(self.runtime.stream(*inputs, **{**options, **target, "num_return_sequences": 1}))
+
+    def target_options(self, tgt_lang: Choice, count: int, options: dict[str, Any]) -> list[dict[str, Any]]:
+        """Those of the target language of each of `count` texts. Raises UsageError as `generate`."""
+        return self.languages.target_options(tgt_lang, count, options, self.default_target)
+
+    @property
+    def default_target(self) -> int | None:
+        """What the model's own settings have where the target language is chosen."""
+        config = self.runtime.config if self.languages.target == "decoder_start_token_id" else {}
+        return special_token(self.languages.target, self.runtime.defaults, config)
+
+    def first_tokens(self, options: dict[str, Any]) -> list[int]:
+        """The target language, which stands before what a target begins with where it is no start token."""
+        is_first = self.languages.target == "forced_bos_token_id"
+        language = options.get("forced_bos_token_id", self.default_target) if is_first else None
+        return [] if language is None else [language]
 
     def pieces(self, steps: Iterator[np.ndarray]) -> Iterator[str]:
         """The text of the tokens of one row, which come in arrays of one."""
@@ -121,8 +200,8 @@ class TextRuntime:
     def batch(self, rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
         return pad_sequences(rows, self.runtime.config.get("pad_token_id"))
 
-    def rows(self, texts: list[str]) -> list[list[int]]:
-        """The tokens of each text. A decoder's prompt gets no end token."""
+    def rows(self, texts: list[str], src_lang: Choice = None) -> list[list[int]]:
+        """The tokens of each text, in its language. A decoder's prompt gets no end token."""
         if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"texts must be a list of strings, got {reprlib.repr(texts)}")
         if not texts:
@@ -130,6 +209,9 @@ class TextRuntime:
         for index, text in enumerate(texts):
             if not text.strip():
                 raise ValueError(f"text {index} of {len(texts)} is empty, expected words")
+        self.languages.check_words(texts)
+        if src_lang is not None:
+            return self.languages.rows([encoding.ids for encoding in self.encode(texts, special_tokens=False)], src_lang)
         encodings = self.encode(texts, special_tokens=True)
         return [encoding.ids if "encoder" in self.runtime.sessions else prompt(encoding) for encoding in encodings]
 
@@ -141,21 +223,21 @@ class TextRuntime:
             raise ValueError("a target_prefix is for seq2seq: this export is a decoder, whose prompt is what it goes on from")
         if not isinstance(texts, list | tuple) or len(texts) != count or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"target_prefix must be a list of {count} strings, as texts, got {reprlib.repr(texts)}")
-        return [encoding.ids for encoding in self.encode(texts, special_tokens=False)]
+        return [encoding.ids for encoding in self.encode(texts, False, self.target_tokenizer)]
 
     def decode(self, ids: np.ndarray) -> list[str]:
         with errors_of(self.path):
             return self.tokenizer.decode_batch(ids.tolist(), skip_special_tokens=True)
 
-    def encode(self, texts: list[str], special_tokens: bool) -> list[Encoding]:
-        """What the tokenizer makes of each text; ValueError where it fails on one."""
+    def encode(self, texts: list[str], special_tokens: bool, tokenizer: Tokenizer | None = None) -> list[Encoding]:
+        """What the tokenizer makes of each text, by default that of what is read; ValueError where it fails on one."""
         for index, text in enumerate(texts):
             try:
                 text.encode()
             except UnicodeEncodeError as error:
                 raise ValueError(f"text {index} of {len(texts)} is no Unicode text: {error}") from None
-        with errors_of(self.path):
-            return self.tokenizer.encode_batch(texts, add_special_tokens=special_tokens)
+        with self.lock, errors_of(self.path):
+            return (tokenizer or self.tokenizer).encode_batch(texts, add_special_tokens=special_tokens)
 
 
 def prompt(encoding: Encoding) -> list[int]:

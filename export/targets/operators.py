@@ -28,20 +28,24 @@ class OperatorGraph(nn.Module):
         ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, lambda *args, **kwargs: None)
         model.set_attn_implementation(NAME)
 
-    def attend(self, module, query, key, value, attention_mask, scaling, **kwargs):
-        """query (B, H, T, d), key and value (B, H, S, d) -> (B, T, H, d)."""
+    def attend(self, module, query, key, value, attention_mask, scaling, position_bias=None, **kwargs):
+        """query (B, H, T, d), key and value (B, H, S, d) -> (B, T, H, d). A `position_bias` (1, H, T, S) is of a whole
+        sequence: what continues one has its own."""
         attributes = {"num_heads": module.config.num_attention_heads, "scale": float(scaling)}
-        attend = self.self_attention if module.is_causal else self.full_attention
-        output = attend(module, query, key, value, attributes)
+        if module.is_causal:
+            output = self.self_attention(module, query, key, value, attributes)
+        else:
+            output = self.full_attention(query, key, value, attributes, position_bias)
         return output.reshape(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
 
-    def full_attention(self, module, query, key, value, attributes):
+    def full_attention(self, query, key, value, attributes, position_bias):
         """As in the encoder and in cross-attention; rows that continue one input are queries of one batch entry."""
         queries = flat(query).reshape(key.shape[0], -1, query.shape[1] * query.shape[3])
         states = (key, value) if self.keys_are_cached else (flat(key), flat(value))
         shape = (*queries.shape[:2], query.shape[1] * value.shape[3])
-        padding = () if self.mask is None else (None, self.mask)
-        return operator("MultiHeadAttention", [queries, *states, *padding], attributes, [shape])[0]
+        padding = [] if self.mask is None else [None, self.mask]
+        inputs = with_bias([queries, *states, *padding], 5, position_bias)
+        return operator("MultiHeadAttention", inputs, attributes, [shape])[0]
 
 
 def operator(name: str, inputs: list, attributes: dict, shapes: list) -> Sequence[torch.Tensor]:
@@ -50,6 +54,14 @@ def operator(name: str, inputs: list, attributes: dict, shapes: list) -> Sequenc
     return torch.onnx.ops.symbolic_multi_out(
         f"com.microsoft::{name}", inputs, attrs=attributes, dtypes=types, shapes=shapes, version=1
     )
+
+
+def with_bias(inputs: list, place: int, bias: torch.Tensor | None) -> list:
+    """`inputs` of an attention operator with what is added to its scores, if anything, as input number `place`."""
+    if bias is None:
+        return inputs
+    padded = [*inputs, *[None] * (place + 1 - len(inputs))]
+    return [*padded[:place], bias, *padded[place + 1 :]]
 
 
 def flat(states: torch.Tensor) -> torch.Tensor:
@@ -87,6 +99,27 @@ class CrossStatesGraph(OperatorGraph):
         attentions = (layer.cross_attn for layer in self.model.get_decoder().layers)
         both = (attention.keys_and_values(None, hidden_states, None, None) for attention in attentions)
         return tuple(states for pair in both for states in pair)
+
+
+class DistanceBiases(nn.Module):
+    """What relative positions add to the scores of a decoder's self-attention, the same in all layers, as a table over the
+    distance between a token and an earlier one. From the largest distance on all are alike. For models that have them."""
+
+    def __init__(self, decoder: PreTrainedModel):
+        super().__init__()
+        positions = decoder.relative_positions
+        self.largest = positions.max_distance
+        distances = torch.arange(self.largest + 1)
+        self.register_buffer("table", positions.bias(positions.bucket(-distances)).detach())  # (distances, H)
+
+    def forward(self, distances: torch.Tensor) -> torch.Tensor:
+        """(..., T, S) -> (..., H, T, S)."""
+        return nn.functional.embedding(distances.clamp(0, self.largest), self.table).movedim(-1, -3)
+
+
+def distance_biases(model: PreTrainedModel) -> DistanceBiases | None:
+    decoder = model.get_decoder()
+    return DistanceBiases(decoder) if decoder.relative_positions is not None else None
 
 
 class NewTokensOnly(DynamicCache):

@@ -1,8 +1,8 @@
-"""Configurations of the three variants: encoder, decoder and encoder-decoder (seq2seq).
+"""Configurations of the four variants: encoder, decoder and encoder-decoder (seq2seq) of text, and encoder of images (vision).
 
-The defaults are the base model of Vaswani et al. 2017, "Attention Is All You Need", Table 3. Every field has its Hugging
-Face name; the paper's symbols reach the same fields: `d_model`, `d_ff`, `h`, `d_k`, `d_v`, and `N`, which is the depth of both
-stacks where there are two.
+The defaults of text are the base model of Vaswani et al. 2017, "Attention Is All You Need", Table 3. Every field has its
+Hugging Face name; the paper's symbols reach the same fields: `d_model`, `d_ff`, `h`, `d_k`, `d_v`, and `N`, which is the depth
+of both stacks where there are two.
 """
 
 import copy
@@ -33,6 +33,9 @@ PAPER_SYMBOLS = {
 }
 CODE = "modeling_vanilla_transformer."
 DEPTHS = ("encoder_layers", "decoder_layers")
+# Of all variants: where a config has no such field, nothing is checked.
+SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "value_head_dim")
+SIZES += ("vocab_size", "max_position_embeddings", "num_channels", "num_first_tokens")
 LARGEST = 2**28  # of two such sizes a matrix still has bytes that torch can count
 # What `transformers.pipeline` reads of a task that it does not have: where its code is beside the weights.
 PIPELINES = "pipelines_vanilla_transformer"
@@ -41,33 +44,15 @@ TRANSLATION = {"translation": {"impl": f"{PIPELINES}.TranslationPipeline", "pt":
 
 @strict
 class VanillaTransformerConfig(transformers.PreTrainedConfig):
-    """What the three variants share. Use one of the subclasses.
+    """What the four variants share. Use one of the subclasses.
 
     Args:
-        vocab_size (`int`, defaults to 37000): number of token types.
         hidden_size (`int`, defaults to 512): width of the residual stream, the paper's d_model.
         intermediate_size (`int`, defaults to 2048): inner width of the feed-forward network, d_ff.
         num_attention_heads (`int`, defaults to 8): h.
         head_dim (`int`, defaults to `hidden_size / num_attention_heads`): width of one query and key, d_k.
         value_head_dim (`int`, defaults to `head_dim`): width of one value, d_v.
         hidden_act (`str`, defaults to `"relu"`): feed-forward activation, a key of `transformers.activations.ACT2FN`.
-        position_embedding_type (`str`, defaults to `"sinusoidal"`): `"sinusoidal"` (section 3.5), `"learned"` (Table 3 row
-            (E)), `"rotary"` (Su et al. 2021, RoFormer), `"relative"` (Raffel et al. 2020, T5), `"learned_relative"`, both at
-            once (Song et al. 2020, MPNet), or `"none"`. Rotary and relative positions act in self-attention; they and `"none"`
-            add nothing to the embeddings.
-        max_position_embeddings (`int`, defaults to 512): learned positions, so the longest sequence; the others have no limit.
-        position_ids_from (`str`, defaults to `"place"`): what a token's position counts where no `position_ids` are given:
-            its `"place"` in the row (BERT, GPT-2); the tokens before it that the attention `"mask"` does not hide (OPT); or
-            the `"ids"` before it that are not `pad_token_id` (RoBERTa). Padding, where it does not count, is at -1, and has
-            a row of its own in the learned table, the first.
-        rope_theta (`float`, defaults to 10000): base of the rotary angles.
-        relative_attention_num_buckets (`int`, defaults to 32): distances that relative positions tell apart.
-        relative_attention_max_distance (`int`, defaults to 128): all distances from here on are one bucket.
-        sliding_window (`int`, *optional*): in self-attention, a decoder's token looks at this many tokens, itself included,
-            an encoder at this many before and after it (Beltagy et al. 2020, section 3.1); by default at all. At least
-            2 with a decoder.
-        scale_embedding (`bool`, defaults to `True`): multiply token embeddings by sqrt(hidden_size), section 3.4.
-        embedding_norm (`bool`, defaults to `False`): LayerNorm after the sum of embeddings and positions (BERT, BART).
         norm_first (`bool`, defaults to `False`): `False` is LayerNorm(x + Sublayer(x)), section 3.1; `True` is
             x + Sublayer(LayerNorm(x)) (GPT-2).
         final_norm (`bool`, defaults to `norm_first`): one more LayerNorm after the last layer of a stack.
@@ -78,19 +63,14 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
             input (Shazeer 2020, GLU Variants).
         linear_bias (`bool`, defaults to `True`): biases of the linear maps in the layers.
         initializer_range (`float`, defaults to 0.02): standard deviation of new linear weights.
-        lm_head_bias (`bool`, defaults to `True`): bias of the projection to the vocabulary.
         embedding_dropout, dropout, attention_dropout, activation_dropout (`float`): on the sum of embeddings and
             positions (after its LayerNorm, if there is one) and on each sub-layer's output, the paper's P_drop (0.1
             both); on the attention weights and on the feed-forward activation (0.0 both).
         classifier_dropout (`float`, defaults to 0.1): in front of a classification head.
-        tie_word_embeddings (`bool`, defaults to `True`): one matrix for the token embeddings and the projection to the
-            vocabulary, section 3.4.
-        pad_token_id, bos_token_id, eos_token_id, sep_token_id: 0, 1, 2 and `None`.
 
     Raises:
         ValueError: for sizes below 1 or above 2**28, heads that do not divide the width when `head_dim` is not given, an
-            odd width with sinusoidal positions or an odd `head_dim` with rotary ones, positions from ids without a
-            `pad_token_id`, an unknown activation, a dropout outside [0, 1), or a special token outside the vocabulary.
+            unknown activation, or a dropout outside [0, 1).
         huggingface_hub.errors.StrictDataclassError: for a value of the wrong type.
     """
 
@@ -112,22 +92,12 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
     # All else is one group, as tied matrices have to be.
     base_model_fsdp_plan = {"layers.*": "free_full_weight"}
 
-    vocab_size: int = 37000
     hidden_size: int = 512
     intermediate_size: int = 2048
     num_attention_heads: int = 8
     head_dim: int | None = None
     value_head_dim: int | None = None
     hidden_act: str = "relu"
-    position_embedding_type: Literal["sinusoidal", "learned", "rotary", "relative", "learned_relative", "none"] = "sinusoidal"
-    max_position_embeddings: int = 512
-    position_ids_from: Literal["place", "mask", "ids"] = "place"
-    rope_theta: float | int = 10000.0
-    relative_attention_num_buckets: int = 32
-    relative_attention_max_distance: int = 128
-    sliding_window: int | None = None
-    scale_embedding: bool = True
-    embedding_norm: bool = False
     norm_first: bool = False
     final_norm: bool | None = None
     norm_type: Literal["layer_norm", "rms_norm"] = "layer_norm"
@@ -135,17 +105,11 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
     gated: bool = False
     linear_bias: bool = True
     initializer_range: float = 0.02
-    lm_head_bias: bool = True
     embedding_dropout: float | int = 0.1
     dropout: float | int = 0.1
     attention_dropout: float | int = 0.0
     activation_dropout: float | int = 0.0
     classifier_dropout: float | int = 0.1
-    tie_word_embeddings: bool = True
-    pad_token_id: int | None = 0
-    bos_token_id: int | None = 1
-    eos_token_id: int | list[int] | None = 2
-    sep_token_id: int | None = None
     auto_map: dict[str, str] | None = None
 
     def __post_init__(self, **kwargs):
@@ -182,16 +146,6 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
         """The Auto classes that load a model of this variant, each with the name of the class it loads."""
         return {name: code.removeprefix(CODE) for name, code in cls.default_auto_map.items() if name != "AutoConfig"}
 
-    @property
-    def has_learned_positions(self) -> bool:
-        """Added to the embeddings, of a table that ends."""
-        return self.position_embedding_type in ("learned", "learned_relative")
-
-    @property
-    def has_relative_positions(self) -> bool:
-        """Added to the scores of self-attention."""
-        return self.position_embedding_type in ("relative", "learned_relative")
-
     @classmethod
     def field_names(cls) -> list[str]:
         """Every name the constructor knows: the fields, and the paper's symbols for them."""
@@ -203,22 +157,16 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
         self._check_values()
 
     def _check_values(self):
-        sizes = ["vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "value_head_dim"]
-        for name in [*sizes, *DEPTHS, "num_hidden_layers", "max_position_embeddings", "sliding_window"]:
+        for name in [*SIZES, *DEPTHS, "num_hidden_layers", "sliding_window"]:
             if (value := getattr(self, name, None)) is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        for name in [*sizes, "max_position_embeddings", "type_vocab_size", "relative_attention_num_buckets"]:
+        for name in [*SIZES, "type_vocab_size", "relative_attention_num_buckets"]:
             if (getattr(self, name, None) or 0) > LARGEST:
                 raise ValueError(f"{name} must be at most {LARGEST}, got {getattr(self, name)}")
         for name in ["head_dim", "value_head_dim"]:
             if self.num_attention_heads * (getattr(self, name) or 1) > LARGEST:
                 found = f"num_attention_heads={self.num_attention_heads} and {name}={getattr(self, name)}"
                 raise ValueError(f"num_attention_heads times {name} must be at most {LARGEST}, got {found}")
-        if self.sliding_window == 1 and self.model_type != "vanilla-encoder":
-            raise ValueError("sliding_window must be at least 2, got 1: the caches of transformers cannot hold a window of 1")
-        if getattr(self, "type_vocab_size", 0) < 0:
-            raise ValueError(f"type_vocab_size must be at least 0, got {self.type_vocab_size}")
-        self._check_positions()
         for name in [field.name for field in fields(self) if field.name.endswith("_act")]:
             if (value := getattr(self, name)) is not None and value not in ACT2FN:
                 raise ValueError(f"{name} must be one of {', '.join(sorted(ACT2FN))}, got {value!r}")
@@ -228,6 +176,75 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
         for name in ["embedding_dropout", "dropout", "attention_dropout", "activation_dropout", "classifier_dropout"]:
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+
+
+@strict
+class VanillaTextConfig(VanillaTransformerConfig):
+    """What the three variants of text share. Use one of the subclasses.
+
+    Args beside those of `VanillaTransformerConfig`:
+        vocab_size (`int`, defaults to 37000): number of token types.
+        position_embedding_type (`str`, defaults to `"sinusoidal"`): `"sinusoidal"` (section 3.5), `"learned"` (Table 3 row
+            (E)), `"rotary"` (Su et al. 2021, RoFormer), `"relative"` (Raffel et al. 2020, T5), `"learned_relative"`, both at
+            once (Song et al. 2020, MPNet), or `"none"`. Rotary and relative positions act in self-attention; they and `"none"`
+            add nothing to the embeddings.
+        max_position_embeddings (`int`, defaults to 512): learned positions, so the longest sequence; the others have no limit.
+        position_ids_from (`str`, defaults to `"place"`): what a token's position counts where no `position_ids` are given:
+            its `"place"` in the row (BERT, GPT-2); the tokens before it that the attention `"mask"` does not hide (OPT); or
+            the `"ids"` before it that are not `pad_token_id` (RoBERTa). Padding, where it does not count, is at -1, and has
+            a row of its own in the learned table, the first.
+        rope_theta (`float`, defaults to 10000): base of the rotary angles.
+        relative_attention_num_buckets (`int`, defaults to 32): distances that relative positions tell apart.
+        relative_attention_max_distance (`int`, defaults to 128): all distances from here on are one bucket.
+        sliding_window (`int`, *optional*): in self-attention, a decoder's token looks at this many tokens, itself included,
+            an encoder at this many before and after it (Beltagy et al. 2020, section 3.1); by default at all. At least
+            2 with a decoder.
+        scale_embedding (`bool`, defaults to `True`): multiply token embeddings by sqrt(hidden_size), section 3.4.
+        embedding_norm (`bool`, defaults to `False`): LayerNorm after the sum of embeddings and positions (BERT, BART).
+        lm_head_bias (`bool`, defaults to `True`): bias of the projection to the vocabulary.
+        tie_word_embeddings (`bool`, defaults to `True`): one matrix for the token embeddings and the projection to the
+            vocabulary, section 3.4.
+        pad_token_id, bos_token_id, eos_token_id, sep_token_id: 0, 1, 2 and `None`.
+
+    Raises:
+        ValueError: also for an odd width with sinusoidal positions or an odd `head_dim` with rotary ones, positions from ids
+            without a `pad_token_id`, or a special token outside the vocabulary.
+    """
+
+    vocab_size: int = 37000
+    position_embedding_type: Literal["sinusoidal", "learned", "rotary", "relative", "learned_relative", "none"] = "sinusoidal"
+    max_position_embeddings: int = 512
+    position_ids_from: Literal["place", "mask", "ids"] = "place"
+    rope_theta: float | int = 10000.0
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    sliding_window: int | None = None
+    scale_embedding: bool = True
+    embedding_norm: bool = False
+    lm_head_bias: bool = True
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    sep_token_id: int | None = None
+
+    @property
+    def has_learned_positions(self) -> bool:
+        """Added to the embeddings, of a table that ends."""
+        return self.position_embedding_type in ("learned", "learned_relative")
+
+    @property
+    def has_relative_positions(self) -> bool:
+        """Added to the scores of self-attention."""
+        return self.position_embedding_type in ("relative", "learned_relative")
+
+    def _check_values(self):
+        super()._check_values()
+        if self.sliding_window == 1 and self.model_type != "vanilla-encoder":
+            raise ValueError("sliding_window must be at least 2, got 1: the caches of transformers cannot hold a window of 1")
+        if getattr(self, "type_vocab_size", 0) < 0:
+            raise ValueError(f"type_vocab_size must be at least 0, got {self.type_vocab_size}")
+        self._check_positions()
         for name in [field.name for field in fields(self) if field.name.endswith("_token_id")]:
             value = getattr(self, name)
             for token in value if isinstance(value, list) else [value]:
@@ -254,7 +271,7 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
 
 
 @strict
-class VanillaEncoderConfig(VanillaTransformerConfig):
+class VanillaEncoderConfig(VanillaTextConfig):
     """A stack of `num_hidden_layers` (6, the paper's N) encoder layers: bidirectional attention, as in BERT.
 
     Args beside the common ones:
@@ -302,7 +319,7 @@ class VanillaEncoderConfig(VanillaTransformerConfig):
 
 
 @strict
-class VanillaDecoderConfig(VanillaTransformerConfig):
+class VanillaDecoderConfig(VanillaTextConfig):
     """A stack of `num_hidden_layers` (6) layers with causal attention, as in GPT-2.
 
     `add_cross_attention` (`bool`, defaults to `False`) gives each layer attention to `encoder_hidden_states`, as the right
@@ -327,7 +344,7 @@ class VanillaDecoderConfig(VanillaTransformerConfig):
 
 
 @strict
-class VanillaSeq2SeqConfig(VanillaTransformerConfig):
+class VanillaSeq2SeqConfig(VanillaTextConfig):
     """The paper's encoder-decoder: `encoder_layers` (6) and `decoder_layers` (6), Figure 1. Given to the constructor, `N` or
     `num_hidden_layers` is the depth of both.
 
@@ -421,6 +438,91 @@ class VanillaSeq2SeqConfig(VanillaTransformerConfig):
         return cls(**shape | overrides)
 
 
-CONFIGS = {config.model_type: config for config in (VanillaEncoderConfig, VanillaDecoderConfig, VanillaSeq2SeqConfig)}
+@strict
+class VanillaVisionConfig(VanillaTransformerConfig):
+    """An encoder of images (Dosovitskiy et al. 2021, ViT): `num_hidden_layers` (12) layers that read the patches of an image
+    and, before them, learned tokens. The defaults are their ViT-B/16 (Table 1): other than above, `hidden_size` 768,
+    `intermediate_size` 3072, 12 heads, `"gelu"`, `norm_first` and no dropout.
 
-__all__ = ["VanillaDecoderConfig", "VanillaEncoderConfig", "VanillaSeq2SeqConfig", "VanillaTransformerConfig"]
+    Args beside those of `VanillaTransformerConfig`:
+        image_size (`int` or a pair, defaults to 224): pixels of the height and the width of an image.
+        patch_size (`int` or a pair, defaults to 16): of a patch. What an image has beyond whole patches is not read.
+        num_channels (`int`, defaults to 3): numbers of a pixel.
+        num_first_tokens (`int`, defaults to 1): learned tokens before the patches; 2 are a class and a distillation token
+            (Touvron et al. 2021, DeiT). Their states are what the classifier reads.
+        interpolate_pos_encoding (`bool`, defaults to `False`): whether images of any size are read, with the positions of
+            `image_size` interpolated; `forward` has an argument of this name, which goes before it.
+        pooler_act (`str`, *optional*): as in `VanillaEncoderConfig`.
+
+    Raises:
+        ValueError: also for an image that is smaller than a patch.
+    """
+
+    model_type = "vanilla-vision"
+    attribute_map = {**PAPER_SYMBOLS, "N": "num_hidden_layers"}
+    default_auto_map = {
+        "AutoConfig": "configuration_vanilla_transformer.VanillaVisionConfig",
+        "AutoModel": CODE + "VanillaVisionModel",
+        "AutoModelForImageClassification": CODE + "VanillaVisionForImageClassification",
+    }
+    # No fields: what layers ask of every config.
+    sliding_window = None
+    has_relative_positions = False
+
+    hidden_size: int = 768
+    intermediate_size: int = 3072
+    num_attention_heads: int = 12
+    num_hidden_layers: int = 12
+    hidden_act: str = "gelu"
+    norm_first: bool = True
+    embedding_dropout: float | int = 0.0
+    dropout: float | int = 0.0
+    classifier_dropout: float | int = 0.0
+    image_size: int | list[int] | tuple[int, int] = 224
+    patch_size: int | list[int] | tuple[int, int] = 16
+    num_channels: int = 3
+    num_first_tokens: int = 1
+    interpolate_pos_encoding: bool = False
+    pooler_act: str | None = None
+
+    @property
+    def patch_shape(self) -> tuple[int, int]:
+        """Height and width of a patch."""
+        return pair(self.patch_size)
+
+    @property
+    def grid_shape(self) -> tuple[int, int]:
+        """Rows and columns of patches in an image of `image_size`."""
+        height, width = (image // patch for image, patch in zip(pair(self.image_size), self.patch_shape))
+        return height, width
+
+    def _check_values(self):
+        super()._check_values()
+        for name in ("image_size", "patch_size"):
+            sides = pair(getattr(self, name))
+            if len(sides) != 2 or not all(1 <= side <= LARGEST for side in sides):
+                raise ValueError(f"{name} must be one or two numbers from 1 to {LARGEST}, got {getattr(self, name)}")
+        if min(self.grid_shape) < 1:
+            raise ValueError(f"image_size must be at least patch_size, {self.patch_size}, got {self.image_size}")
+        if (count := math.prod(self.grid_shape)) > LARGEST:
+            raise ValueError(f"an image must have at most {LARGEST} patches, got {count}")
+
+
+def pair(size: int | list[int] | tuple[int, int]) -> tuple[int, ...]:
+    """Height and width; one number is both."""
+    return (size, size) if isinstance(size, int) else tuple(size)
+
+
+CONFIGS = {
+    config.model_type: config
+    for config in (VanillaEncoderConfig, VanillaDecoderConfig, VanillaSeq2SeqConfig, VanillaVisionConfig)
+}
+
+__all__ = [
+    "VanillaDecoderConfig",
+    "VanillaEncoderConfig",
+    "VanillaSeq2SeqConfig",
+    "VanillaTextConfig",
+    "VanillaTransformerConfig",
+    "VanillaVisionConfig",
+]

@@ -1,6 +1,6 @@
 """The heads on the stacks of `layers_vanilla_transformer.py`, in reading order.
 
-    (encoder, decoder, encoder-decoder) -> language models -> other heads
+    (encoder, decoder, encoder-decoder, images) -> language models -> other heads
 
 Shapes: B batch, T target length, S source length, D hidden_size, V vocab_size.
 """
@@ -16,6 +16,7 @@ from transformers.loss.loss_utils import fixed_cross_entropy
 from transformers.modeling_outputs import (
     BaseModelOutput,
     CausalLMOutputWithCrossAttentions,
+    ImageClassifierOutput,
     MaskedLMOutput,
     MultipleChoiceModelOutput,
     NextSentencePredictorOutput,
@@ -31,20 +32,27 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
 
-from .configuration_vanilla_transformer import VanillaDecoderConfig, VanillaEncoderConfig, VanillaSeq2SeqConfig
+from .configuration_vanilla_transformer import (
+    VanillaDecoderConfig,
+    VanillaEncoderConfig,
+    VanillaSeq2SeqConfig,
+    VanillaVisionConfig,
+)
 from .layers_vanilla_transformer import (
     VanillaDecoderModel,
     VanillaEncoderModel,
     VanillaPooler,
     VanillaPreTrainedModel,
     VanillaSeq2SeqModel,
+    VanillaVisionModel,
     has_values,
     new_norm,
 )
 
 # This module is the address of every model class, in checkpoints and in pickles. transformers copies the code that a class's
 # module imports, so a stack at this address is saved with its heads beside it.
-for _class in (VanillaPooler, VanillaPreTrainedModel, VanillaEncoderModel, VanillaDecoderModel, VanillaSeq2SeqModel):
+_stacks = (VanillaEncoderModel, VanillaDecoderModel, VanillaSeq2SeqModel, VanillaVisionModel)
+for _class in (VanillaPooler, VanillaPreTrainedModel, *_stacks):
     _class.__module__ = __name__
 
 # ----------------------------------------------------------------------------------------------------- language models
@@ -736,6 +744,40 @@ class VanillaSeq2SeqForQuestionAnswering(VanillaPreTrainedModel):
         return Seq2SeqQuestionAnsweringModelOutput(loss, start_logits, end_logits, **both_stacks(outputs))
 
 
+class VanillaVisionForImageClassification(VanillaPreTrainedModel):
+    """Encoder of images with a classifier of the states of the first tokens, side by side. `config.num_labels` and
+    `config.problem_type` as in `VanillaEncoderForSequenceClassification`."""
+
+    config_class = VanillaVisionConfig
+    main_input_name = "pixel_values"
+    input_modalities = ("image",)
+    sequence_modules = frozenset({"classifier"})
+
+    def __init__(self, config: VanillaVisionConfig):
+        super().__init__(config)
+        self.model = VanillaVisionModel(config, add_pooling_layer=False)
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.classifier = nn.Linear(config.num_first_tokens * config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: torch.FloatTensor,
+        labels: torch.Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> ImageClassifierOutput:
+        """As `VanillaVisionModel.forward` -> `logits` (B, num_labels), and the loss where `labels` are given."""
+        outputs = self.model(pixel_values, interpolate_pos_encoding, **kwargs)
+        states = outputs.last_hidden_state[:, : self.config.num_first_tokens]
+        logits = self.classifier(self.dropout(states.flatten(1)))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **kwargs)
+        return ImageClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
+
+
 __all__ = [
     "VanillaDecoderForCausalLM",
     "VanillaDecoderForQuestionAnswering",
@@ -755,4 +797,6 @@ __all__ = [
     "VanillaSeq2SeqForQuestionAnswering",
     "VanillaSeq2SeqForSequenceClassification",
     "VanillaSeq2SeqModel",
+    "VanillaVisionForImageClassification",
+    "VanillaVisionModel",
 ]

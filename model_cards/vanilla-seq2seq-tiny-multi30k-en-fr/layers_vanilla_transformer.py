@@ -1,6 +1,6 @@
 """The Transformer of "Attention Is All You Need" (Vaswani et al. 2017, section 3), in reading order.
 
-    positions -> embeddings -> attention -> feed-forward -> layer -> encoder, decoder, encoder-decoder (Figure 1)
+    positions -> embeddings -> attention -> feed-forward -> layer -> encoder, decoder, encoder-decoder (Figure 1) -> images
 
 Shapes: B batch, T target length (queries), S source length (keys and values), H heads, D hidden_size.
 """
@@ -38,7 +38,10 @@ from .configuration_vanilla_transformer import (
     VanillaDecoderConfig,
     VanillaEncoderConfig,
     VanillaSeq2SeqConfig,
+    VanillaTextConfig,
     VanillaTransformerConfig,
+    VanillaVisionConfig,
+    pair,
 )
 
 # ---------------------------------------------------------------------------------------------- embeddings and positions
@@ -96,7 +99,7 @@ class VanillaRelativePositions(nn.Module):
     query, added to the scores of self-attention in every layer of a stack. Half of the buckets hold one distance each, the
     others grow logarithmically; an encoder has such buckets for keys before the query and for keys after it."""
 
-    def __init__(self, config: VanillaTransformerConfig, is_causal: bool):
+    def __init__(self, config: VanillaTextConfig, is_causal: bool):
         super().__init__()
         self.is_causal = is_causal
         self.buckets = config.relative_attention_num_buckets
@@ -131,7 +134,7 @@ def has_values(tensor: torch.Tensor) -> bool:
 class VanillaEmbeddings(nn.Module):
     """Sections 3.4 and 3.5: token embeddings times sqrt(d_model), plus positions (and token types), then dropout."""
 
-    def __init__(self, config: VanillaTransformerConfig):
+    def __init__(self, config: VanillaTextConfig):
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -177,6 +180,43 @@ class VanillaEmbeddings(nn.Module):
         if not types:
             return 0.0
         return self.embed_token_types.weight[0] if token_type_ids is None else self.embed_token_types(token_type_ids)
+
+
+class VanillaPatchEmbeddings(nn.Module):
+    """Dosovitskiy et al. 2021 (ViT), equation 1: [x_first; x_1 E; ...; x_N E] + E_pos. The x_i are the patches of an image, row
+    by row, each flattened; E and its bias are learned, as are the first tokens and the positions."""
+
+    def __init__(self, config: VanillaVisionConfig):
+        super().__init__()
+        self.config = config
+        width, count = config.hidden_size, config.num_first_tokens
+        self.embed_patches = nn.Linear(config.num_channels * math.prod(config.patch_shape), width)
+        self.first_tokens = nn.Parameter(torch.empty(count, width))
+        self.positions = nn.Parameter(torch.empty(count + math.prod(config.grid_shape), width))
+        self.dropout = nn.Dropout(config.embedding_dropout)
+
+    def forward(self, pixel_values, interpolates):
+        """Images (B, C, H, W) -> (B, first tokens and patches, D)."""
+        batch, channels, *size = pixel_values.shape
+        if channels != self.config.num_channels:
+            raise ValueError(f"pixel_values have {channels} channels, expected num_channels, {self.config.num_channels}")
+        if not interpolates and tuple(size) != pair(self.config.image_size):
+            expected = f"{pair(self.config.image_size)}, or interpolate_pos_encoding=True"
+            raise ValueError(f"pixel_values have the height and width {tuple(size)}, expected image_size, {expected}")
+        height, width = self.config.patch_shape
+        rows, columns = size[0] // height, size[1] // width
+        whole = pixel_values[:, :, : rows * height, : columns * width].to(self.embed_patches.weight.dtype)
+        patches = whole.reshape(batch, channels, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
+        embedded = self.embed_patches(patches.reshape(batch, rows * columns, channels * height * width))
+        tokens = torch.cat([self.first_tokens.expand(batch, -1, -1), embedded], dim=1)
+        return self.dropout(tokens + (self.interpolated_positions(rows, columns) if interpolates else self.positions))
+
+    def interpolated_positions(self, rows, columns):
+        """E_pos of an image with another number of patches: those of the first tokens, and between those of patches."""
+        first, grid = self.positions.tensor_split([self.config.num_first_tokens])
+        grid = grid.T.unflatten(1, self.config.grid_shape)[None]
+        grid = nn.functional.interpolate(grid, (rows, columns), mode="bicubic", align_corners=False)
+        return torch.cat([first, grid[0].flatten(1).T])
 
 
 # ------------------------------------------------------------------------------------------------------------- attention
@@ -381,7 +421,8 @@ class VanillaPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module):
         """The paper gives no values. Linear: normal with deviation `initializer_range`, bias 0. Embeddings: uniform within
-        d_model^-0.5, so that tokens times sqrt(d_model) are as large as sinusoids. Norms: the identity."""
+        d_model^-0.5, so that tokens times sqrt(d_model) are as large as sinusoids. Norms: the identity. First tokens and
+        positions of images: as Linear."""
         if isinstance(module, nn.Linear):
             init.normal_(module.weight, std=self.config.initializer_range)
             if module.bias is not None:
@@ -393,6 +434,9 @@ class VanillaPreTrainedModel(PreTrainedModel):
             init.ones_(module.weight)
             if isinstance(module, nn.LayerNorm):
                 init.zeros_(module.bias)
+        elif isinstance(module, VanillaPatchEmbeddings):
+            init.normal_(module.first_tokens, std=self.config.initializer_range)
+            init.normal_(module.positions, std=self.config.initializer_range)
 
     def init_parallel_plans(self):
         """Of the config's plans, what this model has modules for. A process that holds some heads of self-attention cannot add
@@ -437,7 +481,7 @@ def final_norm(config):
 class VanillaPooler(nn.Module):
     """Devlin et al. 2019 (BERT): a linear map and an activation on the first token's state, (B, S, D) -> (B, D)."""
 
-    def __init__(self, config: VanillaEncoderConfig):
+    def __init__(self, config: VanillaEncoderConfig | VanillaVisionConfig):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.activation = ACT2FN[config.pooler_act]
@@ -452,7 +496,7 @@ class VanillaEncoderModel(VanillaPreTrainedModel):
     config_class = VanillaEncoderConfig
     _can_record_outputs = {"hidden_states": VanillaLayer, "attentions": VanillaAttention}
 
-    def __init__(self, config: VanillaTransformerConfig, add_pooling_layer: bool = True):
+    def __init__(self, config: VanillaTextConfig, add_pooling_layer: bool = True):
         super().__init__(config)
         depth = config.encoder_layers if config.is_encoder_decoder else config.num_hidden_layers
         self.embeddings = VanillaEmbeddings(config)
@@ -517,7 +561,7 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
         "cross_attentions": OutputRecorder(VanillaAttention, index=1, layer_name="cross_attn"),
     }
 
-    def __init__(self, config: VanillaTransformerConfig):
+    def __init__(self, config: VanillaTextConfig):
         super().__init__(config)
         depth = config.decoder_layers if config.is_encoder_decoder else config.num_hidden_layers
         self.has_cross_attention = config.is_encoder_decoder or config.add_cross_attention
@@ -679,3 +723,48 @@ class VanillaSeq2SeqModel(VanillaPreTrainedModel):
             encoder_hidden_states=encoder_outputs.hidden_states,
             encoder_attentions=encoder_outputs.attentions,
         )
+
+
+class VanillaVisionModel(VanillaPreTrainedModel):
+    """Dosovitskiy et al. 2021 (ViT): the left half of Figure 1 over the patches of an image."""
+
+    config_class = VanillaVisionConfig
+    main_input_name = "pixel_values"
+    input_modalities = ("image",)
+    _input_embed_layer = "embed_patches"
+    _no_split_modules = ["VanillaPatchEmbeddings", "VanillaLayer"]
+    _can_record_outputs = {"hidden_states": VanillaLayer, "attentions": VanillaAttention}
+
+    def __init__(self, config: VanillaVisionConfig, add_pooling_layer: bool = True):
+        super().__init__(config)
+        depth = config.num_hidden_layers
+        self.embeddings = VanillaPatchEmbeddings(config)
+        self.layers = nn.ModuleList(VanillaLayer(config, i, is_causal=False, has_cross_attention=False) for i in range(depth))
+        self.norm = final_norm(config)
+        self.pooler = VanillaPooler(config) if add_pooling_layer and config.pooler_act else None
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        pixel_values: torch.FloatTensor,
+        interpolate_pos_encoding: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPooling:
+        """`pixel_values` (B, C, H, W), of `config.image_size`, or with `interpolate_pos_encoding` (by default
+        `config.interpolate_pos_encoding`) of any size -> `last_hidden_state` (B, S, D) of the first tokens and the patches, row
+        by row, and `pooler_output` (B, D) if `config.pooler_act` is set.
+
+        Raises:
+            ValueError: for images of another size or number of channels.
+        """
+        check_attention_implementation(self.config)
+        if interpolate_pos_encoding is None:
+            interpolate_pos_encoding = self.config.interpolate_pos_encoding
+        hidden_states = self.embeddings(pixel_values, interpolate_pos_encoding)
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, **kwargs)
+        hidden_states = self.norm(hidden_states)
+        pooled = None if self.pooler is None else self.pooler(hidden_states)
+        return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)

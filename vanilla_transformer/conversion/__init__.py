@@ -58,7 +58,7 @@ def convert(source: str | os.PathLike, out: str | os.PathLike, to: str | None = 
         FileNotFoundError: if there is no config.json or no weights.
         OSError: if there is no room for it on the disk.
         ValueError: for a family or architecture that is not known, a field that cannot be represented, unknown, missing or
-            misshapen tensors, tied tensors that differ, and pickles that hold more than tensors.
+            misshapen tensors, and pickles that hold more than tensors.
     """
     with new_directory(out, force, [source]) as directory:
         plan = plan_conversion(source, to)

@@ -7,7 +7,7 @@ from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from .fields import Fields, require
-from .tensors import ROW, TensorMap, drop_rows, linear, tensor_map, zeros
+from .tensors import ROW, SAME, TensorMap, drop_rows, linear, tensor_map, zeros
 
 CONFIG = "BartConfig"
 ARCHITECTURES = {
@@ -22,36 +22,34 @@ UNUSED = r"(encoder|decoder)\.version"
 
 
 def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
-    fields = decoder_fields(theirs) if is_decoder(architecture) else seq2seq_fields(theirs, names)
-    return fields | {"position_embedding_type": "learned", "embedding_norm": True}
+    return vanilla_fields(theirs, architecture, names) | {"position_embedding_type": "learned", "embedding_norm": True}
 
 
 def is_decoder(architecture: str) -> bool:
     return architecture.endswith("CausalLM")
 
 
-def decoder_fields(theirs: PreTrainedConfig) -> Fields:
-    """The config fields of the decoder alone, ours from theirs."""
-    require(theirs, decoder_layerdrop=0)
-    fields = stack_fields(theirs, "decoder")
-    return fields | {"num_hidden_layers": theirs.decoder_layers, "add_cross_attention": True, "lm_head_bias": False}
+def sides(architecture: str) -> dict[str, str]:
+    """Our stacks, each with the name of theirs."""
+    return {"model": "decoder"} if is_decoder(architecture) else {"model.encoder": "encoder", "model.decoder": "decoder"}
 
 
-def seq2seq_fields(theirs: PreTrainedConfig, names: Collection[str]) -> Fields:
-    """The config fields that BART, mBART and Marian share, ours from theirs."""
+def vanilla_fields(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
+    """The config fields that all kin of BART share, ours from theirs."""
+    if is_decoder(architecture):
+        fields = stack_fields(theirs, "decoder")
+        return fields | {"num_hidden_layers": theirs.decoder_layers, "add_cross_attention": True, "lm_head_bias": False}
     require(
         theirs,
         is_encoder_decoder=True,
         decoder_ffn_dim=theirs.encoder_ffn_dim,
         decoder_attention_heads=theirs.encoder_attention_heads,
-        encoder_layerdrop=0,
-        decoder_layerdrop=0,
     )
     return stack_fields(theirs, "encoder") | {
         "encoder_layers": theirs.encoder_layers,
         "decoder_layers": theirs.decoder_layers,
         "lm_head_bias": "final_logits_bias" in names,
-        "decoder_start_token_id": theirs.decoder_start_token_id,
+        "decoder_start_token_id": getattr(theirs, "decoder_start_token_id", None),
     }
 
 
@@ -74,43 +72,31 @@ def stack_fields(theirs: PreTrainedConfig, side: str) -> Fields:
 
 def to_source_config(ours: VanillaTransformerConfig, architecture: str, norm_first: bool = False) -> Fields:
     """The fields of BART, or with `norm_first` of mBART."""
-    require(ours, position_embedding_type="learned", embedding_norm=True, norm_first=norm_first, final_norm=norm_first)
+    require(ours, position_embedding_type="learned", position_ids_from="place")
+    require(ours, embedding_norm=True, norm_first=norm_first, final_norm=norm_first)
+    return source_fields(ours, architecture, wraps=norm_first) | {"classifier_dropout": ours.classifier_dropout}
+
+
+def source_fields(ours: VanillaTransformerConfig, architecture: str, wraps: bool = False) -> Fields:
+    """The config fields that all kin of BART share, theirs from ours; `wraps` those that wrap the last token."""
+    require(ours, linear_bias=True, sliding_window=None, layer_norm_eps=1e-5, embedding_dropout=ours.dropout)
     if is_decoder(architecture):
-        return source_decoder_fields(ours) | {"classifier_dropout": ours.classifier_dropout}
-    require(ours, wrap_last_token=norm_first)
-    return source_seq2seq_fields(ours) | {"classifier_dropout": ours.classifier_dropout}
-
-
-def source_decoder_fields(ours: VanillaTransformerConfig) -> Fields:
-    require(ours, add_cross_attention=True, lm_head_bias=False)
-    fields = source_stack_fields(ours, ("decoder",))
-    return fields | {"decoder_layers": ours.num_hidden_layers, "is_decoder": True, "is_encoder_decoder": False}
-
-
-def source_seq2seq_fields(ours: VanillaTransformerConfig) -> Fields:
-    if ours.tie_word_embeddings:
-        require(ours, share_encoder_decoder_embeddings=True)
-    return source_stack_fields(ours, ("encoder", "decoder")) | {
-        "encoder_layers": ours.encoder_layers,
-        "decoder_layers": ours.decoder_layers,
-        "decoder_start_token_id": ours.decoder_start_token_id,
-        "is_encoder_decoder": True,
-    }
-
-
-def source_stack_fields(ours: VanillaTransformerConfig, sides: tuple[str, ...]) -> Fields:
-    require(
-        ours,
-        position_ids_from="place",
-        linear_bias=True,
-        sliding_window=None,
-        layer_norm_eps=1e-5,
-        embedding_dropout=ours.dropout,
-    )
-    return {
+        require(ours, add_cross_attention=True, lm_head_bias=False)
+        fields = {"decoder_layers": ours.num_hidden_layers, "is_decoder": True, "is_encoder_decoder": False}
+    else:
+        require(ours, wrap_last_token=wraps)
+        if ours.tie_word_embeddings:
+            require(ours, share_encoder_decoder_embeddings=True)
+        fields = {
+            "encoder_layers": ours.encoder_layers,
+            "decoder_layers": ours.decoder_layers,
+            "decoder_start_token_id": ours.decoder_start_token_id,
+            "is_encoder_decoder": True,
+        }
+    for side in sides(architecture).values():
+        fields |= {f"{side}_ffn_dim": ours.intermediate_size, f"{side}_attention_heads": ours.num_attention_heads}
+    return fields | {
         "d_model": ours.hidden_size,
-        **{f"{side}_ffn_dim": ours.intermediate_size for side in sides},
-        **{f"{side}_attention_heads": ours.num_attention_heads for side in sides},
         "activation_function": ours.hidden_act,
         "max_position_embeddings": ours.max_position_embeddings,
         "scale_embedding": ours.scale_embedding,
@@ -122,28 +108,40 @@ def source_stack_fields(ours: VanillaTransformerConfig, sides: tuple[str, ...]) 
 
 
 def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
+    maps = body(ours, theirs, architecture)
+    for stack, side in sides(architecture).items():
+        maps += positions(stack, side, unread=2) + linear(f"{stack}.embeddings.norm", f"{side}.layernorm_embedding")
+    return maps
+
+
+def positions(stack: str, side: str, unread: int = 0) -> list[TensorMap]:
+    """A learned table, without its `unread` first rows."""
+    op = drop_rows(unread) if unread else SAME
+    return [tensor_map(f"{stack}.embeddings.embed_positions.weight", f"{side}.embed_positions.weight", op)]
+
+
+def final_norms(architecture: str) -> list[TensorMap]:
+    return [norm for stack, side in sides(architecture).items() for norm in linear(f"{stack}.norm", f"{side}.layer_norm")]
+
+
+def body(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
+    """Tokens, layers and heads, which all kin of BART have; they differ in positions and in norms around the layers."""
     if is_decoder(architecture):
-        return decoder_tensor_maps(theirs)
-    maps = embeddings(ours, theirs.tie_word_embeddings) + stacks(theirs) + [final_logits_bias(ours)]
-    for side in ("encoder", "decoder"):
-        maps += positions(f"model.{side}", side)
-    maps += linear("dense", "classification_head.dense") + linear("classifier", "classification_head.out_proj")
-    return maps + linear("qa_outputs", "qa_outputs")
+        maps = decoder_embeddings(theirs.tie_word_embeddings)
+    else:
+        maps = embeddings(ours, theirs.tie_word_embeddings, getattr(theirs, "share_encoder_decoder_embeddings", True))
+        maps.append(final_logits_bias(ours))
+        maps += linear("dense", "classification_head.dense") + linear("classifier", "classification_head.out_proj")
+        maps += linear("qa_outputs", "qa_outputs")
+    for stack, side in sides(architecture).items():
+        maps += layers(f"{stack}.layers", f"{side}.layers", getattr(theirs, f"{side}_layers"), side == "decoder")
+    return maps
 
 
-def decoder_tensor_maps(theirs: PreTrainedConfig) -> list[TensorMap]:
-    tied = theirs.tie_word_embeddings
+def decoder_embeddings(tied: bool) -> list[TensorMap]:
     also = ("lm_head.weight",) if tied else ()
     maps = [tensor_map("model.embeddings.embed_tokens.weight", "decoder.embed_tokens.weight", also=also)]
-    if not tied:
-        maps.append(tensor_map("lm_head.weight", "lm_head.weight"))
-    return maps + positions("model", "decoder") + stack("model", "decoder", theirs.decoder_layers)
-
-
-def positions(ours: str, side: str) -> list[TensorMap]:
-    name = f"{ours}.embeddings"
-    table = tensor_map(f"{name}.embed_positions.weight", f"{side}.embed_positions.weight", drop_rows(2))
-    return [table, *linear(f"{name}.norm", f"{side}.layernorm_embedding")]
+    return maps if tied else [*maps, tensor_map("lm_head.weight", "lm_head.weight")]
 
 
 def embeddings(ours: VanillaTransformerConfig, tied: bool, shared: bool = True) -> list[TensorMap]:
@@ -152,9 +150,10 @@ def embeddings(ours: VanillaTransformerConfig, tied: bool, shared: bool = True) 
     if tied and shared:
         also = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
         return [tensor_map(encoder, "shared.weight", also=also)]
+    otherwise = ("shared.weight",) if shared else ()  # before transformers 5, only the projection was not tied
     maps = [
-        tensor_map(encoder, "encoder.embed_tokens.weight"),
-        tensor_map(decoder, "decoder.embed_tokens.weight", also=("lm_head.weight",) if tied else ()),
+        tensor_map(encoder, "encoder.embed_tokens.weight", otherwise=otherwise),
+        tensor_map(decoder, "decoder.embed_tokens.weight", also=("lm_head.weight",) if tied else (), otherwise=otherwise),
     ]
     if not tied:
         maps.append(tensor_map("lm_head.weight", "lm_head.weight"))
@@ -167,17 +166,12 @@ def final_logits_bias(ours: VanillaTransformerConfig) -> TensorMap:
     return TensorMap((), "final_logits_bias", zeros(1, ours.vocab_size))
 
 
-def stacks(theirs: PreTrainedConfig) -> list[TensorMap]:
-    both = {"encoder": theirs.encoder_layers, "decoder": theirs.decoder_layers}
-    return [entry for side, count in both.items() for entry in stack(f"model.{side}", side, count)]
-
-
-def stack(ours: str, side: str, count: int) -> list[TensorMap]:
+def layers(ours: str, theirs: str, count: int, has_cross_attention: bool) -> list[TensorMap]:
     maps = []
-    attentions = {"self_attn": "self_attn"} | ({"cross_attn": "encoder_attn"} if side == "decoder" else {})
+    attentions = {"self_attn": "self_attn"} | ({"cross_attn": "encoder_attn"} if has_cross_attention else {})
     for i in range(count):
-        layer = f"{ours}.layers.{i}"
-        their_layer = f"{side}.layers.{i}"
+        layer = f"{ours}.{i}"
+        their_layer = f"{theirs}.{i}"
         for attention, name in attentions.items():
             for projection, their_projection in (("q", "q"), ("k", "k"), ("v", "v"), ("o", "out")):
                 maps += linear(f"{layer}.{attention}.{projection}_proj", f"{their_layer}.{name}.{their_projection}_proj")

@@ -39,15 +39,16 @@ def require_encoder(theirs: PreTrainedConfig) -> None:
 
 
 def encoder_fields(theirs: PreTrainedConfig) -> Fields:
-    """The config fields that BERT, RoBERTa and ELECTRA share, ours from theirs."""
+    """The config fields that BERT, RoBERTa, ELECTRA and MPNet share, ours from theirs."""
     dropout = theirs.hidden_dropout_prob
+    classifier_dropout = getattr(theirs, "classifier_dropout", None)
     return {
         "hidden_size": theirs.hidden_size,
         "intermediate_size": theirs.intermediate_size,
         "num_hidden_layers": theirs.num_hidden_layers,
         "num_attention_heads": theirs.num_attention_heads,
         "hidden_act": theirs.hidden_act,
-        "type_vocab_size": theirs.type_vocab_size,
+        "type_vocab_size": getattr(theirs, "type_vocab_size", 0),
         "position_embedding_type": "learned",
         "scale_embedding": False,
         "embedding_norm": True,
@@ -56,15 +57,23 @@ def encoder_fields(theirs: PreTrainedConfig) -> Fields:
         "embedding_dropout": dropout,
         "dropout": dropout,
         "attention_dropout": theirs.attention_probs_dropout_prob,
-        "classifier_dropout": dropout if theirs.classifier_dropout is None else theirs.classifier_dropout,
+        "classifier_dropout": dropout if classifier_dropout is None else classifier_dropout,
     }
 
 
 def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
+    require(ours, position_embedding_type="learned", position_ids_from="place")
+    return source_fields(ours, architecture, ours.hidden_act) | {
+        "max_position_embeddings": ours.max_position_embeddings,
+        "type_vocab_size": max(ours.type_vocab_size, 1),
+        "classifier_dropout": ours.classifier_dropout,
+    }
+
+
+def source_fields(ours: VanillaTransformerConfig, architecture: str, lm_transform_act: str) -> Fields:
+    """The config fields that BERT, RoBERTa and MPNet share, theirs from ours."""
     require(
         ours,
-        position_embedding_type="learned",
-        position_ids_from="place",
         scale_embedding=False,
         embedding_norm=True,
         norm_first=False,
@@ -79,20 +88,17 @@ def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Field
     if architecture.endswith(POOLED):
         require(ours, pooler_act="tanh")
     if architecture.endswith(("MaskedLM", "PreTraining")):
-        require(ours, lm_transform_act=ours.hidden_act, lm_head_bias=True)
+        require(ours, lm_transform_act=lm_transform_act, lm_head_bias=True)
     return {
         "hidden_size": ours.hidden_size,
         "intermediate_size": ours.intermediate_size,
         "num_hidden_layers": ours.num_hidden_layers,
         "num_attention_heads": ours.num_attention_heads,
         "hidden_act": ours.hidden_act,
-        "max_position_embeddings": ours.max_position_embeddings,
-        "type_vocab_size": max(ours.type_vocab_size, 1),
         "layer_norm_eps": ours.layer_norm_eps,
         "initializer_range": ours.initializer_range,
         "hidden_dropout_prob": ours.dropout,
         "attention_probs_dropout_prob": ours.attention_dropout,
-        "classifier_dropout": ours.classifier_dropout,
     }
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 
-from ..checkpoint import Shapes, learned_positions, read_json, save_tokenizer
+from ..checkpoint import Shapes, learned_positions, read_json
 from ..companions import Companions
 from ..files import IMAGE_PROCESSOR, new_directory
 from .tensors import TensorFiles, write_safetensors
+from .tokenizers import FoundTokenizer
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,9 @@ class TensorStep:
 class ConversionPlan:
     """What `write` will write: the checkpoint of `model`, whose parameters are on the meta device, without values.
 
-    `left_out` are tensors of the source that belong to its family but not to its architecture, and files that change what
-    a model does and are not converted. `image_processor` is the class of transformers that reads preprocessor_config.json where
-    that names none. Printed, a plan is the mapping of tensors.
+    `left_out` are tensors of the source that belong to its family but not to its architecture, fields that act in training
+    only, and files that change what a model does and are not converted. `image_processor` is the class of transformers that
+    reads preprocessor_config.json where that names none. Printed, a plan is the mapping of tensors.
 
     Raises:
         ValueError: for tensors of the source whose shapes do not fit the config.
@@ -48,7 +49,7 @@ class ConversionPlan:
     steps: list[TensorStep]
     left_out: list[str]
     generation_config: GenerationConfig | None = None
-    tokenizer: PreTrainedTokenizerBase | None = None
+    tokenizer: FoundTokenizer | None = None
     companions: Companions = field(default_factory=Companions)
     image_processor: str | None = None
 
@@ -98,22 +99,25 @@ class ConversionPlan:
             sources = " = ".join((" and ".join(step.reads), *step.same)) or "(new)"
             shapes = ", ".join(f"{self.stored.get(name, name)} {list(self.shapes[name][0])}" for name in step.writes)
             lines.append(f"{sources} -> {shapes}" + f"  ({step.note})" * bool(step.note))
-        return "\n".join([*lines, *(f"{name} is left out" for name in self.left_out)])
+        return "\n".join([*lines, *(f"{name} is left out" for name in self.left_out), *self.notes])
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be known of the tokenizer."""
+        return self.tokenizer.notes if self.tokenizer is not None else []
 
     def write(self, out: str | os.PathLike, force: bool = False) -> dict[str, Any]:
         """Writes the checkpoint directory `out`, and returns its `facts`.
 
         Raises:
             FileExistsError: if `out` cannot be written, see `files.new_directory`.
-            ValueError: as `save`.
         """
         with new_directory(out, force, [self.files.path]) as directory:
             self.save(directory)
         return self.facts(out)
 
     def save(self, directory: Path) -> None:
-        """Writes the checkpoint's files, tensor by tensor. Raises OSError where they have no room, and ValueError if tensors
-        that must be equal are not."""
+        """Writes the checkpoint's files, tensor by tensor. Raises OSError where they have no room."""
         self._check_room(directory)
         shapes = {self.stored.get(name, name): shape for name, shape in self.shapes.items()}
         tensors = ((self.stored.get(name, name), tensor) for name, tensor in self.tensors())
@@ -124,8 +128,7 @@ class ConversionPlan:
         if self.generation_config is not None:
             self.generation_config.save_pretrained(directory)
         if self.tokenizer is not None:
-            rows = learned_positions(self.model.config)
-            save_tokenizer(self.tokenizer, directory, rows and min(rows, self.tokenizer.model_max_length))
+            self.tokenizer.save(directory, learned_positions(self.model.config))
         self.companions.copy(directory)
         name_image_processor(directory / IMAGE_PROCESSOR, self.image_processor)
 
@@ -142,17 +145,20 @@ class ConversionPlan:
             "tensors": len(self.shapes),
             "parameters": sum(torch.Size(shape).numel() for shape, _ in self.shapes.values()),
             "left_out": self.left_out,
-            "tokenizer": type(self.tokenizer).__name__ if self.tokenizer is not None else None,
+            "tokenizer": type(self.tokenizer.tokenizer).__name__ if self.tokenizer is not None else None,
+            "notes": self.notes,
             "modules": [module.kind for module in self.companions.modules],
         }
+
+    def has_unequal(self) -> bool:
+        """Whether the source has other values for a tensor under another of its names."""
+        read = self.files.read
+        return any(not torch.equal(read(name), read(step.reads[0])) for step in self.steps for name in step.same)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Of the result, by name, one after the other in the order of `shapes`."""
         for step in self.steps:
             sources = [self.files.read(name) for name in step.reads]
-            for name in step.same:
-                if not torch.equal(self.files.read(name), sources[0]):
-                    raise ValueError(f"{name} differs from {step.reads[0]}, expected one matrix: tie_word_embeddings is true")
             for name, tensor in zip(step.writes, step.function(*sources), strict=True):
                 yield name, tensor.to(self.shapes[name][1])
 

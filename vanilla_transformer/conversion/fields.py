@@ -18,3 +18,10 @@ def require(config: PreTrainedConfig, **expected: Any) -> None:
         if (found := getattr(config, name, None)) not in values:
             wanted = " or ".join(repr(value) for value in values)
             raise ValueError(f"{name}={found!r} cannot be converted, expected {wanted}")
+
+
+def require_padding(config: PreTrainedConfig) -> int:
+    """The `pad_token_id`, after which positions start that count ids. Raises ValueError without one."""
+    if config.pad_token_id is None or config.pad_token_id < 0:
+        raise ValueError(f"pad_token_id={config.pad_token_id} cannot be converted, expected a token: positions start after it")
+    return config.pad_token_id

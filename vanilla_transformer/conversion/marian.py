@@ -13,12 +13,14 @@ from transformers import PreTrainedConfig
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from . import bart
 from .fields import Fields, require
-from .tensors import Op, TensorFiles, TensorMap, then
+from .sinusoids import check_table, marian_table
+from .tensors import Op, TensorFiles, TensorMap, constant, then
 
 CONFIG = "MarianConfig"
 ARCHITECTURES = {
     "MarianModel": "VanillaSeq2SeqModel",
     "MarianMTModel": "VanillaSeq2SeqForConditionalGeneration",
+    "MarianForCausalLM": "VanillaDecoderForCausalLM",
 }
 PREFIX = "model."
 UNUSED = r"(encoder|decoder)\.embed_positions\.weight"  # sinusoids, see `check_tensors`
@@ -28,51 +30,55 @@ STREAM_READERS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "up_proj.we
 
 def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
     require(theirs, decoder_vocab_size=(None, theirs.vocab_size))
+    shares = (
+        {} if bart.is_decoder(architecture) else {"share_encoder_decoder_embeddings": theirs.share_encoder_decoder_embeddings}
+    )
+    return sinusoidal_fields(theirs, architecture, names) | shares
+
+
+def sinusoidal_fields(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
+    """The config fields that Marian and Pegasus share, ours from theirs."""
     if theirs.d_model % 2:
         raise ValueError(f"d_model={theirs.d_model} cannot be converted: sinusoids need an even width")
-    return bart.seq2seq_fields(theirs, names) | {
-        "position_embedding_type": "sinusoidal",
-        "share_encoder_decoder_embeddings": theirs.share_encoder_decoder_embeddings,
-    }
+    return bart.vanilla_fields(theirs, architecture, names) | {"position_embedding_type": "sinusoidal"}
 
 
 def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
-    require(ours, position_embedding_type="sinusoidal", embedding_norm=False)
-    require(ours, norm_first=False, final_norm=False, wrap_last_token=False)
-    return bart.source_seq2seq_fields(ours) | {"share_encoder_decoder_embeddings": True}
+    return sinusoidal_source_fields(ours, architecture, norm_first=False) | {"share_encoder_decoder_embeddings": True}
+
+
+def sinusoidal_source_fields(ours: VanillaTransformerConfig, architecture: str, norm_first: bool) -> Fields:
+    require(ours, position_embedding_type="sinusoidal", position_ids_from="place")
+    require(ours, embedding_norm=False, norm_first=norm_first, final_norm=norm_first)
+    return bart.source_fields(ours, architecture)
 
 
 def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
+    maps = bart.body(ours, theirs, architecture) + (bart.final_norms(architecture) if ours.final_norm else [])
+    rows, width = theirs.max_position_embeddings, ours.hidden_size
+    for side in bart.sides(architecture).values():
+        maps.append(TensorMap((), f"{side}.embed_positions.weight", constant("sinusoids", lambda: marian_table(rows, width))))
+    return reordered(maps, ours)
+
+
+def reordered(maps: list[TensorMap], ours: VanillaTransformerConfig) -> list[TensorMap]:
     width = ours.hidden_size
     order = torch.arange(width).view(2, width // 2).T.flatten()  # ours 0, 1, 2, 3 ... is theirs 0, D/2, 1, D/2 + 1 ...
-    maps = bart.embeddings(ours, theirs.tie_word_embeddings, theirs.share_encoder_decoder_embeddings)
-    return [reordered(entry, order) for entry in maps + bart.stacks(theirs)] + [bart.final_logits_bias(ours)]
-
-
-def reordered(entry: TensorMap, order: torch.Tensor) -> TensorMap:
-    name = entry.ours[0] if entry.ours else ""
-    if not name.endswith(STREAM_WRITERS + STREAM_READERS):
-        return entry
-    axis = 0 if name.endswith(STREAM_WRITERS) else 1
     back = order.argsort()
-    reorder = Op("reordered", lambda t: (t.index_select(axis, order),), lambda t: t.index_select(axis, back))
-    return replace(entry, op=then(entry.op, reorder))
+    outside = () if ours.is_encoder_decoder else ("cross_attn.k_proj.weight", "cross_attn.v_proj.weight")  # states given to it
+
+    def reorder(entry: TensorMap) -> TensorMap:
+        name = entry.ours[0] if entry.ours else ""
+        if not name.endswith(STREAM_WRITERS + STREAM_READERS) or name.endswith(outside):
+            return entry
+        axis = 0 if name.endswith(STREAM_WRITERS) else 1
+        op = Op("reordered", lambda t: (t.index_select(axis, order),), lambda t: t.index_select(axis, back))
+        return replace(entry, op=then(entry.op, op))
+
+    return [reorder(entry) for entry in maps]
 
 
 def check_tensors(files: TensorFiles, theirs: PreTrainedConfig) -> None:
-    """Old files hold the table of sinusoids, which is not converted.
-
-    Raises:
-        ValueError: for another table, which would be lost.
-    """
+    """Files may hold the tables of sinusoids, which are not converted. Raises ValueError for another table."""
     for side in ("encoder", "decoder"):
-        name = f"{side}.embed_positions.weight"
-        if name in files.shapes:
-            table = files.read(name).double()
-            if table.shape[1:] != (theirs.d_model,):
-                raise ValueError(f"{name} has the shape {list(table.shape)}, expected rows of d_model {theirs.d_model}")
-            half = theirs.d_model // 2
-            frequencies = 10000.0 ** (-torch.arange(half, dtype=torch.double) * 2 / theirs.d_model)
-            angles = torch.arange(len(table), dtype=torch.double)[:, None] * frequencies
-            if not torch.allclose(table, torch.cat([angles.sin(), angles.cos()], dim=1), atol=2e-3, rtol=0):
-                raise ValueError(f"{name} is not the table of sinusoids, and learned positions of Marian cannot be represented")
+        check_table(files, f"{side}.embed_positions.weight", lambda rows: marian_table(rows, theirs.d_model))

@@ -1,4 +1,5 @@
-"""mBART (Liu et al. 2020): BART with pre-norm, and a sequence's last token, its language, in front of it for the decoder."""
+"""mBART and mBART-50 (Liu et al. 2020, Tang et al. 2020): BART with pre-norm, and a sequence's last token in front of it
+for the decoder."""
 
 from collections.abc import Collection
 
@@ -7,7 +8,7 @@ from transformers import PreTrainedConfig
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from . import bart
 from .fields import Fields
-from .tensors import TensorMap, linear
+from .tensors import TensorMap
 
 CONFIG = "MBartConfig"
 ARCHITECTURES = {f"M{theirs}": ours for theirs, ours in bart.ARCHITECTURES.items()}
@@ -25,7 +26,4 @@ def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Field
 
 
 def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
-    maps = bart.tensor_maps(ours, theirs, architecture)
-    if bart.is_decoder(architecture):
-        return maps + linear("model.norm", "decoder.layer_norm")
-    return maps + [norm for side in ("encoder", "decoder") for norm in linear(f"model.{side}.norm", f"{side}.layer_norm")]
+    return bart.tensor_maps(ours, theirs, architecture) + bart.final_norms(architecture)

@@ -20,7 +20,7 @@ PREFIX = "model."
 
 
 def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
-    require(theirs, word_embed_proj_dim=(None, theirs.hidden_size), layer_norm_elementwise_affine=True, layerdrop=0)
+    require(theirs, word_embed_proj_dim=(None, theirs.hidden_size), layer_norm_elementwise_affine=True)
     norm_first = theirs.do_layer_norm_before
     return {
         "hidden_size": theirs.hidden_size,

@@ -16,11 +16,9 @@ from ..checkpoint import (
     CONFIG,
     CONFIGS,
     GENERATION_CONFIG,
-    VOCABULARIES,
     check_depth,
     checkpoint_directory,
     limit_generation,
-    load_tokenizer,
     made_config,
     read_json,
     read_raw_config,
@@ -33,7 +31,9 @@ from .conversion_plan import ConversionPlan, TensorStep
 from .converter import Converter, converter_of
 from .fields import Fields, require
 from .registry import FAMILIES
+from .sinusoids import check_table
 from .tensors import TensorFiles, TensorMap
+from .tokenizers import find_tokenizer
 
 logger = logging.get_logger(__name__)
 
@@ -42,6 +42,10 @@ SPECIAL_TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 TOKEN_FIELDS = (*SPECIAL_TOKEN_IDS, "sep_token_id", "vocab_size", "tie_word_embeddings", "use_cache")
 COMMON_FIELDS = ("id2label", "label2id", "problem_type", "task_specific_params")
 COMMON_FIELDS += ("sentence_transformers", "sbert_ce_default_activation_function")  # of a cross-encoder: what its score passes
+# Those that act in training only and have no counterpart (Fan et al. 2020, LayerDrop).
+TRAINING_FIELDS = ("encoder_layerdrop", "decoder_layerdrop", "layerdrop")
+
+COMPUTED_TOLERANCE = 2e-4  # machines differ by 6e-5 at position 1024 in float32
 
 
 def plan_conversion(source: str | PathLike, to: str | None = None) -> ConversionPlan:
@@ -61,18 +65,27 @@ def plan_to_vanilla(source: str | PathLike) -> ConversionPlan:
     architecture = architecture_of(theirs, converter.ARCHITECTURES)
     files = TensorFiles(path)
     files.rename(lambda name: modern_name(name).removeprefix(converter.PREFIX))
+    plan = plan_by_config(theirs, converter, architecture, files)
+    if getattr(theirs, "tie_word_embeddings", False) and plan.has_unequal():  # transformers ties no such, whatever it says
+        theirs.tie_word_embeddings = False
+        plan = plan_by_config(theirs, converter, architecture, files)
+    plan.left_out += [f"{name}={value}" for name in TRAINING_FIELDS if (value := getattr(theirs, name, 0))]
+    return attach_other_files(plan, source, path)
+
+
+def plan_by_config(theirs: PreTrainedConfig, converter: Converter, architecture: str, files: TensorFiles) -> ConversionPlan:
     model_class = getattr(vanilla_transformer, converter.ARCHITECTURES[architecture])
-    with readers_errors(path / CONFIG):
+    if theirs.is_encoder_decoder and getattr(theirs, "decoder_start_token_id", None) is None:
+        theirs.decoder_start_token_id = read_generation_config(files.path).decoder_start_token_id
+    with readers_errors(files.path / CONFIG):
         fields = common_fields(theirs) | converter.to_vanilla_config(theirs, architecture, files.shapes)
         config = model_class.config_class(**fields)
-    check_depth(config, files.shapes, path)
+    check_depth(config, files.shapes, files.path)
     if hasattr(converter, "check_tensors"):
         converter.check_tensors(files, theirs)
-
     model = empty_model(model_class, config, files, theirs)
     steps, unused = steps_to_vanilla(model, converter, theirs, architecture, files)
-    plan = ConversionPlan(model, files, steps, unused, image_processor=getattr(converter, "IMAGE_PROCESSOR", None))
-    return attach_other_files(plan, source, path)
+    return ConversionPlan(model, files, steps, unused, image_processor=getattr(converter, "IMAGE_PROCESSOR", None))
 
 
 def steps_to_vanilla(
@@ -88,7 +101,9 @@ def steps_to_vanilla(
         if not wanted >= set(ours) or not ours:
             continue
         lacking = [name for name in entry.beside if name not in files.shapes]
-        if (stored := stored_names(entry, files)) and not lacking:
+        if not entry.theirs:
+            steps.append(TensorStep((), ours, entry.op.to_ours, entry.op.name))
+        elif (stored := stored_names(entry, files)) and not lacking:
             steps.append(TensorStep((stored[0], *entry.beside), ours, entry.op.to_ours, entry.op.name, tuple(stored[1:])))
         else:
             missing += lacking if stored else [entry.theirs, *lacking]
@@ -130,8 +145,10 @@ def plan_to_source(source: str | PathLike, to: str) -> ConversionPlan:
     converter = converter_of(to)
     names = {our_name: name for name, our_name in converter.ARCHITECTURES.items()}
     architecture = names[architecture_of(ours, names)]
-    require(ours, head_dim=ours.hidden_size // ours.num_attention_heads, value_head_dim=ours.head_dim)
     config_class = getattr(transformers, converter.CONFIG)
+    if "head_dim" not in config_class.attribute_map:  # as it is T5's d_kv
+        require(ours, head_dim=ours.hidden_size // ours.num_attention_heads)
+    require(ours, value_head_dim=ours.head_dim)
     mark = {VERSION_KEY: vanilla_transformer.__version__}  # that we wrote it, and may replace it
     config = config_class(**common_fields(ours), **converter.to_source_config(ours, architecture), **mark)
     files = TensorFiles(path)
@@ -139,8 +156,20 @@ def plan_to_source(source: str | PathLike, to: str) -> ConversionPlan:
     if not any(name.startswith("model.") for name in files.shapes):
         files.rename(lambda name: f"model.{name}")
     model = empty_model(getattr(transformers, architecture), config, files, ours)
+    is_untied = getattr(ours, "tie_word_embeddings", None) is False
+    if is_untied:
+        untie_head(model)
     steps, unused = steps_to_source(model, converter, ours, architecture, files)
-    return attach_other_files(ConversionPlan(model, files, steps, unused), source, path)
+    plan = attach_other_files(ConversionPlan(model, files, steps, unused), source, path)
+    if is_untied:
+        config.tie_word_embeddings = False  # which T5's class makes true whatever it is given
+    return plan
+
+
+def untie_head(model: PreTrainedModel) -> None:
+    """A head that the class ties, as T5's does, is written beside the embeddings."""
+    tied = model._tied_weights_keys or {}
+    model._tied_weights_keys = {name: source for name, source in tied.items() if name != "lm_head.weight"}
 
 
 def steps_to_source(
@@ -151,7 +180,13 @@ def steps_to_source(
     maps = converter.tensor_maps(ours, model.config, architecture)
     steps = []
     missing = []
+    used = set()
     for entry in maps:
+        if not entry.theirs:
+            [name], [table] = entry.ours, entry.op.to_ours()
+            check_table(files, name, lambda rows, table=table: table, COMPUTED_TOLERANCE)
+            used.add(name)
+            continue
         theirs = entry.theirs if entry.theirs in wanted else converter.PREFIX + entry.theirs
         if theirs not in wanted:
             continue
@@ -162,7 +197,7 @@ def steps_to_source(
             TensorStep(entry.ours, (theirs,), lambda *parts, f=to_theirs: (f(*parts),), entry.op.name, stored=(stored,))
         )
     check_missing(missing, architecture, files)
-    used = {name for step in steps for name in step.reads}
+    used.update(name for step in steps for name in step.reads)
     known = (name for entry in maps for name in entry.ours)
     return steps, left_over(files.shapes, used, known, f"{files.path} has tensors that {architecture} has no place for")
 
@@ -235,8 +270,7 @@ def attach_other_files(plan: ConversionPlan, source: str | PathLike, path: Path)
     if plan.model.can_generate():
         plan.generation_config = read_generation_config(path)
         limit_generation(plan.generation_config, plan.model.config)
-    if any((path / name).is_file() for name in VOCABULARIES):
-        plan.tokenizer = load_tokenizer(path)
+    plan.tokenizer = find_tokenizer(path)
     return plan
 
 

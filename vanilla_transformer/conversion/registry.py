@@ -28,7 +28,10 @@ class Family(NamedTuple):
 
 REGISTERED = (
     Family("bert", "BERT", "encoder", converts_back=True),
-    Family("roberta", "RoBERTa", "encoder"),
+    Family("roberta", "RoBERTa", "encoder", converts_back=True),
+    Family("xlm-roberta", "XLM-R", "encoder", converts_back=True),
+    Family("camembert", "CamemBERT", "encoder", converts_back=True),
+    Family("mpnet", "MPNet", "encoder", converts_back=True),
     Family("distilbert", "DistilBERT", "encoder"),
     Family("electra", "ELECTRA", "encoder"),
     Family("gpt2", "GPT-2", "decoder", converts_back=True),
@@ -36,6 +39,10 @@ REGISTERED = (
     Family("bart", "BART", "seq2seq", converts_back=True),
     Family("mbart", "mBART", "seq2seq", converts_back=True),
     Family("marian", "Marian (OPUS-MT)", "seq2seq", converts_back=True),
+    Family("m2m_100", "M2M100 (NLLB-200)", "seq2seq", converts_back=True),
+    Family("pegasus", "Pegasus", "seq2seq", converts_back=True),
+    Family("t5", "T5, Flan-T5, ByT5", "seq2seq", converts_back=True),
+    Family("mt5", "mT5", "seq2seq", converts_back=True),
     Family("vit", "ViT", "vision", converts_back=True),
     Family("deit", "DeiT", "vision"),
 )

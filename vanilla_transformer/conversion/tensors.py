@@ -55,9 +55,24 @@ def scaled(factor: float) -> Op:
     return Op(f"times {factor:g}", lambda t: (t * factor,), lambda t: t / factor)
 
 
+def constant(name: str, value: Callable[[], torch.Tensor]) -> Op:
+    """A tensor that one side needs and the other does not have."""
+    return Op(name, lambda: (value(),), value)
+
+
+def equal(count: int) -> Op:
+    """One of theirs that ours has `count` times. Backwards raises ValueError if these differ."""
+
+    def one(first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        if not first.is_meta and not all(torch.equal(first, other) for other in others):
+            raise ValueError(f"{count} matrices of token embeddings differ, expected one matrix")
+        return first
+
+    return Op(f"{count} times", lambda t: (t,) * count, one)
+
+
 def zeros(*shape: int) -> Op:
-    """A tensor that they need and we do not have. Backwards only."""
-    return Op("zeros", lambda t: (), lambda: torch.zeros(shape))
+    return constant("zeros", lambda: torch.zeros(shape))
 
 
 def then(first: Op, second: Op) -> Op:
@@ -73,7 +88,8 @@ def then(first: Op, second: Op) -> Op:
 class TensorMap:
     """Tensors that are the same thing. `also` are other names of theirs for it: a file has one or several of them, and
     where it has several they must be equal. `otherwise` is what to read where a file has none of these. Without `ours` it is
-    a tensor that they need and we do not have.
+    a tensor that they need and we do not have. With "" for `theirs` it is one that we need and they compute: only if ours is
+    what they compute can it be converted back.
 
     `beside` are more tensors of theirs that `op` takes, forwards only. `stored` is the name in files, where that is not the
     name in the class: both are read, and the one in files is written.
@@ -93,7 +109,7 @@ class TensorMap:
 
     @property
     def all_theirs(self) -> tuple[str, ...]:
-        return (*self.names, *self.otherwise, *self.beside)
+        return tuple(name for name in (*self.names, *self.otherwise, *self.beside) if name)
 
 
 def tensor_map(ours: str, theirs: str, op: Op = SAME, also: tuple[str, ...] = (), otherwise: tuple[str, ...] = ()) -> TensorMap:

@@ -32,8 +32,6 @@ class Cpu:
     def unsupported_fields(self, config: "PretrainedConfig") -> dict[str, str]:
         is_decoder = config.model_type == "vanilla-decoder"  # which `GroupQueryAttention` is for
         fields = {}
-        if config.has_relative_positions:
-            fields["position_embedding_type"] = f"anything but {config.position_embedding_type!r}"
         if config.sliding_window is not None and not is_decoder:
             fields["sliding_window"] = "None"
         if config.model_type not in ("vanilla-encoder", "vanilla-vision") and config.value_head_dim != config.head_dim:
@@ -58,10 +56,16 @@ class Cpu:
         return trace_module(model, role)
 
     def passes(self, dtype: str) -> "tuple[Pass, ...]":
-        from ...passes.fusion import copy_transposed_weights, drop_reshapes, pack_projections, strip_metadata
+        from ...passes.fusion import (
+            copy_transposed_weights,
+            drop_reshapes,
+            fuse_rms_norms,
+            pack_projections,
+            strip_metadata,
+        )
         from ...passes.quantization import quantize_blocks, quantize_embeddings, quantize_products
 
-        traced = (strip_metadata, drop_reshapes, pack_projections, copy_transposed_weights)
+        traced = (strip_metadata, drop_reshapes, pack_projections, copy_transposed_weights, fuse_rms_norms)
         quantized = {"fp32": (), "int8": (quantize_products,), "int4": (quantize_blocks,)}[dtype]
         return (*traced, *quantized, *((quantize_embeddings,) if quantized else ()))
 

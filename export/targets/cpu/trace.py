@@ -14,21 +14,27 @@ from ..operators import (
     NewTokensOnly,
     OperatorGraph,
     by_layer,
+    distance_biases,
     flat,
     kv_pairs,
     operator,
     operator_sequence_graph,
+    with_bias,
 )
 
 
 class DecoderStepGraph(OperatorGraph):
     """New tokens, their positions and the caches in; the logits after each row's last token and the same caches out."""
 
+    def __init__(self, model: PreTrainedModel):
+        super().__init__(model)
+        self.biases = distance_biases(model)
+
     def self_attention(self, module, query, key, value, attributes):
         past = self.past[module.layer_idx]
         states = [flat(query), flat(key), flat(value)]
         attributes |= {"kv_num_heads": attributes["num_heads"], "local_window_size": module.sliding_window or -1}
-        inputs = [*states, *past, *self.lengths]
+        inputs = with_bias([*states, *past, *self.lengths], 10, self.bias)
         shapes = [states[2].shape, *(buffer.shape for buffer in past)]
         output, *self.present[module.layer_idx] = operator("GroupQueryAttention", inputs, attributes, shapes)
         return output
@@ -37,6 +43,9 @@ class DecoderStepGraph(OperatorGraph):
         self.lengths = (last_position, total_length)
         self.past = kv_pairs(caches)
         self.present = {}
+        self.bias = None
+        if self.biases is not None:
+            self.bias = self.biases(position_ids[..., None] - first_places(total_length, caches[0]))
         decoder = self.model.get_decoder()
         outputs = decoder(input_ids, position_ids=position_ids, past_key_values=NewTokensOnly(), use_cache=True)
         # A prompt has each row's last token at `last_position`; a later step has one token only.
@@ -51,10 +60,14 @@ class Seq2SeqStepGraph(OperatorGraph):
 
     keys_are_cached = True
 
+    def __init__(self, model: PreTrainedModel):
+        super().__init__(model)
+        self.biases = distance_biases(model)
+
     def self_attention(self, module, query, key, value, attributes):
         past = self.past[module.layer_idx]
         states = [flat(query), flat(key), flat(value)]
-        inputs = [*states, None, None, *past, *self.beams]
+        inputs = [*states, None, self.bias, *past, *self.beams]
         shapes = [states[2].shape, *(buffer.shape for buffer in past)]
         attributes |= {"past_present_share_buffer": 1}
         output, *self.present[module.layer_idx] = operator("DecoderMaskedMultiHeadAttention", inputs, attributes, shapes)
@@ -66,6 +79,10 @@ class Seq2SeqStepGraph(OperatorGraph):
         self.past = kv_pairs(caches[: len(caches) // 2])
         cross = kv_pairs(caches[len(caches) // 2 :])
         self.present = {}
+        self.bias = None
+        if self.biases is not None:  # the token's place is the last
+            places = first_places(past_length + 1, caches[0])
+            self.bias = self.biases((past_length.long() - places)[None, None])
         cache = EncoderDecoderCache(NewTokensOnly(), DynamicCache(cross))
         cache.is_updated = dict.fromkeys(range(len(cross)), True)
         outputs = self.model.get_decoder()(
@@ -76,6 +93,15 @@ class Seq2SeqStepGraph(OperatorGraph):
             use_cache=True,
         )
         return next_logits(self.model, outputs.last_hidden_state), *by_layer(self.present)
+
+
+def first_places(count: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+    """0 up to `count` (1,), which is no more than the length of a `cache` (rows, H, L, d). Tracing takes it to be L."""
+    ends = [torch.zeros((), dtype=torch.int64), count[0].long(), torch.ones((), dtype=torch.int64)]
+    [places] = torch.onnx.ops.symbolic_multi_out(
+        "Range", ends, attrs={}, dtypes=[torch.int64], shapes=[cache.shape[2:3]], version=11
+    )
+    return places
 
 
 def next_logits(model: PreTrainedModel, last_hidden_state: torch.Tensor) -> torch.Tensor:

@@ -32,8 +32,6 @@ class Cuda:
 
     def unsupported_fields(self, config: "PretrainedConfig") -> dict[str, str]:
         fields = {}
-        if config.has_relative_positions:
-            fields["position_embedding_type"] = f"anything but {config.position_embedding_type!r}"
         if config.sliding_window is not None and config.model_type != "vanilla-decoder":
             fields["sliding_window"] = "None"
         return fields
@@ -70,13 +68,14 @@ class Cuda:
             fix_reshapes,
             fuse_gelus,
             fuse_residuals,
+            fuse_rms_norms,
             pack_products,
             strip_metadata,
         )
         from ...passes.quantization import weight_only_int4, weight_only_int8
 
         traced = (fix_reshapes, strip_metadata, drop_reshapes, copy_transposed_weights, pack_products)
-        fused = (fuse_residuals, fuse_gelus)
+        fused = (fuse_rms_norms, fuse_residuals, fuse_gelus)
         quantized = {"int8": (weight_only_int8,), "int4": (weight_only_int4,)}.get(dtype, ())
         return (*traced, *fused, *quantized)
 

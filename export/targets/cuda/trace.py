@@ -21,6 +21,7 @@ from ..operators import (
     NewTokensOnly,
     OperatorGraph,
     by_layer,
+    distance_biases,
     flat,
     gather,
     kv_pairs,
@@ -48,6 +49,10 @@ class SlotStepGraph(OperatorGraph):
     What is returned may lie where it was read from: each of it follows from the likeliest tokens, so comes after all reading.
     """
 
+    def __init__(self, model: PreTrainedModel):
+        super().__init__(model)
+        self.biases = distance_biases(model)
+
     def self_attention(self, module, query, key, value, attributes):
         past = self.past[module.layer_idx]
         present = [scatter(*pair, self.first_slot) for pair in zip(past, (key, value), strict=True)]
@@ -60,7 +65,7 @@ class SlotStepGraph(OperatorGraph):
         input_ids, position_ids, count, self.first_slot, visible, logits_of, slot_numbers, tokens = new
         self.past = kv_pairs(caches)
         self.present = {}
-        self.bias = torch.where(visible[:, None], 0.0, MASK_VALUE).to(caches[0].dtype)
+        self.bias = self.scores_bias(visible, caches[0].dtype)
         outputs = self.model.get_decoder()(input_ids, position_ids=position_ids, use_cache=True, **source)
         logits = self.model.lm_head(gather(outputs.last_hidden_state, logits_of)).float()
 
@@ -76,6 +81,12 @@ class SlotStepGraph(OperatorGraph):
             scatter(tokens, best[:, None, :, None], slot),
         )
         return logits, *following, *by_layer(self.present)
+
+    def scores_bias(self, visible, dtype):
+        """What is added to the scores, (B, 1 or H, T, slots). The slots of a token's history are in its order."""
+        if self.biases is None:
+            return torch.where(visible[:, None], 0.0, MASK_VALUE).to(dtype)
+        return torch.where(visible[:, None], self.biases(count_later(visible)), MASK_VALUE)
 
 
 class DecoderGraph(SlotStepGraph):
@@ -98,6 +109,19 @@ class Seq2SeqDecoderGraph(SlotStepGraph):
         cache.is_updated = dict.fromkeys(range(len(cross)), True)
         # That there is a source is all that is read of its states.
         return self.step(new, own, past_key_values=cache, encoder_hidden_states=cross[0][0])
+
+
+def count_later(visible: torch.Tensor) -> torch.Tensor:
+    """For each slot how many after it are visible, (..., slots): how far before the token that reads them it stands."""
+    [later] = torch.onnx.ops.symbolic_multi_out(
+        "CumSum",
+        [visible.long(), torch.tensor(-1)],
+        attrs={"reverse": 1, "exclusive": 1},
+        dtypes=[torch.int64],
+        shapes=[visible.shape],
+        version=14,
+    )
+    return later
 
 
 @torch.no_grad()

@@ -49,12 +49,17 @@ class Portable:
         return trace_module(model, role)
 
     def passes(self, dtype: str) -> "tuple[Pass, ...]":
-        from ...passes.fusion import copy_transposed_weights, fix_reshapes, share_tied_weights, strip_metadata
-        from ...passes.quantization import quantize_integers
+        from ...passes.fusion import (
+            copy_transposed_weights,
+            divide_by_roots,
+            fix_reshapes,
+            share_tied_weights,
+            strip_metadata,
+        )
+        from ...passes.quantization import quantize_integers, quantize_lookups
 
-        if dtype == "int8":
-            return fix_reshapes, strip_metadata, copy_transposed_weights, quantize_integers
-        return fix_reshapes, strip_metadata, share_tied_weights
+        quantized = (copy_transposed_weights, quantize_integers, quantize_lookups)
+        return fix_reshapes, strip_metadata, divide_by_roots, *(quantized if dtype == "int8" else (share_tied_weights,))
 
     def save(self, graphs: "dict[Path, ir.Model]") -> None:
         import onnx

@@ -1,0 +1,77 @@
+"""The tokenizer of a checkpoint of another family, with a tokenizer.json, which is all that an export's runtime reads.
+
+Most families have one, or transformers makes it from a SentencePiece model. Those that transformers runs in Python get one
+here: Marian, M2M100 and ByT5; and NLLB's gets its languages where nothing but the model is there.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from ...checkpoint import has_tokenizer, load_tokenizer, save_tokenizer
+from ...files import TARGET_TOKENIZER
+from . import byt5, m2m_100, marian, nllb
+from .sentencepiece_model import parse
+
+logger = logging.get_logger(__name__)
+
+TOKENIZER = "tokenizer.json"
+MODELS = ("spiece.model", "sentencepiece.bpe.model")  # of SentencePiece
+
+
+@dataclass(frozen=True)
+class FoundTokenizer:
+    """A checkpoint's tokenizer; what is saved beside its own files, by name; and what is to be known of it, in words."""
+
+    tokenizer: PreTrainedTokenizerBase
+    backends: dict[str, Tokenizer] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def save(self, directory: Path, positions: int | None = None) -> None:
+        """Writes its files; texts are at most as long as a table of `positions` if there is one."""
+        save_tokenizer(self.tokenizer, directory, positions and min(positions, self.tokenizer.model_max_length))
+        for name, backend in self.backends.items():
+            backend.save(str(directory / name))
+
+
+def find_tokenizer(directory: Path) -> FoundTokenizer | None:
+    """That of the checkpoint in `directory`; `None` without files of one. Its notes are logged as warnings.
+
+    Raises:
+        FileNotFoundError: for a file that is missing.
+        ImportError: for a SentencePiece model without the packages that read it.
+        ValueError: for files that are damaged, or whose tokenizer cannot be made, see `marian` and `sentencepiece_model`.
+    """
+    found = made_tokenizer(directory) if has_tokenizer(directory) else None
+    for note in found.notes if found else ():
+        logger.warning(f"{directory}: {note}")
+    return found
+
+
+def made_tokenizer(directory: Path) -> FoundTokenizer:
+    if any((directory / name).is_file() for name in ("source.spm", "target.spm")):
+        tokenizer, target, notes = marian.make_tokenizers(directory)
+        return FoundTokenizer(tokenizer, {TARGET_TOKENIZER: target}, notes)
+    tokenizer = load(directory)
+    kind = type(tokenizer).__name__
+    if kind == "M2M100Tokenizer":
+        backend, notes = m2m_100.make_backend(tokenizer, directory)
+        return FoundTokenizer(tokenizer, {TOKENIZER: backend}, notes)
+    if kind == "ByT5Tokenizer":
+        return FoundTokenizer(tokenizer, {TOKENIZER: byt5.make_backend(tokenizer)})
+    if not tokenizer.is_fast:
+        remedy = "exports of it take and give only token ids, unless you add a tokenizer.json"
+        return FoundTokenizer(tokenizer, notes=[f"no tokenizer.json can be made of a {kind}: {remedy}"])
+    return FoundTokenizer(tokenizer)
+
+
+def load(directory: Path) -> PreTrainedTokenizerBase:
+    """As `AutoTokenizer`; with errors that say which file is wrong, where transformers makes a tokenizer of a model."""
+    models = [path for name in MODELS if (path := directory / name).is_file()]
+    if not models or (directory / TOKENIZER).is_file():
+        return load_tokenizer(directory)
+    parse(models[0])
+    return nllb.make_tokenizer(directory) if nllb.is_bare(directory) else load_tokenizer(directory)

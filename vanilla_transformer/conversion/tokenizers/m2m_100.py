@@ -1,0 +1,33 @@
+"""The tokenizer of M2M100: a SentencePiece model cuts the text, vocab.json has the ids, and languages come after those."""
+
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, processors
+from transformers import PreTrainedTokenizerBase
+
+from .sentencepiece_model import make_tokenizer, read_sentencepiece, read_vocabulary
+
+
+def make_backend(theirs: PreTrainedTokenizerBase, directory: Path) -> tuple[Tokenizer, list[str]]:
+    """That of `theirs`, an `M2M100Tokenizer`, for text in its source language; and what differs, in words.
+
+    Raises:
+        FileNotFoundError, ImportError, ValueError: as `read_sentencepiece` and `read_vocabulary`.
+    """
+    special = [token for token in theirs.all_special_tokens if token not in theirs.lang_token_to_id]
+    vocabulary = read_vocabulary(directory / "vocab.json", special)
+    model = read_sentencepiece(directory / "sentencepiece.bpe.model")
+    tokenizer, missing = make_tokenizer(model, vocabulary, theirs.unk_token, special)
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in special])
+    for token in theirs.lang_token_to_id:  # in the order of their ids
+        is_special = token in theirs.all_special_tokens
+        add = tokenizer.add_special_tokens if is_special else tokenizer.add_tokens
+        add([AddedToken(token, normalized=False, special=is_special)])
+    language, end = theirs.get_lang_token(theirs.src_lang), theirs.eos_token
+    ids = {token: theirs.convert_tokens_to_ids(token) for token in (language, end)}
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{language} $A {end}", pair=f"{language} $A $B {end}", special_tokens=list(ids.items())
+    )
+    few = ", ".join(missing[:5])
+    lacking = f"vocab.json lacks {len(missing)} of the pieces of sentencepiece.bpe.model, {few}: text is cut without them"
+    return tokenizer, [lacking] if missing else []

@@ -1,0 +1,60 @@
+"""The tokenizer of a Marian checkpoint (OPUS-MT): source.spm or target.spm cuts the text, one vocab.json has the ids."""
+
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, processors
+from transformers import PreTrainedTokenizerFast
+
+from ...checkpoint import read_json
+from .sentencepiece_model import make_tokenizer, read_sentencepiece, read_vocabulary
+
+MAX_LENGTH = 512  # of `MarianTokenizer`, where tokenizer_config.json has no model_max_length
+SPECIAL_TOKENS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+
+
+def make_tokenizers(directory: Path) -> tuple[PreTrainedTokenizerFast, Tokenizer, list[str]]:
+    """Of source text, with the ids and the decoding of `MarianTokenizer`; of target text; and what differs, in words.
+
+    Raises:
+        FileNotFoundError, ImportError, ValueError: as `read_sentencepiece` and `read_vocabulary`; ValueError for separate
+            vocabularies, and models that are not unigram.
+    """
+    path = directory / "tokenizer_config.json"
+    settings = read_json(path) if path.is_file() else {}
+    if settings.get("separate_vocabs") or (directory / "target_vocab.json").is_file():
+        raise ValueError(f"{directory} has separate_vocabs, one for each language, expected one vocab.json for both")
+    given = {name: settings.get(name) or default for name, default in SPECIAL_TOKENS.items()}
+    tokens = {name: token["content"] if isinstance(token, dict) else token for name, token in given.items()}
+    vocabulary = read_vocabulary(directory / "vocab.json", tokens.values())
+    source, missing = of_one_language(directory / "source.spm", vocabulary, **tokens)
+    target, _ = of_one_language(directory / "target.spm", vocabulary, **tokens)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=source,
+        model_max_length=settings.get("model_max_length") or MAX_LENGTH,
+        model_input_names=["input_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+        **tokens,
+    )
+    few = ", ".join(missing[:5])
+    lacking = f"vocab.json lacks {len(missing)} of the pieces of source.spm, {few}: text is cut without them"
+    return tokenizer, target, [lacking] if missing else []
+
+
+def of_one_language(
+    spm: Path, vocabulary: dict[str, int], eos_token: str, unk_token: str, pad_token: str
+) -> tuple[Tokenizer, list[str]]:
+    special = [eos_token, unk_token, pad_token]
+    languages = [piece for piece in vocabulary if is_language(piece)]
+    model = read_sentencepiece(spm, ["unigram"])
+    tokenizer, missing = make_tokenizer(model, vocabulary, unk_token, [*special, *languages])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {eos_token}", pair=f"$A $B {eos_token}", special_tokens=[(eos_token, vocabulary[eos_token])]
+    )
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in special])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in languages])  # not special: decoding keeps them
+    return tokenizer, missing
+
+
+def is_language(piece: str) -> bool:
+    """The target language of a text, at its start, as `>>fra<<`."""
+    return piece.startswith(">>") and piece.endswith("<<")

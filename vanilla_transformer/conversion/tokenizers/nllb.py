@@ -1,0 +1,32 @@
+"""The tokenizer of NLLB where there is nothing but its SentencePiece model: transformers 5.23 then gives it no languages."""
+
+from pathlib import Path
+
+from transformers import AddedToken, NllbTokenizer
+from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
+
+from ...checkpoint import read_json, read_raw_config, readers_errors
+
+MASK = AddedToken("<mask>", lstrip=True, special=True)
+
+
+def is_bare(directory: Path) -> bool:
+    """Whether `directory`, which has a SentencePiece model and no tokenizer.json, is of NLLB and lists no added tokens."""
+    if (directory / "vocab.json").is_file():  # of M2M100, whose model type NLLB has
+        return False
+    path = directory / "tokenizer_config.json"
+    settings = read_json(path) if path.is_file() else {}
+    if "tokenizer_class" not in settings:
+        return read_raw_config(directory)[0]["model_type"] == "m2m_100"
+    is_nllb = str(settings["tokenizer_class"]).startswith("NllbTokenizer")
+    return is_nllb and not settings.keys() & {"added_tokens_decoder", "additional_special_tokens", "extra_special_tokens"}
+
+
+def make_tokenizer(directory: Path) -> NllbTokenizer:
+    """The languages follow the pieces, and the mask follows the languages."""
+    with readers_errors(directory):
+        tokenizer = NllbTokenizer.from_pretrained(
+            directory, extra_special_tokens=[*FAIRSEQ_LANGUAGE_CODES, MASK], mask_token=None
+        )
+    tokenizer.mask_token = str(MASK)
+    return tokenizer
