@@ -71,9 +71,13 @@ def plan_to_vanilla(source: str | PathLike) -> ConversionPlan:
     files = TensorFiles(path)
     files.rename(lambda name: modern_name(name).removeprefix(converter.PREFIX))
     plan = plan_by_config(theirs, converter, architecture, files)
-    if getattr(theirs, "tie_word_embeddings", False) and plan.has_unequal():  # transformers ties no such, whatever it says
+    unequal = plan.unequal()
+    if unequal and getattr(theirs, "tie_word_embeddings", False):  # transformers ties no such, whatever the config says
         theirs.tie_word_embeddings = False
         plan = plan_by_config(theirs, converter, architecture, files)
+        unequal = plan.unequal()
+    if unequal:
+        raise ValueError(f"{path}: {' and '.join(unequal[0])} differ, expected one tensor under both names")
     plan.left_out += [f"{name}={value}" for name in TRAINING_FIELDS if (value := getattr(theirs, name, 0))]
     return attach_other_files(plan, source, path)
 
