@@ -10,7 +10,7 @@ import sentencepiece
 import torch
 import yaml
 from families import assert_exact, given_to, outputs_of, random_model
-from transformers import GenerationConfig, MarianConfig, MarianMTModel, MarianTokenizer
+from transformers import GenerationConfig, MarianConfig, MarianTokenizer
 
 import vanilla_transformer
 from vanilla_transformer.conversion import convert, plan_conversion
@@ -183,7 +183,10 @@ def test_what_marian_leaves_out_of_its_config_has_marian_s_default_but_for_what_
         (lambda arrays: arrays.pop("special:model.yml"), "there is no special:model.yml"),
         (lambda arrays: arrays.pop("encoder_l2_ffn_b1"), "lacks tensors that MarianMTModel needs: encoder.layers.1.fc1.bias"),
         (lambda arrays: arrays.update(encoder_l1_ffn_b1=np.array([None, 1], dtype=object)), "allow_pickle=False"),
-        (lambda arrays: arrays.update(encoder_l1_ffn_b1=np.zeros((1, 20), np.int8)), r"encoder_l1_ffn_b1 is torch.int8 \[1, 20"),
+        (
+            lambda arrays: arrays.update(encoder_l1_ffn_b1=np.zeros((1, 20), np.int8)),
+            r"encoder_l1_ffn_b1 is torch.int8 \[1, 20",
+        ),
         (lambda arrays: arrays.update(encoder_l1_ffn_b1=np.zeros((1, 7), np.float32)), r"layers.0.fc1.bias gives .* \(7,\)"),
     ],
 )
