@@ -68,6 +68,17 @@ def random_config(family, architecture, seed):
             activation_function=act, scale_attn_weights=rng.random() < 0.5, bos_token_id=1, eos_token_id=2,
             scale_attn_by_inverse_layer_idx=rng.random() < 0.5, reorder_and_upcast_attn=rng.random() < 0.5, pad_token_id=0,
         )  # fmt: skip
+    elif family == "biogpt":
+        fields = dict(
+            hidden_size=width, intermediate_size=rng.randint(10, 30), num_hidden_layers=rng.randint(1, 3),
+            num_attention_heads=heads, hidden_act=act, max_position_embeddings=positions, scale_embedding=rng.random() < 0.5,
+        )  # fmt: skip
+    elif family == "xglm":
+        fields = dict(
+            d_model=width, ffn_dim=rng.randint(10, 30), num_layers=rng.randint(1, 3), attention_heads=heads,
+            max_position_embeddings=positions, activation_function=act, scale_embedding=rng.random() < 0.5,
+            pad_token_id=rng.choice([1, 3]),
+        )  # fmt: skip
     elif family == "opt":
         norm_first = rng.random() < 0.5
         fields = dict(

@@ -13,13 +13,20 @@ from vanilla_transformer.conversion import convert
 from vanilla_transformer_export import Runtime, export
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-DECODERS = [("gpt2", "GPT2LMHeadModel"), ("opt", "OPTForCausalLM")]
+DECODERS = [
+    ("gpt2", "GPT2LMHeadModel"),
+    ("opt", "OPTForCausalLM"),
+    ("xglm", "XGLMForCausalLM"),
+    ("biogpt", "BioGptForCausalLM"),
+]
 PAIRS = [
     ("bart", "BartForConditionalGeneration"),
     ("mbart", "MBartForConditionalGeneration"),
     ("marian", "MarianMTModel"),
     ("m2m_100", "M2M100ForConditionalGeneration"),
     ("pegasus", "PegasusForConditionalGeneration"),
+    ("blenderbot", "BlenderbotForConditionalGeneration"),
+    ("plbart", "PLBartForConditionalGeneration"),
     ("t5", "T5ForConditionalGeneration"),
 ]
 SEEDS = pytest.mark.parametrize("seed", [0, 1])
@@ -37,10 +44,16 @@ def converted(model, tmp_path, dtype=torch.float32):
     return ours.eval()
 
 
+def skip_what_theirs_cannot_compute(family, dtype):
+    if family == "xglm" and dtype == torch.float64:
+        pytest.skip("XGLM's own class fails in float64: it makes a float32 tensor of the least float64")
+
+
 @SEEDS
 @pytest.mark.parametrize("family, architecture", cases(ARCHITECTURES))
 @DTYPES
 def test_a_converted_checkpoint_gives_the_same_outputs(family, architecture, dtype, seed, tmp_path):
+    skip_what_theirs_cannot_compute(family, dtype)
     theirs = random_model(architecture, random_config(family, architecture, seed), dtype)
     ours = converted(theirs, tmp_path, dtype)
     given = given_to(theirs)
@@ -79,6 +92,7 @@ def test_the_export_of_a_converted_head_gives_the_same_outputs(family, architect
 @pytest.mark.parametrize("family, architecture", DECODERS)
 @DTYPES
 def test_left_padded_rows_and_caches_give_the_same_logits(family, architecture, dtype, seed, tmp_path):
+    skip_what_theirs_cannot_compute(family, dtype)
     theirs = random_model(architecture, random_config(family, architecture, seed), dtype)
     ours = converted(theirs, tmp_path, dtype)
     mask = RIGHT.flip(1)
