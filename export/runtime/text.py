@@ -124,9 +124,22 @@ class TextRuntime:
         **options: Any,
     ) -> tuple[list[str], np.ndarray]:
         """As `generate_with_scores`, of tokens, each row with the options of its target language; the scores are NaN unless
-        `is_scored`. Rows with prefixes of one length and one target language run together."""
+        `is_scored`."""
+        tokens, scores = self.generate_tokens(rows, prefixes, targets, is_scored, **options)
+        return self.decode(tokens), scores
+
+    def generate_tokens(
+        self,
+        rows: list[list[int]],
+        prefixes: list[list[int]],
+        targets: list[dict[str, Any]] | None = None,
+        is_scored: bool = False,
+        **options: Any,
+    ) -> tuple[list[list[int]], np.ndarray]:
+        """As `generate_rows`, the new tokens of each, with their padding. Rows with prefixes of one length and one target
+        language run together."""
         copies = options.get("num_return_sequences") or self.runtime.defaults.get("num_return_sequences") or 1
-        texts = np.empty((len(rows), copies), object)
+        tokens: list[list[list[int]]] = [[]] * len(rows)
         scores = np.full((len(rows), copies), np.nan, np.float32)
         kinds = [(len(prefix), tuple(target.items())) for prefix, target in zip(prefixes, targets or [{}] * len(rows))]
         for kind in dict.fromkeys(kinds):
@@ -142,8 +155,9 @@ class TextRuntime:
             else:
                 outputs = self.runtime.generate(ids, mask, **given)
             start = ids.shape[1] if "encoder" not in self.runtime.sessions else 1
-            texts[chosen] = np.array(self.decode(outputs[:, start:]), np.object_).reshape(-1, copies)
-        return texts.ravel().tolist(), scores.ravel()
+            for row, own in zip(chosen, outputs[:, start:].reshape(len(chosen), copies, -1).tolist()):
+                tokens[row] = own
+        return [each for own in tokens for each in own], scores.ravel()
 
     def stream(self, text: str, /, src_lang: str | None = None, tgt_lang: str | None = None, **options: Any) -> Iterator[str]:
         """Pieces of the one text that `generate` gives for `text`, each as soon as its tokens are there. `options` as
@@ -225,9 +239,9 @@ class TextRuntime:
             raise ValueError(f"target_prefix must be a list of {count} strings, as texts, got {reprlib.repr(texts)}")
         return [encoding.ids for encoding in self.encode(texts, False, self.target_tokenizer)]
 
-    def decode(self, ids: np.ndarray) -> list[str]:
+    def decode(self, rows: list[list[int]]) -> list[str]:
         with errors_of(self.path):
-            return self.tokenizer.decode_batch(ids.tolist(), skip_special_tokens=True)
+            return self.tokenizer.decode_batch(rows, skip_special_tokens=True)
 
     def encode(self, texts: list[str], special_tokens: bool, tokenizer: Tokenizer | None = None) -> list[Encoding]:
         """What the tokenizer makes of each text, by default that of what is read; ValueError where it fails on one."""
