@@ -25,7 +25,10 @@ from vanilla_transformer import (
     VanillaSeq2SeqForQuestionAnswering,
     VanillaSeq2SeqForSequenceClassification,
     VanillaSeq2SeqModel,
+    VanillaVisionForImageClassification,
+    VanillaVisionModel,
 )
+from vanilla_transformer.configuration_vanilla_transformer import pair
 
 V, D, HEADS, D_K, D_V, LAYERS, LENGTH = 30, 16, 2, 6, 10, 2, 6
 START, END = 1, 2
@@ -55,6 +58,7 @@ AUTO_CLASSES = {
         "AutoModelForQuestionAnswering": VanillaSeq2SeqForQuestionAnswering,
     },
 }
+VISION = {"AutoModel": VanillaVisionModel, "AutoModelForImageClassification": VanillaVisionForImageClassification}
 ALL = [model_class for classes in AUTO_CLASSES.values() for model_class in classes.values()]
 ENCODERS = list(AUTO_CLASSES["encoder"].values())
 BASE = [VanillaEncoderModel, VanillaDecoderModel, VanillaSeq2SeqModel]
@@ -132,6 +136,8 @@ def tokens(rows=3, length=LENGTH):
 
 def inputs(model, rows=3):
     """What `forward` needs at least."""
+    if model.main_input_name == "pixel_values":
+        return dict(pixel_values=torch.randn(rows, model.config.num_channels, *pair(model.config.image_size)))
     if isinstance(model, VanillaEncoderForMultipleChoice):
         return dict(input_ids=torch.randint(3, V, (rows, 2, LENGTH)))
     given = dict(input_ids=tokens(rows))

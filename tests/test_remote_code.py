@@ -15,11 +15,15 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import vanilla_transformer
-from vanilla_transformer import VanillaDecoderConfig, VanillaEncoderConfig, VanillaSeq2SeqConfig
+from vanilla_transformer import VanillaDecoderConfig, VanillaEncoderConfig, VanillaSeq2SeqConfig, VanillaVisionConfig
 
 PACKAGE = Path(vanilla_transformer.__file__).parent
 CONFIGS = dict(encoder=VanillaEncoderConfig, decoder=VanillaDecoderConfig, seq2seq=VanillaSeq2SeqConfig)
-AUTO_CLASSES = {variant: {"AutoConfig": CONFIGS[variant], **classes} for variant, classes in models.AUTO_CLASSES.items()}
+CONFIGS |= dict(vision=VanillaVisionConfig)
+AUTO_CLASSES = {
+    variant: {"AutoConfig": CONFIGS[variant], **classes}
+    for variant, classes in {**models.AUTO_CLASSES, "vision": models.VISION}.items()
+}
 MODELS = [(variant, name) for variant, classes in AUTO_CLASSES.items() for name in classes if name != "AutoConfig"]
 every_model = pytest.mark.parametrize("variant, auto_name", MODELS)
 saved = pytest.mark.parametrize("again", ["", "again"], ids=["saved here", "saved again elsewhere"])
@@ -64,7 +68,8 @@ def examine(directory, given):
     model = getattr(transformers, directory.name.partition("-")[0]).from_pretrained(directory, trust_remote_code=True)
     body = transformers.AutoModel.from_pretrained(directory, trust_remote_code=True)
     with torch.no_grad():
-        flat = {name: ids.flatten(0, -2) for name, ids in given.items()}  # several choices are rows of their own
+        # Several choices are rows of their own.
+        flat = {name: values.flatten(0, -2) if name.endswith("ids") else values for name, values in given.items()}
         results = {"model": outcome(model(**given)), "body": outcome(body(**flat))}
     for beams in (1, 3) if model.can_generate() else ():
         settings = dict(num_beams=beams, max_new_tokens=6, do_sample=False)
@@ -98,6 +103,7 @@ CHANGES = {  # each kind of positions, and all that a checkpoint of the variant 
                     token_transform_act="gelu"),
     "decoder": dict(N=2, position_embedding_type="rotary", sliding_window=3, add_cross_attention=True, final_norm=True),
     "seq2seq": dict(encoder_layers=1, decoder_layers=2, linear_bias=False, share_encoder_decoder_embeddings=False),
+    "vision": dict(N=2, image_size=[8, 13], patch_size=4, num_first_tokens=2, pooler_act="tanh"),
 }  # fmt: skip
 
 
@@ -122,7 +128,8 @@ def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("elsewhere")
     torch.manual_seed(0)
     for variant, auto_name in MODELS:
-        changes = dict(vocab_size=30, d_model=16, d_ff=20, h=2, d_k=6, d_v=10) | CHANGES[variant]
+        changes = dict(d_model=16, d_ff=20, h=2, d_k=6, d_v=10) | CHANGES[variant]
+        changes |= dict(vocab_size=30) if variant != "vision" else {}
         model = AUTO_CLASSES[variant][auto_name](CONFIGS[variant](**changes))
         model.save_pretrained(root / variant / auto_name)
         save_file(models.inputs(model, rows=2), root / variant / auto_name / "given.safetensors")
@@ -201,7 +208,7 @@ def test_outputs_are_the_same(root, variant, auto_name, again):
     model, given, results = here_and_elsewhere(root, variant, auto_name, again)
     with torch.no_grad():
         expected = models.result(model(**given))
-        flat = {name: ids.flatten(0, -2) for name, ids in given.items()}
+        flat = {name: values.flatten(0, -2) if name.endswith("ids") else values for name, values in given.items()}
         body = getattr(model, "model", model)(**flat).last_hidden_state
     torch.testing.assert_close(results["model"].view_as(expected), expected)
     torch.testing.assert_close(results["body"], body)

@@ -46,8 +46,8 @@ class AttentionMaps:
 
 @dataclass
 class ImageAttentionMaps:
-    """`weights` (layers, heads, rows, columns): how much the first token looks at each patch of `picture`, the image as the
-    model sees it, (H, W, 3) of 0 to 255. `patch` is the height and the width of one."""
+    """`weights` (layers, heads, rows, columns): how much the first token looks at each patch of `picture`, the image as a model
+    sees it, (H, W, 3) of 0 to 255. `patch` is the height and the width of one."""
 
     weights: np.ndarray
     picture: np.ndarray
@@ -90,8 +90,10 @@ def maps_of(model: PreTrainedModel, checkpoint: str | os.PathLike, texts: tuple[
     [path] = texts
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path!r} is no file, expected an image")
-    with readers_errors(Path(path)):
+    try:
         picture = load_image(path)
+    except (OSError, SyntaxError) as error:
+        raise ValueError(f"{path} is no whole image: {error}") from None
     return image_attention_maps(model, load_image_processor(checkpoint), picture)
 
 

@@ -21,7 +21,7 @@ from .checkpoints import WholeCheckpoints
 from .recipe import Recipe
 
 PEAK = {"NVIDIA H200": 989e12, "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA A100-SXM4-80GB": 312e12}  # dense bfloat16, a second
-TOKEN_INPUTS = {"source token": "input_ids", "target token": "decoder_input_ids"}
+TOKEN_INPUTS = {"source token": "input_ids", "target token": "decoder_input_ids", "patch": "pixel_values"}
 SHOWN = 60  # characters of each row of a batch that is named in an error
 
 
@@ -57,14 +57,14 @@ class MaxLength(TrainerCallback):
 class Watch(TrainerCallback):
     """Counts the tokens that go through a model, for the log, and stops the run if a loss is not finite.
 
-    The log gets `tokens`, those of source and target that are not padding, `tokens_per_second`, both of all processes, and on
-    GPUs of `PEAK` also `mfu`: model FLOPs utilisation, three times the forward pass' matrix products (attention's own left
-    out) over their peak.
+    The log gets `tokens`, those of source and target that are not padding, or first tokens and patches, `tokens_per_second`,
+    both of all processes, and on GPUs of `PEAK` also `mfu`: model FLOPs utilisation, three times the forward pass' matrix
+    products (attention's own left out) over their peak.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast):
         self.tokenizer = tokenizer
-        self.pad = model.config.pad_token_id
+        self.config = model.config
         self.costs = {TOKEN_INPUTS[kind]: cost for kind, cost in flops(model).items() if kind in TOKEN_INPUTS}
         self.start()
 
@@ -79,13 +79,21 @@ class Watch(TrainerCallback):
         if model.training:
             for side in self.counts:
                 if side in inputs:
-                    self.counts[side] = self.counts[side] + (inputs[side] != self.pad).sum()
+                    self.counts[side] = self.counts[side] + self.tokens_of(side, inputs[side])
         if outputs.get("loss") is not None:
             self.check(outputs["loss"])
+
+    def tokens_of(self, side: str, values: torch.Tensor) -> torch.Tensor | int:
+        if side != "pixel_values":
+            return (values != self.config.pad_token_id).sum()
+        rows, columns = (pixels // patch for pixels, patch in zip(values.shape[2:], self.config.patch_shape))
+        return len(values) * (self.config.num_first_tokens + rows * columns)
 
     def check(self, loss: torch.Tensor) -> None:
         """Raises FloatingPointError with the text of the batch."""
         if not loss.isfinite():
+            if self.input_ids is None:
+                raise FloatingPointError(f"the loss is {loss.item()} for a batch of images")
             rows = self.tokenizer.batch_decode(self.input_ids, skip_special_tokens=True)
             raise FloatingPointError(
                 f"the loss is {loss.item()} for the batch of {len(rows)} rows {[row[:SHOWN] for row in rows]}"

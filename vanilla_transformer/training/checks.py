@@ -95,6 +95,9 @@ def check_training(recipe: "Recipe", task: "Task") -> None:
     if by_tokens and (others := [name for name in BATCH_KEYS if name in training]):
         expected = "expected none: tokens_per_update is the size of an update"
         raise UsageError(f"training.{others[0]} is {training[others[0]]}, {expected}")
+    if by_tokens and task.ABILITIES.images:
+        expected = "expected per_device_train_batch_size: images are of one length"
+        raise UsageError(f"training.tokens_per_update is {training['tokens_per_update']}, {expected}")
     if "tokens_per_batch" in training and not by_tokens:
         raise UsageError(f"training.tokens_per_batch is {training['tokens_per_batch']}, expected tokens_per_update too")
     if not task.ABILITIES.label_smoothing and (smoothing := training.get("label_smoothing_factor")):

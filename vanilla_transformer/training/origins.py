@@ -72,7 +72,7 @@ def recorded_data(path: str) -> tuple[dict, list[Path]] | None:
         return None
     try:
         data = recorded_tables(json.loads(file.read_bytes()))["data"]
-        return data, paths_of({**data, "train": data.get("train", [])}, "train")
+        return data, paths_of(data, "train") if "train" in data else []  # none of a data set
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file} is not the record of a run: {error!r}") from None
 

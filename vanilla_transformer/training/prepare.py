@@ -6,9 +6,9 @@ from typing import Any
 
 from accelerate import PartialState
 from datasets import Dataset, IterableDataset
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import BaseImageProcessor, GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from ..checkpoint import checkpoint_directory, config_and_class, limit_generation, load_tokenizer
+from ..checkpoint import checkpoint_directory, config_and_class, limit_generation, load_image_processor, load_tokenizer
 from ..errors import UsageError
 from .batches import SIDES
 from .checks import attempt
@@ -39,7 +39,8 @@ def check_complete(recipe: Recipe) -> None:
     if lacking := [name for name in task.ABILITIES.needs if name not in data]:
         expected = in_words(task.DATA[lacking[0]].type)
         raise UsageError(f"the recipe has no data.{lacking[0]}, expected {expected}: {recipe.task} needs it")
-    if not (path or "path" in tokenizer or tokenizer.get("vocab_size") or tokenizer.get("kind") == "character"):
+    is_given = path or "path" in tokenizer or task.ABILITIES.images
+    if not (is_given or tokenizer.get("vocab_size") or tokenizer.get("kind") == "character"):
         raise UsageError("the recipe has no tokenizer.vocab_size, expected it for a new tokenizer, or tokenizer.path")
     check_evaluated(recipe)
     given = [name for name in TEXT_AUGMENTATION if recipe.training.get(name)]
@@ -73,21 +74,24 @@ def check_start(recipe: Recipe, path: str) -> None:
 
 
 def prepare(recipe: Recipe, checkpoint: Path | None = None) -> tuple[PreTrainedTokenizerFast, PreTrainedModel, dict[str, Any]]:
-    """The tokenizer, that of `checkpoint` if there is one, a new model, and the examples of each split.
+    """The tokenizer, or of a task of images the image processor, that of `checkpoint` if there is one, a new model, and the
+    examples of each split.
 
     Raises:
         UsageError, FileNotFoundError, ValueError: as `check_complete`; ValueError for text that is not as it should be.
     """
     check_complete(recipe)
     task = TASKS[recipe.task]
-    tokenizer = given_tokenizer(recipe, checkpoint)
+    tokenizer = None if task.ABILITIES.images else given_tokenizer(recipe, checkpoint)
     read = {split: task.read(recipe.data, split) for split in SPLITS}
     text = {split: rows for split, rows in read.items() if rows is not None}
     if "train" not in text:
         raise ValueError(f"the recipe has no training text: its [data] is {recipe.data}, expected `train`")
-    if tokenizer is None:
+    if tokenizer is None and not task.ABILITIES.images:
         tokenizer = new_tokenizer(recipe, task, text)
     model = make_model(recipe, task, tokenizer, text)
+    if task.ABILITIES.images:
+        tokenizer = image_processor(recipe, task, model, checkpoint)
     rows = {split: examples(task, split, of_split, tokenizer, model.config, recipe) for split, of_split in text.items()}
     return tokenizer, model, rows
 
@@ -110,17 +114,26 @@ def given_tokenizer(recipe: Recipe, checkpoint: Path | None) -> PreTrainedTokeni
     return None
 
 
-def make_model(recipe: Recipe, task: Task, tokenizer: PreTrainedTokenizerFast, text: dict[str, Rows]) -> PreTrainedModel:
-    """A new model by the recipe, or one that starts from the checkpoint `path`, with the vocabulary of `tokenizer`."""
+def image_processor(recipe: Recipe, task: Task, model: PreTrainedModel, checkpoint: Path | None) -> BaseImageProcessor:
+    """That of `checkpoint`, of the recipe's `model.path`, or a new one."""
+    if checkpoint:
+        return load_image_processor(checkpoint)
+    path = recipe.model.get("path")
+    return naming("model.path", load_image_processor, path) if path else task.processor(model.config)
+
+
+def make_model(recipe: Recipe, task: Task, tokenizer: PreTrainedTokenizerFast | None, text: dict[str, Rows]) -> PreTrainedModel:
+    """A new model by the recipe, or one that starts from the checkpoint `path`, with the vocabulary of `tokenizer`, if it reads
+    text."""
     settings = {**task.config_fields(text, recipe.data), **recipe.model}
     path = settings.pop("path", None)
     preset = settings.pop("preset", None)
     if path:
         model = pretrained(task.MODEL, path, settings)
     else:
-        settings = {"vocab_size": len(tokenizer), **settings}
+        settings = settings if tokenizer is None else {"vocab_size": len(tokenizer), **settings}
         model = task.MODEL(task.CONFIG.preset(preset, **settings) if preset else task.CONFIG(**settings))
-    if model.config.vocab_size != len(tokenizer):
+    if tokenizer is not None and model.config.vocab_size != len(tokenizer):
         raise ValueError(f"the tokenizer has {len(tokenizer)} entries, expected vocab_size={model.config.vocab_size}")
     set_generation(model, recipe)
     return model
@@ -166,6 +179,8 @@ def examples(
     Raises:
         ValueError: if none is left, and for learned positions and a stream, whose rows cannot be counted beforehand.
     """
+    if task.ABILITIES.images:
+        return task.examples(text, recipe.data, split)
     settings = {"tokenizer": tokenizer, "data": recipe.data}
     needs_text = split == "train" and recipe.tokenizer.get("bpe_dropout")  # it is encoded each time it is seen
     unused = [] if needs_text else text.column_names

@@ -8,6 +8,7 @@ from typing import Any
 
 from accelerate import PartialState
 from transformers import (
+    BaseImageProcessor,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Seq2SeqTrainer,
@@ -136,7 +137,10 @@ def save_checkpoint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, 
     if dtype == "float16":
         model.half()
     model.save_pretrained(directory)
-    save_tokenizer(tokenizer, directory, learned_positions(model.config))
+    if isinstance(tokenizer, BaseImageProcessor):
+        tokenizer.save_pretrained(directory)
+    else:
+        save_tokenizer(tokenizer, directory, learned_positions(model.config))
     if (vocabulary := directory / "tokenizer.json").is_file():  # without the spaces that are half of it
         text = json.dumps(json.loads(vocabulary.read_text(encoding="utf-8")), ensure_ascii=False, separators=(",", ":"))
         vocabulary.write_text(text, encoding="utf-8")

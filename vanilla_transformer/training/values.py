@@ -146,11 +146,12 @@ def data_keys(*shared: str, **own: KeyType) -> dict[str, KeyType]:
 
 def key_types(task: "Task") -> dict[str, dict[str, KeyType]]:
     """The keys that each table of a recipe may have with `task`, and what their values may be."""
-    tokenizer = typing.get_type_hints(train_tokenizer)
+    types = typing.get_type_hints(train_tokenizer)
+    tokenizer = {name: KeyType(types[name], range) for name, range in NEW_TOKENIZER.items()}
+    tokenizer |= {"path": TEXT, "bpe_dropout": KeyType(float, BELOW_1)}
     return {
         "data": task.DATA,
-        "tokenizer": {name: KeyType(tokenizer[name], range) for name, range in NEW_TOKENIZER.items()}
-        | {"path": TEXT, "bpe_dropout": KeyType(float, BELOW_1)},
+        "tokenizer": {} if task.ABILITIES.images else tokenizer,
         "model": model_keys(task.CONFIG),
         "training": trainer_keys() | TRAINING,
         "generation": GENERATION if task.MODEL.can_generate() else {},

@@ -12,5 +12,6 @@ NAMES = (  # the module of "causal-lm" is causal_lm.py
     "sequence-classification",
     "token-classification",
     "question-answering",
+    "image-classification",
 )
 TASKS: dict[str, Task] = {name: import_module(f".{name.replace('-', '_')}", __name__) for name in NAMES}

@@ -28,6 +28,8 @@ class Abilities:
         carries_pipeline: its checkpoints carry the translation pipeline.
         parallel_files: what each file of a split holds, line by line; empty where a split may have any number of files.
         needs: keys of [data] without which there are no examples.
+        images: it reads images: there is an image processor where other tasks have a tokenizer, and neither `texts` nor
+            `encode`. Its module has `processor(config)`, that of a new model.
     """
 
     bpe_dropout: bool = False
@@ -37,6 +39,7 @@ class Abilities:
     carries_pipeline: bool = False
     parallel_files: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    images: bool = False
 
 
 class Task(Protocol):

@@ -1,0 +1,93 @@
+"""Which of some labels an image has. `data.dataset` is a directory DIR with images as DIR/SPLIT/LABEL/*.png (and other formats
+that Pillow reads), or a data set with a column of images and one of labels."""
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import ClassLabel, Features, Image, Value
+from PIL import Image as Pillow
+from transformers import BaseImageProcessor, PreTrainedConfig, PreTrainedModel, ViTImageProcessorPil
+
+from ...configuration_vanilla_transformer import VanillaVisionConfig, pair
+from ...modeling_vanilla_transformer import VanillaVisionForImageClassification
+from ..data import data_set
+from ..values import data_keys
+from .sequence_classification import label_fields
+from .task import Abilities, Metrics, Rows
+
+ABILITIES = Abilities(images=True)
+CONFIG = VanillaVisionConfig
+MODEL = VanillaVisionForImageClassification
+PIPELINE = "image-classification"
+DATA = data_keys("dataset", "config", "columns")  # `columns` are those of images and labels
+EVALUATION = {}
+METRICS = ("accuracy",)
+COLUMNS = ("image", "label")  # what `datasets` calls those of a directory, and most data sets of the Hub do
+FEATURES = Features(image=Image(decode=False), label=Value("string"))  # images are decoded when they are seen
+
+augment = None
+
+
+def read(data: dict, split: str) -> Rows | None:
+    splits = data_set(data)
+    if split not in splits:
+        return None
+    rows = splits[split]
+    columns = data.get("columns", COLUMNS)
+    for column in columns:
+        if column not in rows.column_names:
+            raise ValueError(f"the data set has no column {column!r}, expected one of {sorted(rows.column_names)}")
+    label = rows.features[columns[1]]
+    rows = rows.select_columns(list(columns)).rename_columns(dict(zip(columns, COLUMNS, strict=True)))
+    rows = rows.cast_column("image", FEATURES["image"])
+    if isinstance(label, ClassLabel):
+        return rows.map(lambda row: {"label": label.int2str(row["label"])}, features=FEATURES)
+    return rows.cast(FEATURES)
+
+
+def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
+    return label_fields({split: {*rows["label"]} for split, rows in text.items()}, "labels")
+
+
+def processor(config: PreTrainedConfig) -> BaseImageProcessor:
+    """Of a new model: images are resized to its size."""
+    height, width = pair(config.image_size)
+    return ViTImageProcessorPil(size={"height": height, "width": width})
+
+
+def examples(rows: Rows, data: dict, split: str) -> Any:
+    return rows
+
+
+def collator(processor: BaseImageProcessor, model: PreTrainedModel) -> Callable[[list[dict]], dict]:
+    def collate(rows: list[dict]) -> dict[str, torch.Tensor]:
+        images = [opened(row["image"]) for row in rows]
+        labels = torch.tensor([model.config.label2id[row["label"]] for row in rows])
+        return {**processor(images, return_tensors="pt"), "labels": labels}
+
+    return collate
+
+
+def opened(image: dict) -> Pillow.Image:
+    """Raises ValueError for what is no whole image."""
+    file = image["path"] if image["bytes"] is None else io.BytesIO(image["bytes"])
+    try:
+        with Pillow.open(file) as found:
+            return found.convert("RGB")
+    except (OSError, SyntaxError) as error:
+        raise ValueError(f"{image['path']} is no whole image: {error}") from None
+
+
+def reduce(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return logits.argmax(dim=-1)
+
+
+def metrics(processor: BaseImageProcessor, config: PreTrainedConfig, evaluation: dict, rows: Rows) -> Metrics:
+    def accuracy(prediction: tuple) -> dict[str, Any]:
+        predictions, labels = prediction
+        return {"accuracy": np.mean(predictions == labels)}
+
+    return accuracy
