@@ -15,6 +15,7 @@ import numpy as np
 from ..errors import UsageError, did_you_mean
 from .artifact import MANIFEST, json_object
 from .config import VISION
+from .inputs import batches
 from .lines import WINDOW, errors_in, facts_of, seed_of
 from .text import TextRuntime
 
@@ -138,9 +139,8 @@ class Predictions:
         results: list[Any] = [None] * len(lines)
         places = [place for place, line in enumerate(lines) if line.strip()]
         told(len(lines) - len(places))
-        places.sort(key=lambda place: len(lines[place]))
-        for start in range(0, len(places), self.batch_size):
-            chosen = places[start : start + self.batch_size]
+        for of_batch in batches([lines[place] for place in places], self.batch_size):
+            chosen = [places[index] for index in of_batch]
             examples = []
             for place in chosen:
                 with errors_in(first, [place]):

@@ -1,13 +1,11 @@
 """Text in, text out: a `Runtime` and the tokenizer that came with the checkpoint, without transformers."""
 
-import contextlib
 import functools
 import os
 import re
 import reprlib
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from .languages import Choice, languages_of
 from .options import special_token
 from .runtime import Runtime
 from .tasks import classification, embedding, masks, pairs, question_answering, rows, tagging, translation
+from .tasks.rows import check_unicode, errors_of, named, single_texts
 
 # What may still change when more tokens come: a character that lacks bytes, and every run of single bytes.
 LACKS_BYTES = "\ufffd"
@@ -216,13 +215,7 @@ class TextRuntime:
 
     def rows(self, texts: list[str], src_lang: Choice = None) -> list[list[int]]:
         """The tokens of each text, in its language. A decoder's prompt gets no end token."""
-        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-            raise ValueError(f"texts must be a list of strings, got {reprlib.repr(texts)}")
-        if not texts:
-            raise ValueError("no texts, expected at least one")
-        for index, text in enumerate(texts):
-            if not text.strip():
-                raise ValueError(f"text {index} of {len(texts)} is empty, expected words")
+        texts = single_texts(texts)
         self.languages.check_words(texts)
         if src_lang is not None:
             return self.languages.rows([encoding.ids for encoding in self.encode(texts, special_tokens=False)], src_lang)
@@ -245,11 +238,8 @@ class TextRuntime:
 
     def encode(self, texts: list[str], special_tokens: bool, tokenizer: Tokenizer | None = None) -> list[Encoding]:
         """What the tokenizer makes of each text, by default that of what is read; ValueError where it fails on one."""
-        for index, text in enumerate(texts):
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise ValueError(f"text {index} of {len(texts)} is no Unicode text: {error}") from None
+        for text, name in named(texts):
+            check_unicode(text, name)
         with self.lock, errors_of(self.path):
             return (tokenizer or self.tokenizer).encode_batch(texts, add_special_tokens=special_tokens)
 
@@ -259,15 +249,3 @@ def prompt(encoding: Encoding) -> list[int]:
     of ours do."""
     added = encoding.special_tokens_mask
     return [token for token, is_added in zip(encoding.ids, added) if not is_added] if added[-1:] == [1] else encoding.ids
-
-
-@contextlib.contextmanager
-def errors_of(path: Path) -> Iterator[None]:
-    """What `tokenizers` raises, as ValueError: where Rust panics, as at a regular expression that never ends, it is no
-    `Exception`."""
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise ValueError(f"the tokenizer of {path} failed: {error}") from None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
 from .. import options as option_fields
+from ..inputs import batches
 from ..languages import LANGUAGE_WORD, Choice
 from ..options import as_list, special_token
 from .rows import check_row, require, single_texts
@@ -96,9 +97,7 @@ def translations(
     """Of the tokens of each sentence; those of similar length run together."""
     limit = most_tokens(runtime, options)
     found = [""] * len(rows)
-    order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
-    for start in range(0, len(order), BATCH_SIZE):
-        chosen = order[start : start + BATCH_SIZE]
+    for chosen in batches(rows, BATCH_SIZE):
         own = [rows[place] for place in chosen]
         languages = [targets[place] for place in chosen]
         tokens, _ = runtime.generate_tokens(own, [[]] * len(own), languages, **{**options, "max_new_tokens": limit})
