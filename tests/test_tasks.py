@@ -4,12 +4,13 @@ give on its checkpoint."""
 import dataclasses
 import json
 import shutil
+import warnings
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from checkpoints import SIZES, copy_of, edit_json, list_file, seal
+from checkpoints import EOS, SIZES, copy_of, edit_json, list_file, seal
 from heads import LABELLED, LABELS, TAGS, TEXTS, close, save_head, word_pieces
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
@@ -421,11 +422,13 @@ def translator(exported, tmp_path_factory):
     words = {f"w{token}": token for token in range(47)} | {".": 47}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["w0", f"w{EOS}"])
     tokenizer.save(str(directory / "tokenizer.json"))
     list_file(directory, "tokenizer.json")
     return TextRuntime(directory, threads=1)
 
 
+@pytest.mark.filterwarnings("ignore:.*was cut after")
 def test_a_text_is_translated_sentence_by_sentence_and_keeps_its_lines(translator):
     sentences = ["w5 w6 .", "w7 W9 .", "w20 w21 w22", "w30 ."]
     one, two, three, four = translator.generate(sentences, max_new_tokens=12)
@@ -434,6 +437,52 @@ def test_a_text_is_translated_sentence_by_sentence_and_keeps_its_lines(translato
     assert translator.translate(texts, max_new_tokens=12) == [f"  {one} {two}\n\n{three}\t\n", four]
     whole = translator.generate(texts, max_new_tokens=12)
     assert translator.translate(texts, split=False, max_new_tokens=12) == whole
+
+
+def test_a_translation_that_is_cut_is_said_to_be(translator):
+    text, options = "w3 w20\nw8 w20", {"no_repeat_ngram_size": 1}
+    tokens, _ = translator.generate_tokens(translator.rows(text.split("\n")), [[], []], max_new_tokens=40, **options)
+    short, long = (row.index(EOS) for row in tokens)  # both end by themselves, the second later
+    assert 0 < short < long
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        translator.translate([text], max_new_tokens=long + 1, **options)
+    for limit, count in ((long, 1), (short, 2)):
+        with pytest.warns(UserWarning, match=f"the translation of 'w. w20' was cut after {limit} tokens") as warned:
+            translator.translate([text], max_new_tokens=limit, **options)
+        assert len(warned) == count
+    with pytest.warns(UserWarning, match="'w8 w20' was cut after 5 tokens"):  # the end token hides it
+        translator.translate(["w8 w20"], max_new_tokens=5, forced_eos_token_id=EOS, **options)
+
+
+@pytest.mark.filterwarnings("ignore:.*was cut after")
+def test_the_word_of_a_language_holds_for_all_sentences(translator, monkeypatch):
+    words = dataclasses.replace(translator.languages, words=["w40", ">>a<<"])
+    monkeypatch.setattr(translator, "languages", words)
+    seen = []
+    rows = translator.rows
+    monkeypatch.setattr(translator, "rows", lambda texts, lang=None: seen.extend(texts) or rows(texts, lang))
+    translator.translate([">>a<< w5. W6.", "w7"], max_new_tokens=2)
+    assert seen == [">>a<< w5.", ">>a<< W6.", "w7"]
+    with pytest.raises(ValueError, match="begins with >>b<<, no language of the model"):
+        translator.translate([">>b<< w5"])
+
+
+@pytest.mark.filterwarnings("ignore:.*was cut after")
+def test_each_text_has_its_languages(translator, monkeypatch):
+    tokens = {"a": 10, "b": 11}
+    languages = dataclasses.replace(
+        translator.languages, tokens=tokens, source="a", before=[None], after=[], target="forced_bos_token_id"
+    )
+    monkeypatch.setattr(translator, "languages", languages)
+    texts = ["w5. W6.", "w7", "w8. W9."]
+    chosen = {"src_lang": ["a", "b", "a"], "tgt_lang": ["b", "a", "a"], "max_new_tokens": 6}
+    found = translator.translate(texts, **chosen)
+    for text, result, src_lang, tgt_lang in zip(texts, found, chosen["src_lang"], chosen["tgt_lang"], strict=True):
+        single = [translator.generate([part], None, src_lang, tgt_lang, max_new_tokens=6)[0] for part in text.split(" ")]
+        assert result == " ".join(single)
+    with pytest.raises(UsageError, match="src_lang has 2 languages, expected one for each of"):
+        translator.translate(texts, src_lang=["a", "b"], tgt_lang="a")
 
 
 # ---------------------------------------------------------------------------------------------------------------- wrong input
@@ -554,10 +603,11 @@ def test_prompts_and_modules_that_are_not_there_are_an_error(embedded, monkeypat
         runtime.similarity(np.zeros(2), np.zeros(3))
 
 
-def test_translations_are_one_for_each_text(translator, made):
-    for options in ({"num_return_sequences": 2}, {"target_prefix": ["w5"]}):
-        with pytest.raises(UsageError, match=f"{next(iter(options))} is .*, and translate gives one translation of each whole"):
-            translator.translate(["w5"], **options)
+def test_translations_are_one_for_each_text(translator):
+    with pytest.raises(UsageError, match="num_return_sequences is 2, expected 1: translate gives one translation of each text"):
+        translator.translate(["w5"], num_return_sequences=2)
+    with pytest.raises(UsageError, match=r"unknown generation options \['target_prefix'\]"):
+        translator.translate(["w5"], target_prefix=["w6"])
     with pytest.raises(UsageError, match="split must be True or False, got 'no'"):
         translator.translate(["w5"], split="no")
 
