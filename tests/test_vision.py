@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import standins
 import torch
 import transformers
 from checkpoints import Exported, copy_of, edit_json, list_file, perturbed, seal
@@ -564,14 +565,7 @@ def test_the_command_draws_over_a_file_and_refuses_what_is_none(checkpoints, tmp
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     """Images that are dark or bright, as a directory of splits and labels."""
-    root = tmp_path_factory.mktemp("images")
-    for split, count in (("train", 24), ("validation", 8)):
-        for number in range(count):
-            label = ("bright", "dark")[number % 2]
-            (root / split / label).mkdir(parents=True, exist_ok=True)
-            pixels = RANDOM.integers(0, 100, (8, 8)) + (0 if label == "dark" else 150)
-            Image.fromarray(pixels.astype(np.uint8)).save(root / split / label / f"{number}.png")
-    return root
+    return Path(standins.pictures(tmp_path_factory.mktemp("images")))
 
 
 def recipe(folder, **changes):
