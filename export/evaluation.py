@@ -71,9 +71,9 @@ def evaluate(
     """The metric of the table above, under its name, for the checkpoint or export `directory`.
 
     `labels` are names of the config's `label2id` or ids. BLEU is sacreBLEU's, cased, generated with the settings of the
-    checkpoint and `options` (as `Runtime.generate`) over them; the option `bleu_tokenize` is sacreBLEU's `tokenize`, "13a" by
-    default, "none" for text that is in tokens already. `dtype` chooses among the weights of an export, as `Runtime`. `target`
-    is the name of `references` one release ago.
+    checkpoint and `options` over them (as `TextRuntime.generate`, so languages too); the option `bleu_tokenize` is sacreBLEU's
+    `tokenize`, "13a" by default, "none" for text that is in tokens already. `dtype` chooses among the weights of an export, as
+    `Runtime`. `target` is the name of `references` one release ago.
 
     Returns the metric, `engine`, how much was read (`sentences` or `tokens`), and for BLEU its `signature`.
 
@@ -287,7 +287,10 @@ class TorchEngine:
         self.tokenizer.no_padding()
         return self.tokenizer.encode_batch(texts, add_special_tokens=special_tokens)
 
-    def generate(self, texts: list[str], /, **options: Any) -> list[str]:
+    def generate(
+        self, texts: list[str], /, src_lang: str | None = None, tgt_lang: str | None = None, **options: Any
+    ) -> list[str]:
+        options |= self.chosen_languages(src_lang, tgt_lang)
         if (beams := options.get("num_beams", 1)) > self.model.config.vocab_size:
             raise UsageError(f"num_beams is {beams}, expected at most {self.model.config.vocab_size}, the vocabulary")
         if (seed := options.pop("seed", None)) is not None:
@@ -298,6 +301,19 @@ class TorchEngine:
         self.check(inputs["input_ids"])
         outputs = self.model.generate(**inputs, **options)  # type: ignore[operator]  # of no type: a mixin's method
         return self.text.batch_decode(outputs, skip_special_tokens=True)
+
+    def chosen_languages(self, src_lang: str | None, tgt_lang: str | None) -> dict[str, int]:
+        """The options of generation, once the tokenizer knows the language of the source."""
+        if src_lang is None and tgt_lang is None:
+            return {}
+        if not hasattr(self.text, "src_lang"):
+            raise UsageError(f"src_lang is {src_lang!r} and tgt_lang {tgt_lang!r}, expected None: the model has no languages")
+        from vanilla_transformer.pipelines_vanilla_transformer import choose_languages
+
+        try:
+            return choose_languages(self.model, self.text, src_lang, tgt_lang)
+        except ValueError as error:
+            raise UsageError(error) from None
 
     def check(self, ids: np.ndarray) -> None:
         if ids.max() >= (size := self.model.config.vocab_size):

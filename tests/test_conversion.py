@@ -13,13 +13,21 @@ from vanilla_transformer.conversion import convert
 from vanilla_transformer_export import Runtime, export
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-DECODERS = [("gpt2", "GPT2LMHeadModel"), ("opt", "OPTForCausalLM")]
+DECODERS = [
+    ("gpt2", "GPT2LMHeadModel"),
+    ("opt", "OPTForCausalLM"),
+    ("xglm", "XGLMForCausalLM"),
+    ("biogpt", "BioGptForCausalLM"),
+]
 PAIRS = [
     ("bart", "BartForConditionalGeneration"),
     ("mbart", "MBartForConditionalGeneration"),
     ("marian", "MarianMTModel"),
     ("m2m_100", "M2M100ForConditionalGeneration"),
     ("pegasus", "PegasusForConditionalGeneration"),
+    ("blenderbot", "BlenderbotForConditionalGeneration"),
+    ("plbart", "PLBartForConditionalGeneration"),
+    ("t5", "T5ForConditionalGeneration"),
 ]
 SEEDS = pytest.mark.parametrize("seed", [0, 1])
 
@@ -36,10 +44,16 @@ def converted(model, tmp_path, dtype=torch.float32):
     return ours.eval()
 
 
+def skip_what_theirs_cannot_compute(family, dtype):
+    if family == "xglm" and dtype == torch.float64:
+        pytest.skip("XGLM's own class fails in float64: it makes a float32 tensor of the least float64")
+
+
 @SEEDS
 @pytest.mark.parametrize("family, architecture", cases(ARCHITECTURES))
 @DTYPES
 def test_a_converted_checkpoint_gives_the_same_outputs(family, architecture, dtype, seed, tmp_path):
+    skip_what_theirs_cannot_compute(family, dtype)
     theirs = random_model(architecture, random_config(family, architecture, seed), dtype)
     ours = converted(theirs, tmp_path, dtype)
     given = given_to(theirs)
@@ -53,7 +67,7 @@ def test_a_converted_checkpoint_gives_the_same_outputs(family, architecture, dty
         got["last_hidden_state"] = got["last_hidden_state"].unflatten(-1, (half, 2)).mT.flatten(-2)
     assert expected.keys() <= got.keys() and expected
     for name in expected:
-        assert_exact(got[name], expected[name], dtype)
+        assert_exact(got[name], expected[name], dtype, family)
 
 
 @pytest.mark.parametrize(
@@ -73,13 +87,14 @@ def test_the_export_of_a_converted_head_gives_the_same_outputs(family, architect
     found = Runtime(tmp_path / "export").outputs(**{name: tensor.numpy() for name, tensor in given.items()})
     for name, expected in outputs_of(theirs, given).items():
         got = torch.from_numpy(found[name])
-        assert_exact(got[RIGHT.bool()] if got.shape[:2] == RIGHT.shape else got, expected, torch.float32)
+        assert_exact(got[RIGHT.bool()] if got.shape[:2] == RIGHT.shape else got, expected, torch.float32, family)
 
 
 @SEEDS
 @pytest.mark.parametrize("family, architecture", DECODERS)
 @DTYPES
 def test_left_padded_rows_and_caches_give_the_same_logits(family, architecture, dtype, seed, tmp_path):
+    skip_what_theirs_cannot_compute(family, dtype)
     theirs = random_model(architecture, random_config(family, architecture, seed), dtype)
     ours = converted(theirs, tmp_path, dtype)
     mask = RIGHT.flip(1)
@@ -89,13 +104,13 @@ def test_left_padded_rows_and_caches_give_the_same_logits(family, architecture, 
     with torch.no_grad():
         expected = theirs(ids, attention_mask=mask, position_ids=positions, use_cache=True)
         got = ours(ids, attention_mask=mask, position_ids=positions, use_cache=True)
-        assert_exact(got.logits[mask.bool()], expected.logits[mask.bool()], dtype)
+        assert_exact(got.logits[mask.bool()], expected.logits[mask.bool()], dtype, family)
         mask = torch.cat([mask, torch.ones_like(later)], dim=1)
         positions = positions[:, -1:] + torch.arange(1, 5)
         given = dict(attention_mask=mask, position_ids=positions)
         got = ours(later, past_key_values=got.past_key_values, **given)
         expected = theirs(later, past_key_values=expected.past_key_values, **given)
-    assert_exact(got.logits, expected.logits, dtype)
+    assert_exact(got.logits, expected.logits, dtype, family)
 
 
 @SEEDS
@@ -111,7 +126,7 @@ def test_caches_of_both_stacks_give_the_same_logits(family, architecture, dtype,
         for model in (ours, theirs):
             cache = model(**given).past_key_values
             results.append(model(**given | dict(decoder_input_ids=later, past_key_values=cache)).logits)
-    assert_exact(*results, dtype)
+    assert_exact(*results, dtype, family)
 
 
 @pytest.mark.parametrize("family, architecture, start", [*((*pair, 2) for pair in PAIRS), (*PAIRS[1], None)])
@@ -127,7 +142,7 @@ def test_labels_give_the_source_s_loss_and_decoder_inputs(family, architecture, 
     for masked in (labels, labels.masked_fill(torch.rand(labels.shape) < 0.3, -100)):
         with torch.no_grad():
             got, expected = (model(**given, labels=masked) for model in (ours, theirs))
-        assert_exact(got.logits, expected.logits, torch.float64)
+        assert_exact(got.logits, expected.logits, torch.float64, family)
         assert got.loss.item() == pytest.approx(expected.loss.item(), rel=1e-6)  # in float32
     if not hasattr(theirs, "prepare_decoder_input_ids_from_labels"):
         return

@@ -20,6 +20,7 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast, pipe
 
 import vanilla_transformer
 from vanilla_transformer.conversion import convert, plan_conversion
+from vanilla_transformer.conversion.registry import FAMILIES, REFUSED
 from vanilla_transformer_export import TextRuntime, export
 from vanilla_transformer_export.cli import main
 
@@ -153,6 +154,8 @@ HEADS = {
     "MarianMTModel": ("marian", "lm_head.weight"),
     "M2M100ForConditionalGeneration": ("m2m_100", "lm_head.weight"),
     "PegasusForCausalLM": ("pegasus", "lm_head.weight"),
+    "T5ForConditionalGeneration": ("t5", "lm_head.weight"),  # untied, and still scaled
+    "MT5ForConditionalGeneration": ("mt5", "lm_head.weight"),
 }
 
 
@@ -296,8 +299,16 @@ def test_an_architecture_without_a_counterpart_is_refused(architecture, bert):
 
 
 def test_another_family_is_refused(bert):
-    edit_json(bert[0] / "config.json", model_type="t5")
-    with pytest.raises(ValueError, match="is a t5 checkpoint, expected one of bert, roberta, "):
+    edit_json(bert[0] / "config.json", model_type="gemma")
+    with pytest.raises(ValueError, match="is a gemma checkpoint, expected one of bert, roberta, "):
+        plan_conversion(bert[0])
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_a_family_that_is_known_is_refused_with_the_reason(model_type, bert):
+    assert model_type in transformers.CONFIG_MAPPING and model_type not in FAMILIES
+    edit_json(bert[0] / "config.json", model_type=model_type)
+    with pytest.raises(ValueError, match=f"is a {model_type} checkpoint, which cannot be converted: {REFUSED[model_type]}$"):
         plan_conversion(bert[0])
 
 
@@ -440,7 +451,7 @@ def test_a_converted_opt_keeps_its_leading_token_and_continues_text_as_the_sourc
     assert any(found)
 
 
-def test_a_marian_checkpoint_comes_with_its_sentencepiece_tokenizer_and_translates(tmp_path):
+def test_a_marian_checkpoint_comes_with_a_tokenizer_and_translates_without_torch(tmp_path):
     (tmp_path / "text").write_text("\n".join(f"a man sees the dog number {i} in the park" for i in range(200)))
     directory, _ = saved("MarianMTModel", "marian", tmp_path)
     (tmp_path / "spm").mkdir()
@@ -448,7 +459,7 @@ def test_a_marian_checkpoint_comes_with_its_sentencepiece_tokenizer_and_translat
         input=str(tmp_path / "text"), model_prefix=str(tmp_path / "spm" / "source"), vocab_size=40, minloglevel=2
     )
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spm" / "source.model"))
-    names = ["</s>", "<unk>", *(pieces.id_to_piece(i) for i in range(3, 40)), "<pad>"]
+    names = ["</s>", "<unk>", *(pieces.id_to_piece(i) for i in range(3, 38)), ">>deu<<", ">>nld<<", "<pad>"]
     for name in ("source.spm", "target.spm"):
         (directory / name).write_bytes((tmp_path / "spm" / "source.model").read_bytes())
     (directory / "vocab.json").write_text(json.dumps({name: i for i, name in enumerate(names)}))
@@ -460,7 +471,8 @@ def test_a_marian_checkpoint_comes_with_its_sentencepiece_tokenizer_and_translat
     model = random_model("MarianMTModel", config)
     model.generation_config.update(num_beams=3, max_new_tokens=8, no_repeat_ngram_size=2, min_new_tokens=4, **tokens)
     model.save_pretrained(directory)
-    convert(directory, tmp_path / "ours")
+    facts = convert(directory, tmp_path / "ours")
+    assert facts["notes"][0] in str(plan_conversion(directory))
     assert type(AutoTokenizer.from_pretrained(tmp_path / "ours")).__name__ == "TokenizersBackend"
     texts = ["a man sees the dog", "the park"]
     ours, theirs = (pipeline("translation", model=str(tmp_path / name))(texts) for name in ("ours", "theirs"))

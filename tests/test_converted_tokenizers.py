@@ -1,6 +1,7 @@
 """Tokenizers of other families, as a conversion writes them: ids and texts are those of the class that transformers has."""
 
 import json
+import pickle
 import random
 import sys
 
@@ -10,7 +11,9 @@ from sentencepiece import sentencepiece_model_pb2
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, MarianTokenizer
 
+from vanilla_transformer.checkpoint import load_tokenizer
 from vanilla_transformer.conversion.tokenizers import find_tokenizer
+from vanilla_transformer.training.tasks import translation
 
 # Words of sentences: subjects, verbs, things, places.
 SCRIPTS = {
@@ -102,13 +105,21 @@ def test_marian_gives_the_ids_and_texts_of_its_class_in_six_scripts(marian, tmp_
 
 
 def test_marian_s_target_text_is_cut_by_the_target_s_model(marian, tmp_path):
-    find_tokenizer(marian).save(tmp_path / "saved")
-    target = Tokenizer.from_file(str(tmp_path / "saved" / "target_tokenizer.json"))
+    found = find_tokenizer(marian)
+    found.save(tmp_path / "saved")
+    load_tokenizer(tmp_path / "saved").save_pretrained(tmp_path / "again")  # as a run of training does
+    again = load_tokenizer(tmp_path / "again")
     theirs = MarianTokenizer.from_pretrained(marian)
     lines = [*sentences([TARGET], 100), *sentences(SOURCES, 50), *ODD]
-    wanted = theirs(text_target=lines)["input_ids"]
-    assert [encoding.ids for encoding in target.encode_batch(lines)] == wanted
-    assert wanted != theirs(lines)["input_ids"]
+    wanted, source = theirs(text_target=lines)["input_ids"], theirs(lines)["input_ids"]
+    alone = Tokenizer.from_file(str(tmp_path / "saved" / "target_tokenizer.json"))
+    assert [encoding.ids for encoding in alone.encode_batch(lines)] == wanted != source
+    for ours in (found.tokenizer, again, pickle.loads(pickle.dumps(again))):
+        assert ours(text_target=lines)["input_ids"] == wanted and ours(lines)["input_ids"] == source
+        both = ours(lines, text_target=lines)
+        assert both["input_ids"] == source and both["labels"] == wanted
+    columns = translation.encode({"source": lines, "target": lines}, again, {})
+    assert columns == {"input_ids": source, "labels": wanted}
 
 
 def test_marian_s_languages_stand_at_the_start_of_a_text(marian):

@@ -15,6 +15,7 @@ from vanilla_transformer.conversion.tokenizers import find_tokenizer
 from vanilla_transformer_export import TextRuntime, export
 from vanilla_transformer_export.cli import main
 from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.evaluation import evaluate
 from vanilla_transformer_export.languages import languages_of
 
 TEXTS = ["the dog sees a bird", "a man reads", "der Hund sieht einen Vogel im Park"]
@@ -163,8 +164,10 @@ def test_two_languages_in_one_batch_are_as_one_after_the_other(multilingual):
 def test_a_language_that_is_unknown_missing_or_given_twice_is_an_error(multilingual):
     _, _, _, runtime, (english, german, _) = multilingual
     for name, other in (("src_lang", {"tgt_lang": german}), ("tgt_lang", {})):
-        with pytest.raises(UsageError, match=f"^{name} '{english[:2]}_no' is no language of the model, expected one of"):
-            runtime.generate(TEXTS, **{name: f"{english[:2]}_no"}, **other)
+        unknown = f"{english}_no"  # the same language with another region or script is nearest
+        message = f"^{name} '{unknown}' is no language of the model, expected one of .*; did you mean '{english}'?"
+        with pytest.raises(UsageError, match=message):
+            runtime.generate(TEXTS, **{name: unknown}, **other)
     with pytest.raises(UsageError, match="^src_lang must be the name of a language, or a list of one for each text, got 5$"):
         runtime.generate(TEXTS, src_lang=5, tgt_lang=german)
     with pytest.raises(UsageError, match="^tgt_lang has 2 languages, expected one for each of 3 texts$"):
@@ -217,6 +220,19 @@ def test_nllb_has_its_languages_also_where_only_the_model_is_there(spm, tmp_path
     find_tokenizer(bare).save(tmp_path / "saved")
     found = AutoTokenizer.from_pretrained(tmp_path / "saved", src_lang="deu_Latn")
     assert found(LINES)["input_ids"] == full(LINES)["input_ids"] and found.get_vocab() == full.get_vocab()
+
+
+def test_a_checkpoint_and_its_export_are_measured_in_the_same_languages(nllb_export, tmp_path):
+    for name, lines in (("source", TEXTS), ("references", ["a man reads"] * 3)):
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    files = dict(source=tmp_path / "source", references=tmp_path / "references")
+    settings = dict(files, src_lang="deu_Latn", tgt_lang="fra_Latn", **SETTINGS)
+    directory = nllb_export[1]
+    checkpoint = directory.with_name("checkpoint")
+    found = evaluate(directory, **settings)
+    assert found == {**evaluate(checkpoint, **settings), "engine": "onnxruntime"}
+    with pytest.raises(UsageError, match="^tgt_lang 'fra' is no language of the tokenizer, .*; did you mean 'fra_Latn'?"):
+        evaluate(checkpoint, **{**settings, "tgt_lang": "fra"})
 
 
 def test_the_command_translates_from_one_language_into_another(nllb_export, spm, capsys, tmp_path):

@@ -19,6 +19,7 @@ from transformers import (
     BertModel,
     GenerationConfig,
     MBart50Tokenizer,
+    MBartTokenizer,
     pipeline,
 )
 
@@ -404,6 +405,35 @@ def test_a_multilingual_tokenizer_is_told_the_languages(multilingual):
         assert result["translation_token_ids"][1] == french
         batched = translate(["a man", "a dog"], batch_size=2, return_tensors=True, max_new_tokens=4)
         assert [result["translation_token_ids"][1] for result in batched] == [german, german]
+
+
+def test_a_language_that_the_tokenizer_does_not_have_is_an_error(multilingual):
+    model, tokenizer = multilingual
+    translate = pipeline("translation", model=model, tokenizer=tokenizer, src_lang="en_XX", tgt_lang="de_DE")
+    for name in ("src_lang", "tgt_lang"):
+        message = f"^{name} 'fr_FR' is no language of the tokenizer, expected one of .*; did you mean 'fr_XX'?"
+        with pytest.raises(ValueError, match=message):
+            translate("a man", **{name: "fr_FR"})
+    message = "^src_lang is 'en_XX' and tgt_lang None, expected languages of the tokenizer$"
+    with pytest.raises(ValueError, match=message):
+        pipeline("translation", model=model, tokenizer=tokenizer, src_lang="en_XX")("a man")
+
+
+def test_mbart_starts_with_the_target_language_where_its_settings_name_no_other_start():
+    """As https://huggingface.co/docs/transformers/model_doc/mbart generates: `decoder_start_token_id` is the language."""
+    tokenizer = MBartTokenizer(
+        vocab=[("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁a", -1.0), ("▁man", -1.0), ("▁dog", -1.0)]
+    )
+    transformers.set_seed(0)
+    model = bart(len(tokenizer)).eval()
+    model.generation_config.decoder_start_token_id = None
+    translate = pipeline("translation", model=model, tokenizer=tokenizer, src_lang="de_DE", tgt_lang="ro_RO")
+    [result] = translate("a man", return_tensors=True, max_new_tokens=4, num_beams=1)
+    tokenizer.src_lang = "de_DE"
+    start = tokenizer.convert_tokens_to_ids("ro_RO")
+    settings = dict(decoder_start_token_id=start, max_new_tokens=4, num_beams=1)
+    expected = model.generate(**tokenizer("a man", return_tensors="pt"), **settings)[0]
+    assert result["translation_token_ids"].tolist() == expected.tolist() and expected[0] == start
 
 
 # ------------------------------------------------------------------------------------------------------------ registration

@@ -35,7 +35,7 @@ HEADS = {
     "choose": (f"{ENCODER}MultipleChoice", "pieces", {"type_vocab_size": 2}),
     "pretraining": (f"{ENCODER}PreTraining", "pieces", {"type_vocab_size": 2, "pooler_act": "tanh"}),
     "next_sentence": (f"{ENCODER}NextSentencePrediction", "pieces", {"type_vocab_size": 2, "pooler_act": "tanh"}),
-    "one label": (f"{ENCODER}SequenceClassification", "pieces", {"num_labels": 1}),
+    "one label": (f"{ENCODER}SequenceClassification", "pieces", {"num_labels": 1, "type_vocab_size": 2}),
     "classify by a decoder": ("VanillaDecoderForSequenceClassification", "bpe", LABELLED),
     "classify by both stacks": ("VanillaSeq2SeqForSequenceClassification", "bpe", LABELLED),
     "tag by a decoder": ("VanillaDecoderForTokenClassification", "bpe", {"id2label": TAGS}),

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import huggingface_hub
@@ -22,6 +23,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
 from transformers import (
     AutoImageProcessor,
     AutoTokenizer,
@@ -36,7 +38,7 @@ from transformers import (
 import vanilla_transformer
 
 from .configuration_vanilla_transformer import CONFIGS, VanillaTransformerConfig
-from .files import CONFIG, IMAGE_PROCESSOR, TOKENIZER_FILES, VOCABULARIES
+from .files import CONFIG, IMAGE_PROCESSOR, TARGET_TOKENIZER, TOKENIZER_FILES, VOCABULARIES
 
 GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
@@ -92,7 +94,7 @@ def load_checkpoint(source: str | os.PathLike) -> PreTrainedModel:
 
 
 def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
-    """The tokenizer of a checkpoint, a directory or Hub id.
+    """The tokenizer of a checkpoint, a directory or Hub id. Where target text is cut otherwise, it does that for `text_target`.
 
     Raises:
         FileNotFoundError: without a directory, or files of a tokenizer.
@@ -109,11 +111,28 @@ def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
             tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
             if not isinstance(longest := tokenizer.model_max_length, int | float):  # found only when it reads
                 raise ValueError(f"model_max_length is {shown(longest)}, expected a number")
+            if (target := directory / TARGET_TOKENIZER).is_file():
+                give_target(tokenizer, Tokenizer.from_file(str(target)))
             return tokenizer
     except ValueError:
         if not code:
             raise
     raise ValueError(f"{directory} has a tokenizer of its own code, which is not run: expected one of transformers, got {code}")
+
+
+def give_target(tokenizer: PreTrainedTokenizerBase, target: Tokenizer) -> None:
+    """Has `tokenizer` cut `text_target` with `target`, as classes of transformers with two models do, and write both."""
+    for mode, backend in {"input": tokenizer.backend_tokenizer, "target": target}.items():
+        setattr(tokenizer, f"_switch_to_{mode}_mode", partial(setattr, tokenizer, "_tokenizer", backend))
+    tokenizer.save_pretrained = partial(save_with_target, tokenizer, target)
+
+
+def save_with_target(
+    tokenizer: PreTrainedTokenizerBase, target: Tokenizer, directory: str | os.PathLike, **options: object
+) -> tuple[str, ...]:
+    files = type(tokenizer).save_pretrained(tokenizer, directory, **options)
+    target.save(os.path.join(directory, TARGET_TOKENIZER))
+    return files
 
 
 def load_image_processor(source: str | os.PathLike) -> BaseImageProcessor:

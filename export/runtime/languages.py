@@ -102,8 +102,9 @@ def some(names: Iterable[str]) -> str:
 
 
 def nearest_language(name: str, known: Iterable[str]) -> str | None:
-    """The one of `known` that `name` is the beginning of, or that is most like it, if any is: with its script or region, or
-    without."""
-    stems = {language.partition("_")[0]: language for language in known}
-    longer = [language for language in sorted(known) if name and language.lower().startswith(name.lower())]
-    return next(iter(longer), None) or nearest(name, known) or stems.get(nearest(name.lower(), stems) or "")
+    """The one of `known` that has the same language with another script or region, that `name` is the beginning of, or that is
+    most like it, if any is."""
+    stem = name.partition("_")[0].lower()
+    same = [language for language in known if language.partition("_")[0].lower() == stem]
+    longer = [language for language in known if stem and language.lower().startswith(stem)]
+    return next(iter(sorted(same) + sorted(longer)), None) or nearest(name, known)

@@ -7,7 +7,7 @@ from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from .fields import Fields, require
-from .tensors import ROW, SAME, TensorMap, drop_rows, linear, tensor_map, zeros
+from .tensors import ROW, SAME, TensorMap, drop_rows, linear, tensor_map, tokens, zeros
 
 CONFIG = "BartConfig"
 ARCHITECTURES = {
@@ -37,7 +37,7 @@ def sides(architecture: str) -> dict[str, str]:
 def vanilla_fields(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
     """The config fields that all kin of BART share, ours from theirs."""
     if is_decoder(architecture):
-        fields = stack_fields(theirs, "decoder")
+        fields = stack_fields(theirs, "decoder_")
         return fields | {"num_hidden_layers": theirs.decoder_layers, "add_cross_attention": True, "lm_head_bias": False}
     require(
         theirs,
@@ -45,7 +45,7 @@ def vanilla_fields(theirs: PreTrainedConfig, architecture: str, names: Collectio
         decoder_ffn_dim=theirs.encoder_ffn_dim,
         decoder_attention_heads=theirs.encoder_attention_heads,
     )
-    return stack_fields(theirs, "encoder") | {
+    return stack_fields(theirs, "encoder_") | {
         "encoder_layers": theirs.encoder_layers,
         "decoder_layers": theirs.decoder_layers,
         "lm_head_bias": "final_logits_bias" in names,
@@ -53,11 +53,11 @@ def vanilla_fields(theirs: PreTrainedConfig, architecture: str, names: Collectio
     }
 
 
-def stack_fields(theirs: PreTrainedConfig, side: str) -> Fields:
+def stack_fields(theirs: PreTrainedConfig, side: str = "") -> Fields:
     return {
         "hidden_size": theirs.d_model,
-        "intermediate_size": getattr(theirs, f"{side}_ffn_dim"),
-        "num_attention_heads": getattr(theirs, f"{side}_attention_heads"),
+        "intermediate_size": getattr(theirs, f"{side}ffn_dim"),
+        "num_attention_heads": getattr(theirs, f"{side}attention_heads"),
         "hidden_act": theirs.activation_function,
         "max_position_embeddings": theirs.max_position_embeddings,
         "scale_embedding": theirs.scale_embedding,
@@ -108,16 +108,19 @@ def source_fields(ours: VanillaTransformerConfig, architecture: str, wraps: bool
 
 
 def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
-    maps = body(ours, theirs, architecture)
+    maps = body(ours, theirs, architecture) + positions(architecture, unread=2)
     for stack, side in sides(architecture).items():
-        maps += positions(stack, side, unread=2) + linear(f"{stack}.embeddings.norm", f"{side}.layernorm_embedding")
+        maps += linear(f"{stack}.embeddings.norm", f"{side}.layernorm_embedding")
     return maps
 
 
-def positions(stack: str, side: str, unread: int = 0) -> list[TensorMap]:
-    """A learned table, without its `unread` first rows."""
+def positions(architecture: str, unread: int = 0) -> list[TensorMap]:
+    """Learned tables, without their `unread` first rows."""
     op = drop_rows(unread) if unread else SAME
-    return [tensor_map(f"{stack}.embeddings.embed_positions.weight", f"{side}.embed_positions.weight", op)]
+    return [
+        tensor_map(f"{stack}.embeddings.embed_positions.weight", f"{side}.embed_positions.weight", op)
+        for stack, side in sides(architecture).items()
+    ]
 
 
 def final_norms(architecture: str) -> list[TensorMap]:
@@ -127,7 +130,7 @@ def final_norms(architecture: str) -> list[TensorMap]:
 def body(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
     """Tokens, layers and heads, which all kin of BART have; they differ in positions and in norms around the layers."""
     if is_decoder(architecture):
-        maps = decoder_embeddings(theirs.tie_word_embeddings)
+        maps = tokens("decoder.embed_tokens.weight", "lm_head.weight", theirs.tie_word_embeddings)
     else:
         maps = embeddings(ours, theirs.tie_word_embeddings, getattr(theirs, "share_encoder_decoder_embeddings", True))
         maps.append(final_logits_bias(ours))
@@ -136,12 +139,6 @@ def body(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture:
     for stack, side in sides(architecture).items():
         maps += layers(f"{stack}.layers", f"{side}.layers", getattr(theirs, f"{side}_layers"), side == "decoder")
     return maps
-
-
-def decoder_embeddings(tied: bool) -> list[TensorMap]:
-    also = ("lm_head.weight",) if tied else ()
-    maps = [tensor_map("model.embeddings.embed_tokens.weight", "decoder.embed_tokens.weight", also=also)]
-    return maps if tied else [*maps, tensor_map("lm_head.weight", "lm_head.weight")]
 
 
 def embeddings(ours: VanillaTransformerConfig, tied: bool, shared: bool = True) -> list[TensorMap]:
@@ -166,7 +163,7 @@ def final_logits_bias(ours: VanillaTransformerConfig) -> TensorMap:
     return TensorMap((), "final_logits_bias", zeros(1, ours.vocab_size))
 
 
-def layers(ours: str, theirs: str, count: int, has_cross_attention: bool) -> list[TensorMap]:
+def layers(ours: str, theirs: str, count: int, has_cross_attention: bool = False) -> list[TensorMap]:
     maps = []
     attentions = {"self_attn": "self_attn"} | ({"cross_attn": "encoder_attn"} if has_cross_attention else {})
     for i in range(count):

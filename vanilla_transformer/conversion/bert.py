@@ -40,6 +40,15 @@ def require_encoder(theirs: PreTrainedConfig) -> None:
 
 def encoder_fields(theirs: PreTrainedConfig) -> Fields:
     """The config fields that BERT, RoBERTa, ELECTRA and MPNet share, ours from theirs."""
+    return stack_fields(theirs) | {
+        "type_vocab_size": getattr(theirs, "type_vocab_size", 0),
+        "scale_embedding": False,
+        "embedding_norm": True,
+        "layer_norm_eps": theirs.layer_norm_eps,
+    }
+
+
+def stack_fields(theirs: PreTrainedConfig) -> Fields:
     dropout = theirs.hidden_dropout_prob
     classifier_dropout = getattr(theirs, "classifier_dropout", None)
     return {
@@ -48,11 +57,7 @@ def encoder_fields(theirs: PreTrainedConfig) -> Fields:
         "num_hidden_layers": theirs.num_hidden_layers,
         "num_attention_heads": theirs.num_attention_heads,
         "hidden_act": theirs.hidden_act,
-        "type_vocab_size": getattr(theirs, "type_vocab_size", 0),
         "position_embedding_type": "learned",
-        "scale_embedding": False,
-        "embedding_norm": True,
-        "layer_norm_eps": theirs.layer_norm_eps,
         "initializer_range": theirs.initializer_range,
         "embedding_dropout": dropout,
         "dropout": dropout,

@@ -150,10 +150,10 @@ class ConversionPlan:
             "modules": [module.kind for module in self.companions.modules],
         }
 
-    def has_unequal(self) -> bool:
-        """Whether the source has other values for a tensor under another of its names."""
-        read = self.files.read
-        return any(not torch.equal(read(name), read(step.reads[0])) for step in self.steps for name in step.same)
+    def unequal(self) -> list[tuple[str, str]]:
+        """Names of one tensor for which the source has other values, in pairs."""
+        pairs = [(step.reads[0], name) for step in self.steps for name in step.same]
+        return [pair for pair in pairs if not torch.equal(*map(self.files.read, pair))]
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Of the result, by name, one after the other in the order of `shapes`."""

@@ -7,7 +7,7 @@ from transformers import PreTrainedConfig
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from .bert import classifier_of
 from .fields import Fields
-from .tensors import TensorMap, linear, tensor_map
+from .tensors import TensorMap, linear, tensor_map, tokens
 
 CONFIG = "DistilBertConfig"
 ARCHITECTURES = {
@@ -44,10 +44,8 @@ def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collec
 
 
 def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
-    tied = theirs.tie_word_embeddings
-    also = ("vocab_projector.weight",) if tied else ()
     maps = [
-        tensor_map("model.embeddings.embed_tokens.weight", "embeddings.word_embeddings.weight", also=also),
+        *tokens("embeddings.word_embeddings.weight", "vocab_projector.weight", theirs.tie_word_embeddings),
         tensor_map("model.embeddings.embed_positions.weight", "embeddings.position_embeddings.weight"),
         *linear("model.embeddings.norm", "embeddings.LayerNorm"),
     ]
@@ -64,7 +62,5 @@ def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, archit
     maps += linear("transform.dense", "vocab_transform")
     maps += linear("transform.norm", "vocab_layer_norm")
     maps.append(tensor_map("lm_head.bias", "vocab_projector.bias"))
-    if not tied:
-        maps.append(tensor_map("lm_head.weight", "vocab_projector.weight"))
     maps += linear("model.pooler.dense", "pre_classifier")
     return maps + linear(classifier_of(architecture), "classifier") + linear("qa_outputs", "qa_outputs")

@@ -7,7 +7,7 @@ from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from .fields import Fields, require
-from .tensors import SAME, THIRDS, THIRDS_TRANSPOSED, TRANSPOSED, Op, TensorMap, linear, scaled, tensor_map
+from .tensors import SAME, THIRDS, THIRDS_TRANSPOSED, TRANSPOSED, Op, TensorMap, linear, scaled, tensor_map, tokens
 
 CONFIG = "GPT2Config"
 ARCHITECTURES = {
@@ -77,17 +77,14 @@ def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Field
 
 
 def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
-    tied = theirs.tie_word_embeddings
     maps = [
-        tensor_map("model.embeddings.embed_tokens.weight", "wte.weight", also=("lm_head.weight",) if tied else ()),
+        *tokens("wte.weight", "lm_head.weight", theirs.tie_word_embeddings),
         tensor_map("model.embeddings.embed_positions.weight", "wpe.weight"),
         *linear("model.norm", "ln_f"),
         tensor_map("score.weight", "score.weight"),
         *linear("classifier", "classifier"),
         *linear("qa_outputs", "qa_outputs"),
     ]
-    if not tied:
-        maps.append(tensor_map("lm_head.weight", "lm_head.weight"))
     for i in range(ours.num_hidden_layers):
         layer = f"model.layers.{i}"
         their_layer = f"h.{i}"

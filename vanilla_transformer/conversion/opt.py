@@ -7,7 +7,7 @@ from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from .fields import Fields, require
-from .tensors import TensorMap, drop_rows, linear, tensor_map
+from .tensors import TensorMap, drop_rows, linear, tensor_map, tokens
 
 CONFIG = "OPTConfig"
 ARCHITECTURES = {
@@ -79,18 +79,14 @@ def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Field
 
 
 def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
-    tied = theirs.tie_word_embeddings
     bias = ours.linear_bias
-    also = ("lm_head.weight",) if tied else ()
     maps = [
-        tensor_map("model.embeddings.embed_tokens.weight", "decoder.embed_tokens.weight", also=also),
+        *tokens("decoder.embed_tokens.weight", "lm_head.weight", theirs.tie_word_embeddings),
         tensor_map("model.embeddings.embed_positions.weight", "decoder.embed_positions.weight", drop_rows(1)),
         *linear("model.norm", "decoder.final_layer_norm"),
         tensor_map("score.weight", "score.weight"),
         *linear("qa_outputs", "qa_outputs"),
     ]
-    if not tied:
-        maps.append(tensor_map("lm_head.weight", "lm_head.weight"))
     for i in range(ours.num_hidden_layers):
         layer = f"model.layers.{i}"
         their_layer = f"decoder.layers.{i}"

@@ -30,7 +30,7 @@ from ..files import VERSION_KEY
 from .conversion_plan import ConversionPlan, TensorStep
 from .converter import Converter, converter_of
 from .fields import Fields, require
-from .registry import FAMILIES
+from .registry import FAMILIES, REFUSED
 from .sinusoids import check_table
 from .tensors import TensorFiles, TensorMap
 from .tokenizers import find_tokenizer
@@ -66,9 +66,13 @@ def plan_to_vanilla(source: str | PathLike) -> ConversionPlan:
     files = TensorFiles(path)
     files.rename(lambda name: modern_name(name).removeprefix(converter.PREFIX))
     plan = plan_by_config(theirs, converter, architecture, files)
-    if getattr(theirs, "tie_word_embeddings", False) and plan.has_unequal():  # transformers ties no such, whatever it says
+    unequal = plan.unequal()
+    if unequal and getattr(theirs, "tie_word_embeddings", False):  # transformers ties no such, whatever the config says
         theirs.tie_word_embeddings = False
         plan = plan_by_config(theirs, converter, architecture, files)
+        unequal = plan.unequal()
+    if unequal:
+        raise ValueError(f"{path}: {' and '.join(unequal[0])} differ, expected one tensor under both names")
     plan.left_out += [f"{name}={value}" for name in TRAINING_FIELDS if (value := getattr(theirs, name, 0))]
     return attach_other_files(plan, source, path)
 
@@ -147,7 +151,7 @@ def plan_to_source(source: str | PathLike, to: str) -> ConversionPlan:
     architecture = names[architecture_of(ours, names)]
     config_class = getattr(transformers, converter.CONFIG)
     if "head_dim" not in config_class.attribute_map:  # as it is T5's d_kv
-        require(ours, head_dim=ours.hidden_size // ours.num_attention_heads)
+        require(ours, head_dim=ours.hidden_size // ours.num_attention_heads, norm_type="layer_norm", gated=False)
     require(ours, value_head_dim=ours.head_dim)
     mark = {VERSION_KEY: vanilla_transformer.__version__}  # that we wrote it, and may replace it
     config = config_class(**common_fields(ours), **converter.to_source_config(ours, architecture), **mark)
@@ -211,7 +215,9 @@ def open_checkpoint(source: str | PathLike) -> tuple[Path, PreTrainedConfig]:
     if not Path(source).is_dir() and not list(path.glob("*.safetensors")):
         path = checkpoint_directory(source, ("pytorch_model*.bin",))  # pickles only if there is nothing else
     content, _ = read_raw_config(path)
-    if (model_type := content["model_type"]) not in (*FAMILIES, *CONFIGS):
+    if (model_type := content["model_type"]) in REFUSED:
+        raise ValueError(f"{source} is a {model_type} checkpoint, which cannot be converted: {REFUSED[model_type]}")
+    if model_type not in (*FAMILIES, *CONFIGS):
         raise ValueError(f"{source} is a {model_type} checkpoint, expected one of {', '.join(FAMILIES)}")
     return path, made_config(CONFIGS.get(model_type) or CONFIG_MAPPING[model_type], content, path)
 

@@ -36,11 +36,15 @@ REGISTERED = (
     Family("electra", "ELECTRA", "encoder"),
     Family("gpt2", "GPT-2", "decoder", converts_back=True),
     Family("opt", "OPT", "decoder", converts_back=True),
+    Family("xglm", "XGLM", "decoder"),
+    Family("biogpt", "BioGPT", "decoder"),
     Family("bart", "BART", "seq2seq", converts_back=True),
     Family("mbart", "mBART", "seq2seq", converts_back=True),
     Family("marian", "Marian (OPUS-MT)", "seq2seq", converts_back=True),
     Family("m2m_100", "M2M100 (NLLB-200)", "seq2seq", converts_back=True),
     Family("pegasus", "Pegasus", "seq2seq", converts_back=True),
+    Family("blenderbot", "Blenderbot", "seq2seq"),
+    Family("plbart", "PLBart", "seq2seq"),
     Family("t5", "T5, Flan-T5, ByT5", "seq2seq", converts_back=True),
     Family("mt5", "mT5", "seq2seq", converts_back=True),
     Family("vit", "ViT", "vision", converts_back=True),
@@ -48,6 +52,24 @@ REGISTERED = (
     Family("dinov2", "DINOv2", "vision"),
 )
 FAMILIES = {family.model_type: family for family in REGISTERED}
+# By their model_type, families that are often asked for, and why their checkpoints cannot be converted.
+REFUSED = {
+    "albert": "ALBERT repeats the weights of one layer, and its embeddings are narrower than its layers",
+    "blenderbot-small": "BlenderbotSmall's decoder normalises tokens before it adds positions",
+    "clip": "CLIP is a model of texts and one of images",
+    "codegen": "CodeGen's attention and feed-forward run side by side",
+    "deberta": "DeBERTa scores positions apart from tokens",
+    "deberta-v2": "DeBERTa scores positions apart from tokens",
+    "esm": "ESM scales embeddings by the share of masked tokens",
+    "fsmt": "FSMT has two vocabularies",
+    "gpt_neo": "GPT-Neo's layers are of two kinds in turn, with a window and without",
+    "led": "LED has local attention and global tokens",
+    "longformer": "Longformer has local attention and global tokens",
+    "nllb-moe": "NLLB-MoE has layers of experts",
+    "umt5": "UMT5 has relative positions in each layer",
+    "whisper": "Whisper reads sound",
+    "xlm-roberta-xl": "XLM-R-XL has other norms than XLM-R, and no converter",
+}
 
 
 def table_rows() -> list[str]:

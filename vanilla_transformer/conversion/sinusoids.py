@@ -14,14 +14,15 @@ def marian_table(rows: int, width: int) -> torch.Tensor:
     return sines_then_cosines(rows, frequencies)
 
 
-def fairseq_table(rows: int, width: int, pad_token_id: int) -> torch.Tensor:
+def fairseq_table(rows: int, width: int, pad_token_id: int | None) -> torch.Tensor:
     """pos / 10000^(i / (width / 2 - 1)), as tensor2tensor has it: (rows, width). The row of padding is 0. In float32, as the
     models compute it whatever they are in."""
     half = width // 2
     frequencies = torch.exp(torch.arange(half).float() * -(math.log(10000) / (half - 1)))
     table = sines_then_cosines(rows, frequencies)
     table = torch.nn.functional.pad(table, (0, width % 2))
-    table[pad_token_id : pad_token_id + 1] = 0
+    if pad_token_id is not None:
+        table[pad_token_id : pad_token_id + 1] = 0
     return table
 
 

@@ -58,9 +58,7 @@ def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collec
     require(theirs, is_encoder_decoder=True)
     start = getattr(theirs, "decoder_start_token_id", None)
     if start is None and not architecture.endswith("Model"):
-        raise ValueError(
-            "decoder_start_token_id=None cannot be converted, expected a token, 0 in the models that were published"
-        )
+        raise ValueError("decoder_start_token_id=None cannot be converted, expected a token, as 0 in published checkpoints")
     depths = {"encoder_layers": theirs.num_layers, "decoder_layers": theirs.num_decoder_layers}
     return fields | depths | {"lm_head_bias": False, "decoder_start_token_id": start}
 

@@ -121,6 +121,12 @@ def linear(ours: str, theirs: str, bias: bool = True) -> list[TensorMap]:
     return [tensor_map(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")[: 1 + bias]]
 
 
+def tokens(theirs: str, head: str, tied: bool) -> list[TensorMap]:
+    """The embeddings of a model of one stack, and `head`, the projection to the vocabulary."""
+    maps = [tensor_map("model.embeddings.embed_tokens.weight", theirs, also=(head,) if tied else ())]
+    return maps if tied else [*maps, tensor_map("lm_head.weight", head)]
+
+
 # ------------------------------------------------------------------------------------------------------------- reading
 
 

@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ...checkpoint import has_tokenizer, load_tokenizer, save_tokenizer
-from ...files import TARGET_TOKENIZER
 from . import byt5, m2m_100, marian, nllb
 from .sentencepiece_model import parse
 
@@ -53,8 +52,8 @@ def find_tokenizer(directory: Path) -> FoundTokenizer | None:
 
 def made_tokenizer(directory: Path) -> FoundTokenizer:
     if any((directory / name).is_file() for name in ("source.spm", "target.spm")):
-        tokenizer, target, notes = marian.make_tokenizers(directory)
-        return FoundTokenizer(tokenizer, {TARGET_TOKENIZER: target}, notes)
+        tokenizer, notes = marian.make_tokenizer(directory)
+        return FoundTokenizer(tokenizer, notes=notes)
     tokenizer = load(directory)
     kind = type(tokenizer).__name__
     if kind == "M2M100Tokenizer":

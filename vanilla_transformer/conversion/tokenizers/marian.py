@@ -5,15 +5,16 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
-from ...checkpoint import read_json
-from .sentencepiece_model import make_tokenizer, read_sentencepiece, read_vocabulary
+from ...checkpoint import give_target, read_json
+from . import sentencepiece_model
+from .sentencepiece_model import read_sentencepiece, read_vocabulary
 
 MAX_LENGTH = 512  # of `MarianTokenizer`, where tokenizer_config.json has no model_max_length
 SPECIAL_TOKENS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
-def make_tokenizers(directory: Path) -> tuple[PreTrainedTokenizerFast, Tokenizer, list[str]]:
-    """Of source text, with the ids and the decoding of `MarianTokenizer`; of target text; and what differs, in words.
+def make_tokenizer(directory: Path) -> tuple[PreTrainedTokenizerFast, list[str]]:
+    """That with the ids of `MarianTokenizer`, its decoding and its `text_target`; and what differs, in words.
 
     Raises:
         FileNotFoundError, ImportError, ValueError: as `read_sentencepiece` and `read_vocabulary`; ValueError for separate
@@ -37,7 +38,8 @@ def make_tokenizers(directory: Path) -> tuple[PreTrainedTokenizerFast, Tokenizer
     )
     few = ", ".join(missing[:5])
     lacking = f"vocab.json lacks {len(missing)} of the pieces of source.spm, {few}: text is cut without them"
-    return tokenizer, target, [lacking] if missing else []
+    give_target(tokenizer, target)
+    return tokenizer, [lacking] if missing else []
 
 
 def of_one_language(
@@ -46,7 +48,7 @@ def of_one_language(
     special = [eos_token, unk_token, pad_token]
     languages = [piece for piece in vocabulary if is_language(piece)]
     model = read_sentencepiece(spm, ["unigram"])
-    tokenizer, missing = make_tokenizer(model, vocabulary, unk_token, [*special, *languages])
+    tokenizer, missing = sentencepiece_model.make_tokenizer(model, vocabulary, unk_token, [*special, *languages])
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {eos_token}", pair=f"$A $B {eos_token}", special_tokens=[(eos_token, vocabulary[eos_token])]
     )

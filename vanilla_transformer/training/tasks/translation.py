@@ -5,7 +5,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from transformers import DataCollatorForSeq2Seq, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import DataCollatorForSeq2Seq, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ...configuration_vanilla_transformer import VanillaSeq2SeqConfig
 from ...modeling_vanilla_transformer import VanillaSeq2SeqForConditionalGeneration
@@ -40,7 +40,9 @@ def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
 
 
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
-    return {"input_ids": tokenizer(columns["source"])["input_ids"], "labels": tokenizer(columns["target"])["input_ids"]}
+    is_plain = isinstance(tokenizer, PreTrainedTokenizerBase)  # others have one way to cut both
+    labels = tokenizer(text_target=columns["target"]) if is_plain else tokenizer(columns["target"])
+    return {"input_ids": tokenizer(columns["source"])["input_ids"], "labels": labels["input_ids"]}
 
 
 def examples(rows: Rows, data: dict, split: str) -> Any:
