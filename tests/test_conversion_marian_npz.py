@@ -13,7 +13,8 @@ from families import assert_exact, given_to, outputs_of, random_model
 from transformers import GenerationConfig, MarianConfig, MarianTokenizer
 
 import vanilla_transformer
-from vanilla_transformer.conversion import convert, plan_conversion
+from vanilla_transformer.conversion import convert, converted, plan_conversion
+from vanilla_transformer.info import info
 from vanilla_transformer_export.cli import main
 
 TEXTS = ["a man sees the dog", "the park", "number 12 in the park"]
@@ -124,6 +125,14 @@ def test_a_dry_run_shows_it(written, capsys, tmp_path):
     main(["convert", str(written[0]), str(tmp_path / "ours"), "--dry-run"])
     assert "shared.weight -> model.encoder.embeddings.embed_tokens.weight" in capsys.readouterr().out
     assert not (tmp_path / "ours").exists()
+
+
+def test_other_commands_convert_it_on_the_way(written):
+    raw, theirs, _ = written
+    weights = {tensor.data_ptr(): tensor for name, tensor in theirs.state_dict().items() if "embed_positions" not in name}
+    assert info(raw)["total_parameters"] == sum(tensor.numel() for tensor in weights.values())
+    with converted(raw) as ours:
+        assert (ours / "tokenizer.json").is_file()
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from ..configuration_vanilla_transformer import CONFIGS
 from ..errors import UsageError
 from ..files import new_directory
 from .conversion_plan import ConversionPlan
+from .marian_npz import is_marian
 from .planning import plan_conversion
 from .registry import FAMILIES, Family
 from .tensors import TensorFiles
@@ -90,6 +91,8 @@ def converted(source: str | os.PathLike, keep: str | os.PathLike | None = None) 
 
 def is_ours(source: str | os.PathLike) -> bool:
     """Whether the checkpoint `source`, a directory or Hub id, needs no conversion."""
+    if os.path.isdir(source) and is_marian(Path(source)):
+        return False
     content, _ = read_raw_config(checkpoint_directory(source, (CONFIG,)))
     return content["model_type"] in CONFIGS
 

@@ -29,10 +29,10 @@ from ..checkpoint import (
 from ..companions import companions, left_out
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..files import VERSION_KEY
-from . import marian_npz
 from .conversion_plan import ConversionPlan, TensorStep
 from .converter import Converter, converter_of
 from .fields import Fields, require
+from .marian_npz import is_marian, write_checkpoint
 from .registry import FAMILIES, REFUSED
 from .sinusoids import check_table
 from .tensors import TensorFiles, TensorMap
@@ -61,7 +61,7 @@ def plan_conversion(source: str | PathLike, to: str | None = None) -> Conversion
 
 def plan_to_vanilla(source: str | PathLike) -> ConversionPlan:
     """Another project's checkpoint -> ours."""
-    if os.path.isdir(source) and marian_npz.is_marian(Path(source)):
+    if os.path.isdir(source) and is_marian(Path(source)):
         return plan_marian(Path(source))
     path, theirs = open_checkpoint(source)
     if theirs.model_type in CONFIGS:
@@ -85,7 +85,7 @@ def plan_to_vanilla(source: str | PathLike) -> ConversionPlan:
 def plan_marian(source: Path) -> ConversionPlan:
     """A model as Marian itself writes it, by way of a checkpoint of transformers that is there as long as the plan."""
     directory = tempfile.TemporaryDirectory()
-    marian_npz.write_checkpoint(source, Path(directory.name))
+    write_checkpoint(source, Path(directory.name))
     plan = plan_to_vanilla(directory.name)
     plan.temporary = directory
     return plan

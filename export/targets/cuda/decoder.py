@@ -56,7 +56,11 @@ class CudaDecoders:
     def encode(self, ids: np.ndarray, mask: np.ndarray, sizes: dict[str, int]) -> tuple["Buffers", np.ndarray]:
         """Buffers with the keys and values of the source, which stay on the device; and its mask as they have it."""
         added = -ids.shape[1] % SOURCE
-        padded = [pad_batch(np.pad(array, ((0, 0), (0, added))), sizes["batch_size"]) for array in (ids, mask)]
+        fills = (self.export.config.get("pad_token_id") or 0, 0)  # positions that count ids do not count padding
+        padded = [
+            pad_batch(np.pad(array, ((0, 0), (0, added)), constant_values=fill), sizes["batch_size"])
+            for array, fill in zip((ids, mask), fills, strict=True)
+        ]
         buffers = self.buffers({**sizes, "source_length": padded[0].shape[1]})
         encoder = self.export.sessions["encoder"]
         binding = encoder.io_binding()
