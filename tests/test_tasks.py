@@ -5,6 +5,7 @@ import dataclasses
 import json
 import shutil
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -211,6 +212,19 @@ def test_entities_are_those_of_the_pipeline(made, cut_at, name, strategy):
         for stride in (0, 7):
             options = {"aggregation_strategy": strategy, "stride": stride}
             same(runtime.tag(MANY, **options), [pipe(text, **options) for text in MANY])
+
+
+def test_texts_are_cut_for_one_call_only(made, cut_at):
+    """While others read the same tokenizer."""
+    pipe, runtime = both(made, "tag", "token-classification")
+    cut_at(pipe, runtime, 24)
+    whole = [encoding.ids for encoding in runtime.encode(MANY, special_tokens=True)]
+    wanted = runtime.tag(MANY)
+    with ThreadPoolExecutor(4) as pool:
+        cut = [pool.submit(runtime.tag, MANY) for _ in range(20)]
+        read = [pool.submit(runtime.encode, MANY, special_tokens=True) for _ in range(200)]
+        assert all([encoding.ids for encoding in each.result()] == whole for each in read)
+        assert all(each.result() == wanted for each in cut)
 
 
 # ----------------------------------------------------------------------------------------------------------------- questions
@@ -596,6 +610,7 @@ def test_prompts_and_modules_that_are_not_there_are_an_error(embedded, monkeypat
             [pooling, {"type": "Dense", "activation_function": "torch.nn.Mish"}],
             "is 'torch.nn.Mish', which this runtime",
         ),
+        ([pooling, {"type": "Dense"}], "names no folder of its module Dense: export again"),
         ([pooling, {"type": "Dense", "folder": "2_Dense"}], "has no 2_Dense/model.safetensors, which its module Dense needs"),
         ([pooling, {"type": "Normalize", "module_input_name": "token_embeddings"}], "expected 'sentence_embedding'"),
     ):
@@ -705,6 +720,7 @@ FAMILIES = {
     "xlm-roberta": ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM"),
     "mpnet": ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM"),
     "bart": ("ForSequenceClassification", "ForQuestionAnswering"),
+    "t5": ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
 }
 PREFIXES = {"xlm-roberta": "XLMRoberta", "mpnet": "MPNet", "distilbert": "DistilBert"}
 
