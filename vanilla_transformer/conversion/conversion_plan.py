@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -38,7 +39,8 @@ class ConversionPlan:
 
     `left_out` are tensors of the source that belong to its family but not to its architecture, fields that act in training
     only, and files that change what a model does and are not converted. `image_processor` is the class of transformers that
-    reads preprocessor_config.json where that names none. Printed, a plan is the mapping of tensors.
+    reads preprocessor_config.json where that names none. `temporary` holds the files if they had to be made for this plan.
+    Printed, a plan is the mapping of tensors.
 
     Raises:
         ValueError: for tensors of the source whose shapes do not fit the config.
@@ -52,6 +54,7 @@ class ConversionPlan:
     tokenizer: FoundTokenizer | None = None
     companions: Companions = field(default_factory=Companions)
     image_processor: str | None = None
+    temporary: TemporaryDirectory | None = None
 
     def __post_init__(self) -> None:
         self.shapes: Shapes = {}

@@ -1,6 +1,8 @@
 """How a checkpoint converts, decided by its config and by the names and shapes of its tensors."""
 
+import os
 import re
+import tempfile
 from collections.abc import Collection, Iterable
 from os import PathLike
 from pathlib import Path
@@ -27,6 +29,7 @@ from ..checkpoint import (
 from ..companions import companions, left_out
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..files import VERSION_KEY
+from . import marian_npz
 from .conversion_plan import ConversionPlan, TensorStep
 from .converter import Converter, converter_of
 from .fields import Fields, require
@@ -58,6 +61,8 @@ def plan_conversion(source: str | PathLike, to: str | None = None) -> Conversion
 
 def plan_to_vanilla(source: str | PathLike) -> ConversionPlan:
     """Another project's checkpoint -> ours."""
+    if os.path.isdir(source) and marian_npz.is_marian(Path(source)):
+        return plan_marian(Path(source))
     path, theirs = open_checkpoint(source)
     if theirs.model_type in CONFIGS:
         raise ValueError(f"{source} is a {theirs.model_type} checkpoint already, expected a family to convert it to")
@@ -75,6 +80,15 @@ def plan_to_vanilla(source: str | PathLike) -> ConversionPlan:
         raise ValueError(f"{path}: {' and '.join(unequal[0])} differ, expected one tensor under both names")
     plan.left_out += [f"{name}={value}" for name in TRAINING_FIELDS if (value := getattr(theirs, name, 0))]
     return attach_other_files(plan, source, path)
+
+
+def plan_marian(source: Path) -> ConversionPlan:
+    """A model as Marian itself writes it, by way of a checkpoint of transformers that is there as long as the plan."""
+    directory = tempfile.TemporaryDirectory()
+    marian_npz.write_checkpoint(source, Path(directory.name))
+    plan = plan_to_vanilla(directory.name)
+    plan.temporary = directory
+    return plan
 
 
 def plan_by_config(theirs: PreTrainedConfig, converter: Converter, architecture: str, files: TensorFiles) -> ConversionPlan:

@@ -1,0 +1,210 @@
+"""Models as Marian itself writes them, and as OPUS-MT publishes them: *.npz, decoder.yml, *vocab.yml, source.spm, target.spm.
+
+`write_checkpoint` makes of them what transformers' Marian has, by the names and with the configs that transformers 4 gave
+them: every matrix transposed, one row more in the embeddings, of padding. The module `marian` converts that. Sinusoids are the
+paper's, as there; the frequencies of Marian itself are 10000^(-i / (d_model / 2 - 1)).
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from transformers import GenerationConfig, MarianConfig
+
+from ..checkpoint import CONFIG, WEIGHTS, readers_errors, shown
+from .tensors import write_safetensors
+
+YAML_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # all values are strings
+MODEL_CONFIG = "special:model.yml"
+PIECES = ("source.spm", "target.spm")
+# What a model's config has to say; what it does not say is the first of several values.
+REQUIRED = {"type": "transformer", "tied-embeddings-all": "true"}
+EXPECTED = {
+    "layer-normalization": "false",
+    "right-left": "false",
+    "transformer-ffn-depth": "2",
+    "transformer-decoder-ffn-depth": ("0", "2"),
+    "transformer-decoder-dim-ffn": "0",
+    "transformer-decoder-autoreg": "self-attention",
+    "transformer-no-projection": "false",
+    "transformer-no-affine": "false",
+    "transformer-postprocess-emb": "d",
+    "transformer-postprocess": "dan",  # dropout, add, normalise
+    "transformer-postprocess-top": "",
+    "transformer-preprocess": "",
+    "transformer-tied-layers": ([], ""),
+    "transformer-train-position-embeddings": "false",
+    "transformer-pool": "false",
+    "transformer-rnn-projection": "false",
+    "ulr": "false",
+    "ulr-dim-emb": "0",
+    "output-omit-bias": "false",
+    "lemma-dim-emb": "0",
+    "transformer-ffn-activation": ("swish", "relu"),
+}
+# In a layer, theirs and transformers'.
+LAYER = {
+    f"{part}_{kind}{letter}": f"{name}.{projection}.{'weight' if kind == 'W' else 'bias'}"
+    for part, name in (("self", "self_attn"), ("context", "encoder_attn"))
+    for kind in "Wb"
+    for letter, projection in (("q", "q_proj"), ("k", "k_proj"), ("v", "v_proj"), ("o", "out_proj"))
+}
+LAYER |= {"ffn_W1": "fc1.weight", "ffn_b1": "fc1.bias", "ffn_W2": "fc2.weight", "ffn_b2": "fc2.bias"}
+LAYER |= {
+    f"{part}_ln_{kind}": f"{name}_layer_norm.{parameter}"
+    for part, name in (("self_Wo", "self_attn"), ("context_Wo", "encoder_attn"), ("ffn_ffn", "final"))
+    for kind, parameter in (("scale", "weight"), ("bias", "bias"))
+}
+
+
+def is_marian(source: Path) -> bool:
+    """Whether the directory has a model of Marian's and none of transformers'."""
+    return not (source / CONFIG).is_file() and any(source.glob("*.npz"))
+
+
+def write_checkpoint(source: Path, out: Path) -> None:
+    """Writes what is in `source` to `out`, an empty directory, as a checkpoint of transformers.
+
+    Raises:
+        FileNotFoundError: if a file is missing.
+        ValueError: for files that are damaged, and a model that is not the paper's with one matrix of tokens.
+    """
+    file, vocabulary_file = only(source, "*.npz"), only(source, "*vocab.yml")
+    for name in ("decoder.yml", *PIECES):
+        if not (source / name).is_file():
+            raise FileNotFoundError(f"{source} lacks {name}: expected a model whose texts are cut by SentencePiece")
+    decoder = read_yaml(source / "decoder.yml")
+    vocabulary = read_vocabulary(vocabulary_file)
+    with readers_errors(file), np.load(file, allow_pickle=False) as arrays:
+        config = marian_config(read_model_config(arrays), vocabulary)
+        if (rows := len(arrays["Wemb"]) if "Wemb" in arrays else 0) != len(vocabulary):
+            raise ValueError(f"Wemb has {rows} rows, expected {len(vocabulary)}, the tokens of {vocabulary_file}")
+        shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors(arrays)}
+        write_safetensors(out / WEIGHTS, shapes, tensors(arrays))
+    config.save_pretrained(out)
+    generation_config(config, decoder, source).save_pretrained(out)
+    vocabulary["<pad>"] = config.pad_token_id
+    (out / "vocab.json").write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
+    (out / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "MarianTokenizer", "separate_vocabs": False}))
+    for name in PIECES:
+        shutil.copyfile(source / name, out / name)
+
+
+def only(source: Path, pattern: str) -> Path:
+    found = sorted(source.glob(pattern))
+    if len(found) != 1:
+        raise FileNotFoundError(f"{source} has {[file.name for file in found]} of {pattern}, expected one file")
+    return found[0]
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Its values are strings."""
+    with readers_errors(path):
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=YAML_LOADER)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds {shown(content)}, expected names and values")
+    return content
+
+
+def read_vocabulary(path: Path) -> dict[str, int]:
+    """Ids by token: all from 0 on, `</s>` and `<unk>` among them."""
+    content = read_yaml(path)
+    with readers_errors(path):
+        vocabulary = {token: int(number) for token, number in content.items()}
+    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
+        raise ValueError(f"{path} has {len(vocabulary)} tokens, expected the ids 0 to {len(vocabulary) - 1} once each")
+    for token in ("</s>", "<unk>"):
+        if token not in vocabulary:
+            raise ValueError(f"{path} has no {token}, expected the vocabulary of a translation model")
+    if "<pad>" in vocabulary:
+        raise ValueError(f"{path} has <pad>, expected none: padding gets a row of its own")
+    return vocabulary
+
+
+def read_model_config(arrays: Any) -> dict[str, Any]:
+    """The YAML text that Marian keeps among the arrays, as characters that end with a zero."""
+    if MODEL_CONFIG not in arrays:
+        raise ValueError(f"there is no {MODEL_CONFIG}, expected a model of Marian's")
+    text = arrays[MODEL_CONFIG].astype(np.uint8).tobytes().decode("utf-8").rstrip("\0")
+    fields = yaml.load(text, Loader=YAML_LOADER)
+    if not isinstance(fields, dict):
+        raise ValueError(f"{MODEL_CONFIG} holds {shown(fields)}, expected names and values")
+    return fields
+
+
+def marian_config(fields: dict[str, Any], vocabulary: dict[str, int]) -> MarianConfig:
+    for name, expected in (REQUIRED | EXPECTED).items():
+        values = expected if isinstance(expected, tuple) else (expected,)
+        if (found := fields.get(name, None if name in REQUIRED else values[0])) not in values:
+            wanted = " or ".join(repr(value) for value in values)
+            raise ValueError(f"{name}={found!r} cannot be converted, expected {wanted}")
+
+    def size(name: str) -> int:
+        if not re.fullmatch(r"[1-9]\d{0,8}", str(value := fields.get(name))):
+            raise ValueError(f"{name}={value!r} cannot be converted, expected a whole number above 0")
+        return int(value)
+
+    sides = {"encoder": "enc-depth", "decoder": "dec-depth"}
+    padding, end = len(vocabulary), vocabulary["</s>"]
+    return MarianConfig(
+        vocab_size=padding + 1,
+        d_model=size("dim-emb"),
+        **{f"{side}_layers": size(depth) for side, depth in sides.items()},
+        **{f"{side}_attention_heads": size("transformer-heads") for side in sides},
+        **{f"{side}_ffn_dim": size("transformer-dim-ffn") for side in sides},
+        activation_function=fields.get("transformer-ffn-activation", "swish"),
+        max_position_embeddings=size("dim-emb"),  # as transformers has it; sinusoids have no end
+        scale_embedding=True,
+        pad_token_id=padding,
+        bos_token_id=0,
+        eos_token_id=end,
+        decoder_start_token_id=padding,
+        forced_eos_token_id=end,
+        architectures=["MarianMTModel"],
+        dtype=torch.float32,
+    )
+
+
+def generation_config(config: MarianConfig, decoder: dict[str, Any], source: Path) -> GenerationConfig:
+    with readers_errors(source / "decoder.yml"):
+        beams = int(decoder.get("beam-size", 12))  # the default of Marian's decoder
+    padding = config.pad_token_id
+    return GenerationConfig(
+        num_beams=beams,
+        max_length=512,
+        bad_words_ids=[[padding]],
+        pad_token_id=padding,
+        decoder_start_token_id=padding,
+        bos_token_id=config.bos_token_id,
+        eos_token_id=config.eos_token_id,
+        forced_eos_token_id=config.eos_token_id,
+    )
+
+
+def tensors(arrays: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """By transformers' names, each read when it is asked for."""
+    for name in arrays:
+        if name != MODEL_CONFIG:
+            array = torch.from_numpy(np.atleast_2d(arrays[name]))
+            if not array.is_floating_point() or array.ndim > 2:
+                raise ValueError(f"{name} is {array.dtype} {list(array.shape)}, expected a matrix of floating point")
+            yield renamed(name, array)
+
+
+def renamed(name: str, array: torch.Tensor) -> tuple[str, torch.Tensor]:
+    """Vectors are rows, matrices are multiplied from the left."""
+    if name == "Wemb":
+        return "model.shared.weight", torch.cat([array, torch.zeros_like(array[:1])])
+    if name == "decoder_ff_logit_out_b":
+        return "final_logits_bias", torch.cat([array, torch.zeros_like(array[:, :1])], dim=1)
+    match = re.fullmatch(r"(encoder|decoder)_l(\d+)_(\w+)", name)
+    if not match or match[3] not in LAYER:
+        raise ValueError(f"there is {name}, expected the tensors of the paper's model")
+    is_matrix = "_W" in match[3] and "_ln_" not in match[3]
+    return f"model.{match[1]}.layers.{int(match[2]) - 1}.{LAYER[match[3]]}", array.T if is_matrix else array[0]
