@@ -5,20 +5,25 @@ import dataclasses
 import json
 import shutil
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from checkpoints import EOS, SIZES, copy_of, edit_json, list_file, seal
+from checkpoints import EOS, SIZES, copy_of, edit_json, list_file, perturbed, seal
+from families import random_config, random_model
 from heads import LABELLED, LABELS, TAGS, TEXTS, close, save_head, word_pieces
+from PIL import Image
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import pipeline
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
+from vanilla_transformer.conversion import convert
 from vanilla_transformer.training.tokenizer import train_tokenizer
-from vanilla_transformer_export import TextRuntime, export
+from vanilla_transformer_export import ImageRuntime, TextRuntime, export
 from vanilla_transformer_export.cli import main
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.runtime.tasks.sentences import sentences_and_spaces
@@ -207,6 +212,19 @@ def test_entities_are_those_of_the_pipeline(made, cut_at, name, strategy):
         for stride in (0, 7):
             options = {"aggregation_strategy": strategy, "stride": stride}
             same(runtime.tag(MANY, **options), [pipe(text, **options) for text in MANY])
+
+
+def test_texts_are_cut_for_one_call_only(made, cut_at):
+    """While others read the same tokenizer."""
+    pipe, runtime = both(made, "tag", "token-classification")
+    cut_at(pipe, runtime, 24)
+    whole = [encoding.ids for encoding in runtime.encode(MANY, special_tokens=True)]
+    wanted = runtime.tag(MANY)
+    with ThreadPoolExecutor(4) as pool:
+        cut = [pool.submit(runtime.tag, MANY) for _ in range(20)]
+        read = [pool.submit(runtime.encode, MANY, special_tokens=True) for _ in range(200)]
+        assert all([encoding.ids for encoding in each.result()] == whole for each in read)
+        assert all(each.result() == wanted for each in cut)
 
 
 # ----------------------------------------------------------------------------------------------------------------- questions
@@ -592,6 +610,7 @@ def test_prompts_and_modules_that_are_not_there_are_an_error(embedded, monkeypat
             [pooling, {"type": "Dense", "activation_function": "torch.nn.Mish"}],
             "is 'torch.nn.Mish', which this runtime",
         ),
+        ([pooling, {"type": "Dense"}], "names no folder of its module Dense: export again"),
         ([pooling, {"type": "Dense", "folder": "2_Dense"}], "has no 2_Dense/model.safetensors, which its module Dense needs"),
         ([pooling, {"type": "Normalize", "module_input_name": "token_embeddings"}], "expected 'sentence_embedding'"),
     ):
@@ -676,3 +695,68 @@ def test_wrong_calls_of_predict_are_one_line(made, capsys, name, arguments, said
     line = str(stopped.value) if code == 1 else capsys.readouterr().err
     assert said in line and line.strip().count("\n") == 0
     assert (stopped.value.code == 2) == (code == 2)
+
+
+def test_predict_reads_pictures(tmp_path, capsys):
+    picture = np.random.default_rng(0).integers(0, 256, (20, 30, 3)).astype(np.uint8)
+    Image.fromarray(picture).save(tmp_path / "a.png")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    fields = {**sizes, "image_size": 16, "patch_size": 8, "id2label": {0: "cat", 1: "dog", 2: "bird"}}
+    perturbed("VanillaVisionForImageClassification", fields).save_pretrained(tmp_path / "model")
+    ViTImageProcessorPil(size=16).save_pretrained(tmp_path / "model")
+    export(tmp_path / "model", tmp_path / "export", cases=1)
+    wanted = ImageRuntime(tmp_path / "export", threads=1).classify([tmp_path / "a.png"], top_k=2)
+    line = json.dumps({"image": str(tmp_path / "a.png")})
+    for given in (tmp_path / "a.png", line):
+        same(predicted(capsys, tmp_path / "export", given, "--set", "top_k=2"), wanted)
+
+
+# ---------------------------------------------------------------------------------------------------------- source checkpoints
+
+FAMILIES = {
+    "bert": ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM"),
+    "distilbert": ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM"),
+    "roberta": ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM"),
+    "xlm-roberta": ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM"),
+    "mpnet": ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM"),
+    "bart": ("ForSequenceClassification", "ForQuestionAnswering"),
+    "t5": ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
+}
+PREFIXES = {"xlm-roberta": "XLMRoberta", "mpnet": "MPNet", "distilbert": "DistilBert"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family, head", [(family, head) for family, heads in FAMILIES.items() for head in heads])
+def test_an_export_of_a_source_checkpoint_gives_what_its_own_pipeline_gives(tmp_path, family, head):
+    architecture = PREFIXES.get(family, family.capitalize()) + head
+    tokenizer = word_pieces()
+    config = random_config(family, architecture, 0)
+    config.update({"vocab_size": len(tokenizer), "max_position_embeddings": 200})
+    if head == "ForSequenceClassification":
+        config.update(LABELLED)
+    if head == "ForTokenClassification":
+        config.update({"id2label": TAGS, "label2id": {label: index for index, label in TAGS.items()}})
+    specials = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.sep_token_id}
+    config.update({**specials, "bos_token_id": tokenizer.cls_token_id})
+    random_model(architecture, config).save_pretrained(tmp_path / "source")
+    if getattr(config, "type_vocab_size", 0) < 2:
+        tokenizer = word_pieces(model_input_names=["input_ids", "attention_mask"])
+    tokenizer.save_pretrained(tmp_path / "source")
+    convert(tmp_path / "source", tmp_path / "ours")
+    export(tmp_path / "ours", tmp_path / "export", cases=1)
+    runtime, source = TextRuntime(tmp_path / "export", threads=1), str(tmp_path / "source")
+    texts = [text.lower() for text in MANY]
+    if head == "ForSequenceClassification":
+        same(runtime.classify(texts, top_k=None), pipeline("text-classification", model=source)(texts, top_k=None))
+        labels = ["man", "house"]
+        same(runtime.zero_shot(texts, labels), pipeline("zero-shot-classification", model=source)(texts, labels))
+    elif head == "ForTokenClassification":
+        pipe = pipeline("token-classification", model=source)
+        for strategy in ("none", "simple", "average"):
+            same(runtime.tag(texts, strategy), pipe(texts, aggregation_strategy=strategy))
+    elif head == "ForQuestionAnswering":
+        wanted = pipeline("question-answering", model=source)(question=QUESTIONS, context=CONTEXTS, top_k=2, **WINDOWS)
+        same(runtime.answer(QUESTIONS, CONTEXTS, top_k=2, **WINDOWS), wanted)
+    else:
+        masked = ["the [MASK] man sees", "[MASK] river [MASK]"]
+        same(runtime.fill_mask(masked), pipeline("fill-mask", model=source)(masked))
