@@ -394,7 +394,7 @@ def predict_arguments(parser: Parser) -> None:
     add_lines(parser, "a file with a text or JSON object a line, .gz or plain; a line without words gives null")
 
 
-@verb("do what an export's head is for: labels, answers, embeddings ... as JSON", predict_arguments, extras="cpu")
+@verb("do what an export's head is for, and print it as JSON", predict_arguments, extras="cpu")
 def predict(args: argparse.Namespace) -> None:
     check_sources(args)
 

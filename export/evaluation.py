@@ -10,7 +10,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,9 +23,9 @@ from vanilla_transformer.training.metrics import bleu as corpus_bleu
 from vanilla_transformer.training.metrics import check_tokenize
 
 from .errors import UsageError
-from .runtime.artifact import MANIFEST, json_object
+from .runtime.artifact import MANIFEST
 from .runtime.decoder import GenerationRequest
-from .runtime.inputs import pad_sequences
+from .runtime.inputs import batches, pad_sequences
 from .runtime.logits import log_sum_exp
 from .runtime.options import Options
 
@@ -210,12 +210,6 @@ def sum_nll(logits: np.ndarray, tokens: np.ndarray) -> float:
     return float((maximum + log_sum)[:, 0].sum(dtype=np.float64) - logits[np.arange(len(tokens)), tokens].sum(dtype=np.float64))
 
 
-def batches(rows: Sequence[Sized], size: int) -> list[list[int]]:
-    """The indices of `rows`, those of similar length together."""
-    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
-    return [order[start : start + size] for start in range(0, len(order), size)]
-
-
 # ------------------------------------------------------------------------------------------------------------ the engines
 
 
@@ -237,10 +231,8 @@ class OnnxEngine:
 
     @property
     def mask_token(self) -> str | None:
-        name = "tokenizer_config.json"
-        content = self.runtime.artifact.read(name) or b"{}"
-        token = json_object(self.runtime.artifact.directory / name, content).get("mask_token")
-        return token.get("content") if isinstance(token, dict) else token
+        token = self.text.tokenizer_settings.special_tokens["mask_token"]
+        return None if token is None else self.tokenizer.id_to_token(token)
 
     def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """As `Engine`."""

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from vanilla_transformer.checkpoint import checkpoint_directory, read_json, readers_errors
+from vanilla_transformer.files import TARGET_TOKENIZER
 from vanilla_transformer.training.data import lines_of
 
 # Settings of a model that name tokens it must be able to generate.
@@ -76,13 +77,16 @@ def with_special_tokens(model: PreTrainedModel, tokens: Iterable[int]) -> list[i
 
 
 def shortlist_from_text(text: str | os.PathLike, checkpoint: str | os.PathLike) -> list[int]:
-    """The tokens of the lines of the file `text` by the tokenizer of `checkpoint`, and all of its special ones.
+    """The tokens of the lines of the file `text` by the tokenizer of `checkpoint`, that of target text if it has one, and all
+    of its special ones.
 
     Raises:
         FileNotFoundError: if either is missing.
         ValueError: for a tokenizer that is damaged, and for a line that is not UTF-8 text or is too long for one.
     """
-    path = checkpoint_directory(checkpoint) / "tokenizer.json"
+    directory = checkpoint_directory(checkpoint)
+    has_target = (directory / TARGET_TOKENIZER).is_file()
+    path = directory / (TARGET_TOKENIZER if has_target else "tokenizer.json")
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing, expected the tokenizer that makes tokens of {text}")
     read_json(path)

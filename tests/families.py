@@ -39,12 +39,16 @@ def random_config(family, architecture, seed):
     common = dict(vocab_size=vocabulary, tie_word_embeddings=seed % 2 == 0)
     labels = dict(num_labels=2 if "QuestionAnswering" in architecture else 3)
     if "patch_size" in names:
-        return config_class(
-            hidden_size=width, intermediate_size=rng.randint(10, 30), num_hidden_layers=rng.randint(1, 3), hidden_act=act,
-            num_attention_heads=heads, layer_norm_eps=rng.choice([1e-12, 1e-5]), num_channels=rng.choice([1, 3]),
-            image_size=rng.choice([13, [8, 15]]), patch_size=rng.choice([4, [4, 5]]), qkv_bias=seed % 2 == 0,
-            pooler_act=rng.choice(["tanh", "relu"]), **labels,
+        fields = dict(
+            hidden_size=width, num_hidden_layers=rng.randint(1, 3), hidden_act=act, num_attention_heads=heads,
+            layer_norm_eps=rng.choice([1e-12, 1e-5]), num_channels=rng.choice([1, 3]), qkv_bias=seed % 2 == 0,
+            image_size=13, patch_size=4,
         )  # fmt: skip
+        if family == "dinov2":  # which interpolates what is no square, in float32 and as if it were one
+            return config_class(**labels, **fields, mlp_ratio=rng.choice([2, 3]))
+        fields |= dict(image_size=rng.choice([13, [8, 15]]), patch_size=rng.choice([4, [4, 5]]))
+        fields |= dict(intermediate_size=rng.randint(10, 30), pooler_act=rng.choice(["tanh", "relu"]))
+        return config_class(**labels, **fields)
     if "type_vocab_size" in names:  # as BERT
         fields = dict(
             hidden_size=width, intermediate_size=rng.randint(10, 30), num_hidden_layers=rng.randint(1, 3),

@@ -3,8 +3,10 @@
 import gzip
 from pathlib import Path
 
+import numpy as np
 from checkpoints import OPINIONS, toy_corpus
 from datasets import Dataset, DatasetDict
+from PIL import Image
 
 from vanilla_transformer import (
     VanillaEncoderConfig,
@@ -49,6 +51,8 @@ def lacking(recipe: Recipe, folder: Path) -> dict:
     """Changes that name what `recipe` leaves to its user, or has from the Hub: text and checkpoints, made in `folder`."""
     if recipe.task == "question-answering":
         return {"data.dataset": data_set(folder / "questions", questions()), "model.path": checkpoint(folder / "start")}
+    if recipe.task == "image-classification":
+        return {"data.dataset": pictures(folder / "pictures")}
     if "dataset" in recipe.data:
         pairs = [{"translation": {"en": source, "de": target}} for source, target in toy_corpus(60, seed=0)]
         return {"data.dataset": data_set(folder / "pairs", pairs)}
@@ -103,6 +107,18 @@ def questions():
 
 def data_set(path: Path, rows: list[dict]) -> str:
     DatasetDict(dict.fromkeys(("train", "validation"), Dataset.from_list(rows))).save_to_disk(path)
+    return str(path)
+
+
+def pictures(path: Path) -> str:
+    """Images that are dark or bright, as a directory of splits and labels."""
+    numbers = np.random.default_rng(0)
+    for split, count in (("train", 24), ("validation", 8)):
+        for number in range(count):
+            label = ("bright", "dark")[number % 2]
+            (path / split / label).mkdir(parents=True, exist_ok=True)
+            pixels = numbers.integers(0, 100, (8, 8)) + (0 if label == "dark" else 150)
+            Image.fromarray(pixels.astype(np.uint8)).save(path / split / label / f"{number}.png")
     return str(path)
 
 

@@ -224,6 +224,7 @@ def test_the_version_is_that_of_the_installed_package(start):
         ("export", "CHECKPOINT [OUTPUT]"),
         ("verify", "EXPORT CHECKPOINT"),
         ("generate", "EXPORT [TEXT ...]"),
+        ("predict", "EXPORT [TEXT ...]"),
         ("evaluate", "MODEL"),
         ("doctor", "[-h] [--json]"),
     ],

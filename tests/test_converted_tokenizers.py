@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, MarianTokenizer
 from vanilla_transformer.checkpoint import load_tokenizer
 from vanilla_transformer.conversion.tokenizers import find_tokenizer
 from vanilla_transformer.training.tasks import translation
+from vanilla_transformer_export.shortlist import shortlist_from_text
 
 # Words of sentences: subjects, verbs, things, places.
 SCRIPTS = {
@@ -118,6 +119,8 @@ def test_marian_s_target_text_is_cut_by_the_target_s_model(marian, tmp_path):
         assert ours(text_target=lines)["input_ids"] == wanted and ours(lines)["input_ids"] == source
         both = ours(lines, text_target=lines)
         assert both["input_ids"] == source and both["labels"] == wanted
+    (tmp_path / "text").write_text("\n".join(lines[:100]), encoding="utf-8")
+    assert set(sum(wanted[:100], [])) <= set(shortlist_from_text(tmp_path / "text", tmp_path / "saved"))
     columns = translation.encode({"source": lines, "target": lines}, again, {})
     assert columns == {"input_ids": source, "labels": wanted}
 

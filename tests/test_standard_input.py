@@ -23,13 +23,16 @@ class Echo:
     def generate(self, texts, **options):
         return map(repr, texts)
 
-    def rows(self, texts):
+    def target_options(self, tgt_lang, count, options):
+        return [{}] * count
+
+    def rows(self, texts, src_lang):
         return texts
 
     def prefixes(self, texts, count):
         return [""] * count
 
-    def generate_rows(self, rows, prefixes, is_scored, **options):
+    def generate_rows(self, rows, prefixes, targets, is_scored, **options):
         return [*map(repr, rows)], np.zeros(len(rows))
 
 

@@ -4,20 +4,26 @@ give on its checkpoint."""
 import dataclasses
 import json
 import shutil
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from checkpoints import SIZES, copy_of, edit_json, list_file, seal
+from checkpoints import EOS, SIZES, copy_of, edit_json, list_file, perturbed, seal
+from families import random_config, random_model
 from heads import LABELLED, LABELS, TAGS, TEXTS, close, save_head, word_pieces
+from PIL import Image
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import pipeline
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
+from vanilla_transformer.conversion import convert
 from vanilla_transformer.training.tokenizer import train_tokenizer
-from vanilla_transformer_export import TextRuntime, export
+from vanilla_transformer_export import ImageRuntime, TextRuntime, export
 from vanilla_transformer_export.cli import main
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.runtime.tasks.sentences import sentences_and_spaces
@@ -206,6 +212,19 @@ def test_entities_are_those_of_the_pipeline(made, cut_at, name, strategy):
         for stride in (0, 7):
             options = {"aggregation_strategy": strategy, "stride": stride}
             same(runtime.tag(MANY, **options), [pipe(text, **options) for text in MANY])
+
+
+def test_texts_are_cut_for_one_call_only(made, cut_at):
+    """While others read the same tokenizer."""
+    pipe, runtime = both(made, "tag", "token-classification")
+    cut_at(pipe, runtime, 24)
+    whole = [encoding.ids for encoding in runtime.encode(MANY, special_tokens=True)]
+    wanted = runtime.tag(MANY)
+    with ThreadPoolExecutor(4) as pool:
+        cut = [pool.submit(runtime.tag, MANY) for _ in range(20)]
+        read = [pool.submit(runtime.encode, MANY, special_tokens=True) for _ in range(200)]
+        assert all([encoding.ids for encoding in each.result()] == whole for each in read)
+        assert all(each.result() == wanted for each in cut)
 
 
 # ----------------------------------------------------------------------------------------------------------------- questions
@@ -421,11 +440,13 @@ def translator(exported, tmp_path_factory):
     words = {f"w{token}": token for token in range(47)} | {".": 47}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["w0", f"w{EOS}"])
     tokenizer.save(str(directory / "tokenizer.json"))
     list_file(directory, "tokenizer.json")
     return TextRuntime(directory, threads=1)
 
 
+@pytest.mark.filterwarnings("ignore:.*was cut after")
 def test_a_text_is_translated_sentence_by_sentence_and_keeps_its_lines(translator):
     sentences = ["w5 w6 .", "w7 W9 .", "w20 w21 w22", "w30 ."]
     one, two, three, four = translator.generate(sentences, max_new_tokens=12)
@@ -434,6 +455,52 @@ def test_a_text_is_translated_sentence_by_sentence_and_keeps_its_lines(translato
     assert translator.translate(texts, max_new_tokens=12) == [f"  {one} {two}\n\n{three}\t\n", four]
     whole = translator.generate(texts, max_new_tokens=12)
     assert translator.translate(texts, split=False, max_new_tokens=12) == whole
+
+
+def test_a_translation_that_is_cut_is_said_to_be(translator):
+    text, options = "w3 w20\nw8 w20", {"no_repeat_ngram_size": 1}
+    tokens, _ = translator.generate_tokens(translator.rows(text.split("\n")), [[], []], max_new_tokens=40, **options)
+    short, long = (row.index(EOS) for row in tokens)  # both end by themselves, the second later
+    assert 0 < short < long
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        translator.translate([text], max_new_tokens=long + 1, **options)
+    for limit, count in ((long, 1), (short, 2)):
+        with pytest.warns(UserWarning, match=f"the translation of 'w. w20' was cut after {limit} tokens") as warned:
+            translator.translate([text], max_new_tokens=limit, **options)
+        assert len(warned) == count
+    with pytest.warns(UserWarning, match="'w8 w20' was cut after 5 tokens"):  # the end token hides it
+        translator.translate(["w8 w20"], max_new_tokens=5, forced_eos_token_id=EOS, **options)
+
+
+@pytest.mark.filterwarnings("ignore:.*was cut after")
+def test_the_word_of_a_language_holds_for_all_sentences(translator, monkeypatch):
+    words = dataclasses.replace(translator.languages, words=["w40", ">>a<<"])
+    monkeypatch.setattr(translator, "languages", words)
+    seen = []
+    rows = translator.rows
+    monkeypatch.setattr(translator, "rows", lambda texts, lang=None: seen.extend(texts) or rows(texts, lang))
+    translator.translate([">>a<< w5. W6.", "w7"], max_new_tokens=2)
+    assert seen == [">>a<< w5.", ">>a<< W6.", "w7"]
+    with pytest.raises(ValueError, match="begins with >>b<<, no language of the model"):
+        translator.translate([">>b<< w5"])
+
+
+@pytest.mark.filterwarnings("ignore:.*was cut after")
+def test_each_text_has_its_languages(translator, monkeypatch):
+    tokens = {"a": 10, "b": 11}
+    languages = dataclasses.replace(
+        translator.languages, tokens=tokens, source="a", before=[None], after=[], target="forced_bos_token_id"
+    )
+    monkeypatch.setattr(translator, "languages", languages)
+    texts = ["w5. W6.", "w7", "w8. W9."]
+    chosen = {"src_lang": ["a", "b", "a"], "tgt_lang": ["b", "a", "a"], "max_new_tokens": 6}
+    found = translator.translate(texts, **chosen)
+    for text, result, src_lang, tgt_lang in zip(texts, found, chosen["src_lang"], chosen["tgt_lang"], strict=True):
+        single = [translator.generate([part], None, src_lang, tgt_lang, max_new_tokens=6)[0] for part in text.split(" ")]
+        assert result == " ".join(single)
+    with pytest.raises(UsageError, match="src_lang has 2 languages, expected one for each of"):
+        translator.translate(texts, src_lang=["a", "b"], tgt_lang="a")
 
 
 # ---------------------------------------------------------------------------------------------------------------- wrong input
@@ -543,6 +610,7 @@ def test_prompts_and_modules_that_are_not_there_are_an_error(embedded, monkeypat
             [pooling, {"type": "Dense", "activation_function": "torch.nn.Mish"}],
             "is 'torch.nn.Mish', which this runtime",
         ),
+        ([pooling, {"type": "Dense"}], "names no folder of its module Dense: export again"),
         ([pooling, {"type": "Dense", "folder": "2_Dense"}], "has no 2_Dense/model.safetensors, which its module Dense needs"),
         ([pooling, {"type": "Normalize", "module_input_name": "token_embeddings"}], "expected 'sentence_embedding'"),
     ):
@@ -554,10 +622,11 @@ def test_prompts_and_modules_that_are_not_there_are_an_error(embedded, monkeypat
         runtime.similarity(np.zeros(2), np.zeros(3))
 
 
-def test_translations_are_one_for_each_text(translator, made):
-    for options in ({"num_return_sequences": 2}, {"target_prefix": ["w5"]}):
-        with pytest.raises(UsageError, match=f"{next(iter(options))} is .*, and translate gives one translation of each whole"):
-            translator.translate(["w5"], **options)
+def test_translations_are_one_for_each_text(translator):
+    with pytest.raises(UsageError, match="num_return_sequences is 2, expected 1: translate gives one translation of each text"):
+        translator.translate(["w5"], num_return_sequences=2)
+    with pytest.raises(UsageError, match=r"unknown generation options \['target_prefix'\]"):
+        translator.translate(["w5"], target_prefix=["w6"])
     with pytest.raises(UsageError, match="split must be True or False, got 'no'"):
         translator.translate(["w5"], split="no")
 
@@ -626,3 +695,68 @@ def test_wrong_calls_of_predict_are_one_line(made, capsys, name, arguments, said
     line = str(stopped.value) if code == 1 else capsys.readouterr().err
     assert said in line and line.strip().count("\n") == 0
     assert (stopped.value.code == 2) == (code == 2)
+
+
+def test_predict_reads_pictures(tmp_path, capsys):
+    picture = np.random.default_rng(0).integers(0, 256, (20, 30, 3)).astype(np.uint8)
+    Image.fromarray(picture).save(tmp_path / "a.png")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    fields = {**sizes, "image_size": 16, "patch_size": 8, "id2label": {0: "cat", 1: "dog", 2: "bird"}}
+    perturbed("VanillaVisionForImageClassification", fields).save_pretrained(tmp_path / "model")
+    ViTImageProcessorPil(size=16).save_pretrained(tmp_path / "model")
+    export(tmp_path / "model", tmp_path / "export", cases=1)
+    wanted = ImageRuntime(tmp_path / "export", threads=1).classify([tmp_path / "a.png"], top_k=2)
+    line = json.dumps({"image": str(tmp_path / "a.png")})
+    for given in (tmp_path / "a.png", line):
+        same(predicted(capsys, tmp_path / "export", given, "--set", "top_k=2"), wanted)
+
+
+# ---------------------------------------------------------------------------------------------------------- source checkpoints
+
+FAMILIES = {
+    "bert": ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM"),
+    "distilbert": ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM"),
+    "roberta": ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM"),
+    "xlm-roberta": ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM"),
+    "mpnet": ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM"),
+    "bart": ("ForSequenceClassification", "ForQuestionAnswering"),
+    "t5": ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
+}
+PREFIXES = {"xlm-roberta": "XLMRoberta", "mpnet": "MPNet", "distilbert": "DistilBert"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family, head", [(family, head) for family, heads in FAMILIES.items() for head in heads])
+def test_an_export_of_a_source_checkpoint_gives_what_its_own_pipeline_gives(tmp_path, family, head):
+    architecture = PREFIXES.get(family, family.capitalize()) + head
+    tokenizer = word_pieces()
+    config = random_config(family, architecture, 0)
+    config.update({"vocab_size": len(tokenizer), "max_position_embeddings": 200})
+    if head == "ForSequenceClassification":
+        config.update(LABELLED)
+    if head == "ForTokenClassification":
+        config.update({"id2label": TAGS, "label2id": {label: index for index, label in TAGS.items()}})
+    specials = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.sep_token_id}
+    config.update({**specials, "bos_token_id": tokenizer.cls_token_id})
+    random_model(architecture, config).save_pretrained(tmp_path / "source")
+    if getattr(config, "type_vocab_size", 0) < 2:
+        tokenizer = word_pieces(model_input_names=["input_ids", "attention_mask"])
+    tokenizer.save_pretrained(tmp_path / "source")
+    convert(tmp_path / "source", tmp_path / "ours")
+    export(tmp_path / "ours", tmp_path / "export", cases=1)
+    runtime, source = TextRuntime(tmp_path / "export", threads=1), str(tmp_path / "source")
+    texts = [text.lower() for text in MANY]
+    if head == "ForSequenceClassification":
+        same(runtime.classify(texts, top_k=None), pipeline("text-classification", model=source)(texts, top_k=None))
+        labels = ["man", "house"]
+        same(runtime.zero_shot(texts, labels), pipeline("zero-shot-classification", model=source)(texts, labels))
+    elif head == "ForTokenClassification":
+        pipe = pipeline("token-classification", model=source)
+        for strategy in ("none", "simple", "average"):
+            same(runtime.tag(texts, strategy), pipe(texts, aggregation_strategy=strategy))
+    elif head == "ForQuestionAnswering":
+        wanted = pipeline("question-answering", model=source)(question=QUESTIONS, context=CONTEXTS, top_k=2, **WINDOWS)
+        same(runtime.answer(QUESTIONS, CONTEXTS, top_k=2, **WINDOWS), wanted)
+    else:
+        masked = ["the [MASK] man sees", "[MASK] river [MASK]"]
+        same(runtime.fill_mask(masked), pipeline("fill-mask", model=source)(masked))

@@ -57,13 +57,13 @@ def test_a_decoder_s_prompt_is_what_transformers_reads_unless_the_end_token_woul
     "texts, message",
     [
         ("w5 w6", "texts must be a list of strings, got 'w5 w6'"),
-        (["w5", None], r"texts must be a list of strings, got \['w5', None\]"),
-        ([b"w5"], r"texts must be a list of strings, got \[b'w5'\]"),
-        ([["w5"]], r"texts must be a list of strings, got \[\['w5'\]\]"),
+        (["w5", None], "text 1 of 2 is None, expected a string"),
+        ([b"w5"], "text 0 of 1 is b'w5', expected a string"),
+        ([["w5"]], r"text 0 of 1 is \['w5'\], expected a string"),
         (5, "texts must be a list of strings, got 5"),
         ({"w5": 1}, "texts must be a list of strings, got {'w5': 1}"),
         ([], "no texts, expected at least one"),
-        (["w5", " "], "text 1 of 2 is empty, expected words"),
+        (["w5", " "], "text 1 of 2 is ' ', expected words"),
         (["w5", "w6 \ud83d"], "text 1 of 2 is no Unicode text: .*surrogates not allowed"),
     ],
     ids=ascii,
@@ -82,7 +82,7 @@ def test_a_model_without_languages_takes_none(runtime):
 
 @pytest.mark.parametrize("text", [["w5"], None, 5])
 def test_what_is_no_text_does_not_stream(runtime, text):
-    with pytest.raises(ValueError, match="texts must be a list of strings"):
+    with pytest.raises(ValueError, match="text 0 of 1 is .*, expected a string"):
         runtime.stream(text)
 
 

@@ -170,12 +170,14 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path, longest:
 
 def for_every_version(directory: Path, changes: dict | None = None) -> None:
     """Gives tokenizer_config.json, if there is one, the names that transformers 4 knows too, and `changes`: what 5 saves has
-    its own for a tokenizer of `tokenizers`, and for tokens without a name of their own."""
+    its own for a tokenizer of `tokenizers`, and for tokens without a name of their own. What 5 takes for granted is written
+    down: without it transformers 4, and Transformers.js, take spaces out of the texts that they decode."""
     path = directory / "tokenizer_config.json"
     if not path.is_file():
         return
     before = read_json(path)
     content = {name: value for name, value in before.items() if name not in OF_THE_PLACE} | (changes or {})
+    content.setdefault("clean_up_tokenization_spaces", False)
     if content.get("tokenizer_class") == "TokenizersBackend":
         # Without names of inputs transformers 4 would add token types.
         content = {"model_input_names": PreTrainedTokenizerFast.model_input_names, **content}

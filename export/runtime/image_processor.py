@@ -23,9 +23,14 @@ SIZES = (("height", "width"), ("shortest_edge",), ("shortest_edge", "longest_edg
 LAYOUTS = ("channels_first", "channels_last")
 # The steps in which these differ from each other, see the classes of these names in transformers.
 HALF = (0.5, 0.5, 0.5)
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 TYPES: dict[str, dict[str, Any]] = {
     "ViTImageProcessor": {"size": 224, "resample": 2},
     "DeiTImageProcessor": {"size": 256, "resample": 3, "do_center_crop": True, "crop_size": 224},
+    "BitImageProcessor": {  # DINOv2's
+        **{"size": 224, "default_to_square": False, "resample": 3, "do_center_crop": True, "crop_size": 224},
+        **{"do_convert_rgb": True, "image_mean": CLIP_MEAN, "image_std": CLIP_STD},
+    },
 }
 DEFAULTS: dict[str, Any] = {
     "do_convert_rgb": False,

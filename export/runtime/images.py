@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+
+try:
+    from PIL import Image, ImageOps, UnidentifiedImageError
+except ImportError:
+    raise ImportError("Pillow is not installed: pip install 'vanilla-transformer[images]'") from None
 
 from ..errors import UsageError
 from ..targets.sequences import pair

@@ -1,6 +1,6 @@
 """What callers give, checked against what a graph takes, and run with rows of similar length together."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -170,3 +170,9 @@ def bucket_by_length(mask: np.ndarray, max_tokens: int) -> list[tuple[np.ndarray
         groups[-1].append(row)
         tokens += lengths[row]
     return [(np.array(rows), lengths[rows[0]]) for rows in groups]
+
+
+def batches(rows: Sequence[Sized], size: int) -> list[list[int]]:
+    """The indices of `rows`, those of similar length together."""
+    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+    return [order[start : start + size] for start in range(0, len(order), size)]

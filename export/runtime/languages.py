@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import UsageError, did_you_mean, nearest
 from .artifact import MANIFEST, Artifact
 
-LANGUAGE_WORD = re.compile(r">>.*?<<", re.DOTALL)  # as Marian's tokenizer finds it, at the start of a text
+LANGUAGE_WORD = re.compile(r">>[^\s<>]*<<")  # of Marian, at the start of a text
 
 Choice = str | list[str] | None  # one for all texts, or one for each
 

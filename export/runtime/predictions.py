@@ -6,7 +6,6 @@ import os
 import reprlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,13 +14,15 @@ import numpy as np
 
 from ..errors import UsageError, did_you_mean
 from .artifact import MANIFEST, json_object
+from .config import VISION
+from .inputs import batches
 from .lines import WINDOW, errors_in, facts_of, seed_of
+from .text import TextRuntime
 
 TEXT, PAIR, CHOICES = ("text",), ("text", "text_pair"), ("text", "choices")
 QUESTION, IMAGE = ("question", "context"), ("image",)
 GENERATORS = ("DecoderForCausalLM", "Seq2SeqForConditionalGeneration")
 LABELLED, IMAGES_LABELLED = "ForSequenceClassification", "ForImageClassification"
-FOR_IMAGES = "VanillaVision"  # what the architectures begin with that read images
 
 
 class Task(NamedTuple):
@@ -51,10 +52,11 @@ TASKS = {
 def open_runtime(directory: str | os.PathLike, threads: int | None = None, **options: Any) -> Any:
     """A `TextRuntime`, or an `ImageRuntime` for a model that reads images; `options` as theirs."""
     path = Path(directory) / MANIFEST
-    architecture = json_object(path, path.read_bytes()).get("architecture") if path.is_file() else None
-    if str(architecture).startswith(FOR_IMAGES):
-        return import_module("..images", __name__).ImageRuntime(directory, threads, **options)
-    return import_module("..text", __name__).TextRuntime(directory, threads, **options)
+    if path.is_file() and json_object(path, path.read_bytes()).get("model_type") == VISION:
+        from .images import ImageRuntime
+
+        return ImageRuntime(directory, threads, **options)
+    return TextRuntime(directory, threads, **options)
 
 
 def task_of(architecture: str, name: str | None) -> tuple[str, Task]:
@@ -137,9 +139,8 @@ class Predictions:
         results: list[Any] = [None] * len(lines)
         places = [place for place, line in enumerate(lines) if line.strip()]
         told(len(lines) - len(places))
-        places.sort(key=lambda place: len(lines[place]))
-        for start in range(0, len(places), self.batch_size):
-            chosen = places[start : start + self.batch_size]
+        for of_batch in batches([lines[place] for place in places], self.batch_size):
+            chosen = [places[index] for index in of_batch]
             examples = []
             for place in chosen:
                 with errors_in(first, [place]):

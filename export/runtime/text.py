@@ -1,13 +1,11 @@
 """Text in, text out: a `Runtime` and the tokenizer that came with the checkpoint, without transformers."""
 
-import contextlib
 import functools
 import os
 import re
 import reprlib
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from .languages import Choice, languages_of
 from .options import special_token
 from .runtime import Runtime
 from .tasks import classification, embedding, masks, pairs, question_answering, rows, tagging, translation
+from .tasks.rows import check_unicode, errors_of, named, single_texts
 
 # What may still change when more tokens come: a character that lacks bytes, and every run of single bytes.
 LACKS_BYTES = "\ufffd"
@@ -124,9 +123,22 @@ class TextRuntime:
         **options: Any,
     ) -> tuple[list[str], np.ndarray]:
         """As `generate_with_scores`, of tokens, each row with the options of its target language; the scores are NaN unless
-        `is_scored`. Rows with prefixes of one length and one target language run together."""
+        `is_scored`."""
+        tokens, scores = self.generate_tokens(rows, prefixes, targets, is_scored, **options)
+        return self.decode(tokens), scores
+
+    def generate_tokens(
+        self,
+        rows: list[list[int]],
+        prefixes: list[list[int]],
+        targets: list[dict[str, Any]] | None = None,
+        is_scored: bool = False,
+        **options: Any,
+    ) -> tuple[list[list[int]], np.ndarray]:
+        """As `generate_rows`, the new tokens of each, with their padding. Rows with prefixes of one length and one target
+        language run together."""
         copies = options.get("num_return_sequences") or self.runtime.defaults.get("num_return_sequences") or 1
-        texts = np.empty((len(rows), copies), object)
+        tokens: list[list[list[int]]] = [[]] * len(rows)
         scores = np.full((len(rows), copies), np.nan, np.float32)
         kinds = [(len(prefix), tuple(target.items())) for prefix, target in zip(prefixes, targets or [{}] * len(rows))]
         for kind in dict.fromkeys(kinds):
@@ -142,8 +154,9 @@ class TextRuntime:
             else:
                 outputs = self.runtime.generate(ids, mask, **given)
             start = ids.shape[1] if "encoder" not in self.runtime.sessions else 1
-            texts[chosen] = np.array(self.decode(outputs[:, start:]), np.object_).reshape(-1, copies)
-        return texts.ravel().tolist(), scores.ravel()
+            for row, own in zip(chosen, outputs[:, start:].reshape(len(chosen), copies, -1).tolist()):
+                tokens[row] = own
+        return [each for own in tokens for each in own], scores.ravel()
 
     def stream(self, text: str, /, src_lang: str | None = None, tgt_lang: str | None = None, **options: Any) -> Iterator[str]:
         """Pieces of the one text that `generate` gives for `text`, each as soon as its tokens are there. `options` as
@@ -202,13 +215,7 @@ class TextRuntime:
 
     def rows(self, texts: list[str], src_lang: Choice = None) -> list[list[int]]:
         """The tokens of each text, in its language. A decoder's prompt gets no end token."""
-        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-            raise ValueError(f"texts must be a list of strings, got {reprlib.repr(texts)}")
-        if not texts:
-            raise ValueError("no texts, expected at least one")
-        for index, text in enumerate(texts):
-            if not text.strip():
-                raise ValueError(f"text {index} of {len(texts)} is empty, expected words")
+        texts = single_texts(texts)
         self.languages.check_words(texts)
         if src_lang is not None:
             return self.languages.rows([encoding.ids for encoding in self.encode(texts, special_tokens=False)], src_lang)
@@ -225,17 +232,14 @@ class TextRuntime:
             raise ValueError(f"target_prefix must be a list of {count} strings, as texts, got {reprlib.repr(texts)}")
         return [encoding.ids for encoding in self.encode(texts, False, self.target_tokenizer)]
 
-    def decode(self, ids: np.ndarray) -> list[str]:
+    def decode(self, rows: list[list[int]]) -> list[str]:
         with errors_of(self.path):
-            return self.tokenizer.decode_batch(ids.tolist(), skip_special_tokens=True)
+            return self.tokenizer.decode_batch(rows, skip_special_tokens=True)
 
     def encode(self, texts: list[str], special_tokens: bool, tokenizer: Tokenizer | None = None) -> list[Encoding]:
         """What the tokenizer makes of each text, by default that of what is read; ValueError where it fails on one."""
-        for index, text in enumerate(texts):
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise ValueError(f"text {index} of {len(texts)} is no Unicode text: {error}") from None
+        for text, name in named(texts):
+            check_unicode(text, name)
         with self.lock, errors_of(self.path):
             return (tokenizer or self.tokenizer).encode_batch(texts, add_special_tokens=special_tokens)
 
@@ -245,15 +249,3 @@ def prompt(encoding: Encoding) -> list[int]:
     of ours do."""
     added = encoding.special_tokens_mask
     return [token for token, is_added in zip(encoding.ids, added) if not is_added] if added[-1:] == [1] else encoding.ids
-
-
-@contextlib.contextmanager
-def errors_of(path: Path) -> Iterator[None]:
-    """What `tokenizers` raises, as ValueError: where Rust panics, as at a regular expression that never ends, it is no
-    `Exception`."""
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise ValueError(f"the tokenizer of {path} failed: {error}") from None

@@ -5,12 +5,16 @@ beams of one input read them as queries of one batch entry, so they are never co
 """
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+if TYPE_CHECKING:
+    from vanilla_transformer.layers_vanilla_transformer import VanillaRelativePositions
 
 NAME = "onnxruntime"
 
@@ -105,12 +109,13 @@ class DistanceBiases(nn.Module):
     """What relative positions add to the scores of a decoder's self-attention, the same in all layers, as a table over the
     distance between a token and an earlier one. From the largest distance on all are alike. For models that have them."""
 
-    def __init__(self, decoder: PreTrainedModel):
+    table: torch.Tensor  # (distances, H)
+
+    def __init__(self, positions: "VanillaRelativePositions"):
         super().__init__()
-        positions = decoder.relative_positions
-        self.largest = positions.max_distance
+        self.largest: int = positions.max_distance
         distances = torch.arange(self.largest + 1)
-        self.register_buffer("table", positions.bias(positions.bucket(-distances)).detach())  # (distances, H)
+        self.register_buffer("table", positions.bias(positions.bucket(-distances)).detach())
 
     def forward(self, distances: torch.Tensor) -> torch.Tensor:
         """(..., T, S) -> (..., H, T, S)."""
@@ -118,8 +123,8 @@ class DistanceBiases(nn.Module):
 
 
 def distance_biases(model: PreTrainedModel) -> DistanceBiases | None:
-    decoder = model.get_decoder()
-    return DistanceBiases(decoder) if decoder.relative_positions is not None else None
+    positions = model.get_decoder().relative_positions
+    return None if positions is None else DistanceBiases(positions)
 
 
 class NewTokensOnly(DynamicCache):

@@ -2,7 +2,9 @@
 transformers 4. This file imports nothing of the package, so a checkpoint can carry it.
 """
 
+import difflib
 import re
+import reprlib
 import warnings
 from typing import Any
 
@@ -165,8 +167,9 @@ class TranslationPipeline(Text2TextGenerationPipeline):
     """As `Text2TextGenerationPipeline`, with `"translation_text"` or `"translation_token_ids"` in its results.
 
     Further args: `src_lang` and `tgt_lang` (`str`, default to the xx and yy of the task `translation_xx_to_yy`) for
-    multilingual tokenizers. Other tokenizers have no use for them, which is warned about if they are given; multilingual ones
-    get no prefix. It warns where an input is longer than 0.9 of the longest translation that was asked for.
+    multilingual tokenizers, as those name them; another language is a ValueError. Other tokenizers have no use for them, which
+    is warned about if they are given; multilingual ones get no prefix. It warns where an input is longer than 0.9 of the
+    longest translation that was asked for.
     """
 
     return_name = "translation"
@@ -181,9 +184,10 @@ class TranslationPipeline(Text2TextGenerationPipeline):
         if hasattr(self.tokenizer, "_build_translation_inputs"):
             if src_lang is None and tgt_lang is None and (pair := LANGUAGE_PAIR.fullmatch(self.task)):
                 src_lang, tgt_lang = pair.groups()
-            return self.tokenizer._build_translation_inputs(
-                text, return_tensors="pt", truncation=truncation, src_lang=src_lang, tgt_lang=tgt_lang
-            )
+            if src_lang is None or tgt_lang is None:
+                raise ValueError(f"src_lang is {src_lang!r} and tgt_lang {tgt_lang!r}, expected languages of the tokenizer")
+            chosen = choose_languages(self.model, self.tokenizer, src_lang, tgt_lang)
+            return BatchEncoding({**self.tokenizer(text, return_tensors="pt", truncation=truncation), **chosen})
         if src_lang is not None or tgt_lang is not None:
             name = type(self.tokenizer).__name__
             logger.warning_once(f"{name} has no languages to choose, so {src_lang=} and {tgt_lang=} have no effect.")
@@ -194,6 +198,34 @@ class TranslationPipeline(Text2TextGenerationPipeline):
             logger.warning(
                 f"The input has {input_length} tokens and its translation may have {limit} only: consider a larger max_length."
             )
+
+
+def choose_languages(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, src_lang: str | None, tgt_lang: str | None
+) -> dict[str, int]:
+    """Has a multilingual `tokenizer` read texts in `src_lang`, and returns the option with which `model` generates in
+    `tgt_lang`: for mBART's tokenizer the start token (Liu et al. 2020, 2.2), for others the first token after it. `None`
+    changes nothing.
+
+    Raises:
+        ValueError: for a language that the tokenizer does not have.
+    """
+    codes = getattr(tokenizer, "lang_code_to_id", None)
+    if codes is None:  # of NLLB
+        codes = {str(token): tokenizer.convert_tokens_to_ids(str(token)) for token in tokenizer.extra_special_tokens}
+    for name, language in {"src_lang": src_lang, "tgt_lang": tgt_lang}.items():
+        if language is not None and language not in codes:
+            same = [code for code in codes if code.partition("_")[0] == language.partition("_")[0]]
+            close = same or difflib.get_close_matches(language, codes, n=1)
+            known = f"one of {reprlib.repr([*codes])}" + (f"; did you mean {close[0]!r}?" if close else "")
+            raise ValueError(f"{name} {language!r} is no language of the tokenizer, expected {known}")
+    if src_lang is not None:
+        tokenizer.src_lang = src_lang
+    if tgt_lang is None:
+        return {}
+    start = model.generation_config.decoder_start_token_id
+    is_start = type(tokenizer).__name__ == "MBartTokenizer" and (start is None or start in codes.values())
+    return {"decoder_start_token_id" if is_start else "forced_bos_token_id": codes[tgt_lang]}
 
 
 def _given(parameters: dict[str, Any]) -> dict[str, Any]:

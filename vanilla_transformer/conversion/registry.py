@@ -49,6 +49,7 @@ REGISTERED = (
     Family("mt5", "mT5", "seq2seq", converts_back=True),
     Family("vit", "ViT", "vision", converts_back=True),
     Family("deit", "DeiT", "vision"),
+    Family("dinov2", "DINOv2", "vision"),
 )
 FAMILIES = {family.model_type: family for family in REGISTERED}
 # By their model_type, families that are often asked for, and why their checkpoints cannot be converted.

@@ -2,6 +2,7 @@
 Its files have the names that its class had before transformers 5."""
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import torch
 from transformers import PreTrainedConfig
@@ -35,10 +36,17 @@ ZERO_BIAS = Op("with a bias of zeros", lambda t: (t, torch.zeros_like(t[:, 0])),
 def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
     """The config fields that ViT and DeiT share, ours from theirs."""
     require(theirs, pooler_output_size=theirs.hidden_size)
+    return encoder_fields(theirs) | {
+        "intermediate_size": theirs.intermediate_size,
+        "pooler_act": theirs.pooler_act if "pooler.dense.weight" in names else None,
+    }
+
+
+def encoder_fields(theirs: PreTrainedConfig) -> Fields:
+    """Those that they share with DINOv2."""
     dropout = theirs.hidden_dropout_prob
     return {
         "hidden_size": theirs.hidden_size,
-        "intermediate_size": theirs.intermediate_size,
         "num_hidden_layers": theirs.num_hidden_layers,
         "num_attention_heads": theirs.num_attention_heads,
         "head_dim": getattr(theirs, "head_dim", None),
@@ -51,7 +59,6 @@ def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collec
         "image_size": theirs.image_size,
         "patch_size": theirs.patch_size,
         "num_channels": theirs.num_channels,
-        "pooler_act": theirs.pooler_act if "pooler.dense.weight" in names else None,
     }
 
 
@@ -94,22 +101,33 @@ def tensor_maps(ours: VanillaVisionConfig, theirs: PreTrainedConfig, architectur
 
 def body(ours: VanillaVisionConfig, has_qkv_bias: bool) -> list[TensorMap]:
     """All but first tokens and classifiers, as ViT and DeiT name them."""
+    maps = patches(ours)
+    for i in range(ours.num_hidden_layers):
+        maps += layer(f"model.layers.{i}", f"layers.{i}", f"encoder.layer.{i}", LAYER, has_qkv_bias)
+    return maps + linear("model.norm", "layernorm") + linear("model.pooler.dense", "pooler.dense")
+
+
+def patches(ours: VanillaVisionConfig) -> list[TensorMap]:
     patch = (ours.num_channels, *ours.patch_shape)
     flat = Op("flattened", lambda t: (t.flatten(1),), lambda t: t.unflatten(1, patch))
-    projection, table = "embeddings.patch_embeddings.projection", "embeddings.position_embeddings"
-    maps = [
+    projection = "embeddings.patch_embeddings.projection"
+    return [
         tensor_map("model.embeddings.embed_patches.weight", f"{projection}.weight", flat),
         tensor_map("model.embeddings.embed_patches.bias", f"{projection}.bias"),
-        tensor_map("model.embeddings.positions", table, ROW),
+        tensor_map("model.embeddings.positions", "embeddings.position_embeddings", ROW),
     ]
-    for i in range(ours.num_hidden_layers):
-        for name, their_name, stored in LAYER:
-            weight, bias = (f"model.layers.{i}.{name}.{part}" for part in ("weight", "bias"))
-            their_weight, their_bias = (f"layers.{i}.{their_name}.{part}" for part in ("weight", "bias"))
-            stored_weight, stored_bias = (f"encoder.layer.{i}.{stored}.{part}" for part in ("weight", "bias"))
-            if name.endswith(("q_proj", "k_proj", "v_proj")) and not has_qkv_bias:
-                maps.append(TensorMap((weight, bias), their_weight, ZERO_BIAS, stored=stored_weight))
-            else:
-                maps.append(TensorMap((weight,), their_weight, stored=stored_weight))
-                maps.append(TensorMap((bias,), their_bias, stored=stored_bias))
-    return maps + linear("model.norm", "layernorm") + linear("model.pooler.dense", "pooler.dense")
+
+
+def layer(ours: str, theirs: str, stored: str, names: tuple[tuple[str, ...], ...], has_qkv_bias: bool) -> list[TensorMap]:
+    """Of the layer that is called `ours`, `theirs` in the class and `stored` in files; `names` are as `LAYER`."""
+    maps = []
+    for name, in_class, in_files in names:
+        weight, bias = (
+            TensorMap((f"{ours}.{name}.{part}",), f"{theirs}.{in_class}.{part}", stored=f"{stored}.{in_files}.{part}")
+            for part in ("weight", "bias")
+        )
+        if name.endswith(("q_proj", "k_proj", "v_proj")) and not has_qkv_bias:
+            maps.append(replace(weight, ours=(*weight.ours, *bias.ours), op=ZERO_BIAS))
+        else:
+            maps += [weight, bias]
+    return maps

@@ -219,7 +219,9 @@ def dense(artifact: "Artifact", module: dict) -> Step:
     if module.get("use_residual"):
         raise ValueError("the module Dense has use_residual=True, which this runtime does not apply: expected False")
     function = activation(module.get("activation_function", "torch.nn.Tanh"), "the activation of the module Dense")
-    name = f"{module.get('folder')}/model.safetensors"
+    if "folder" not in module:
+        raise ValueError(f"{artifact.directory} names no folder of its module Dense: export again")
+    name = f"{module['folder']}/model.safetensors"
     content = artifact.read(name)
     if content is None:
         raise ValueError(f"{artifact.directory} has no {name}, which its module Dense needs: export again")

@@ -1,8 +1,10 @@
 """What the tasks share: texts that are checked and cut into tokens, and rows of tokens, run with others of similar length."""
 
+import contextlib
 import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -43,6 +45,18 @@ class TokenizerSettings:
     padding_side: str
 
 
+@contextlib.contextmanager
+def errors_of(path: Path) -> Iterator[None]:
+    """What `tokenizers` raises, as ValueError: where Rust panics, as at a regular expression that never ends, it is no
+    `Exception`."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"the tokenizer of {path} failed: {error}") from None
+
+
 def tokenizer_settings(runtime: "TextRuntime") -> TokenizerSettings:
     """Those of `runtime`'s export."""
     artifact = runtime.runtime.artifact
@@ -71,8 +85,6 @@ def token_id(runtime: "TextRuntime", token: Any, otherwise: Iterable[str]) -> in
 
 def decode(runtime: "TextRuntime", ids: Sequence[int], skip_special_tokens: bool) -> str:
     """The text of `ids`, as `AutoTokenizer` gives it."""
-    from ..text import errors_of
-
     with errors_of(runtime.path):
         text = runtime.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
     if runtime.tokenizer_settings.cleans_up:
@@ -114,11 +126,15 @@ def check_text(text: object, name: str) -> str:
         raise ValueError(f"{name} is {reprlib.repr(text)}, expected a string")
     if not text.strip():
         raise ValueError(f"{name} is {text!r:.40}, expected words")
+    check_unicode(text, name)
+    return text
+
+
+def check_unicode(text: str, name: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"{name} is no Unicode text: {error}") from None
-    return text
 
 
 def single_texts(texts: object) -> list[str]:
@@ -178,8 +194,6 @@ class Cut(NamedTuple):
 
 def rows_of(runtime: "TextRuntime", texts: Sequence[str | Pair], cut: Cut | None = None) -> list[Encoding]:
     """What the tokenizer makes of each, with special tokens; with a `cut` the first window, which knows those that follow."""
-    from ..text import errors_of
-
     tokenizer = runtime.tokenizer
     with runtime.lock, errors_of(runtime.path):
         if cut is None:

@@ -1,27 +1,45 @@
 """Texts of any length, translated sentence by sentence."""
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
-from .rows import require, single_texts
+from .. import options as option_fields
+from ..inputs import batches
+from ..languages import LANGUAGE_WORD, Choice
+from ..options import as_list, special_token
+from .rows import check_row, require, single_texts
 from .sentences import WIDE_ENDS, sentences_and_spaces
 
 if TYPE_CHECKING:
     from ..text import TextRuntime
 
 BATCH_SIZE = 32  # sentences that run together
-ONE_FOR_EACH = ("num_return_sequences", "target_prefix")  # what is for texts that stay whole
+MOST_TOKENS = 512  # of the translation of one
 
 
-def translate(runtime: "TextRuntime", texts: Sequence[str], /, split: bool = True, **options: Any) -> list[str]:
+def translate(
+    runtime: "TextRuntime",
+    texts: Sequence[str],
+    /,
+    split: bool = True,
+    src_lang: Choice = None,
+    tgt_lang: Choice = None,
+    **options: Any,
+) -> list[str]:
     """The translation of each text, which may be as long as you like: its sentences are translated one by one, and joined by
-    what stands between them, so that line breaks and paragraphs stay.
+    what stands between them, so that line breaks and paragraphs stay. Where a model has words for the language, such as
+    `>>deu<<`, that in front of the text holds for all of its sentences.
+
+    A translation that reaches the most tokens is cut, with a warning. For a sentence that is 512, or the model's number of
+    positions if that is less, where neither `options` nor the export set another.
 
     Args:
         texts: strings.
         split: by the rules of `vanilla_transformer_export.runtime.tasks.sentences`; without, each text is one sentence.
-        options: as `generate`, but one translation for each text, and without `target_prefix`.
+        src_lang, tgt_lang: as `generate`: one for all, or a list of one for each of `texts`.
+        options: as `Runtime.generate`, but one translation for each text.
 
     Raises:
         UsageError: for options that do not go with one translation of each text, and as `generate`.
@@ -31,25 +49,81 @@ def translate(runtime: "TextRuntime", texts: Sequence[str], /, split: bool = Tru
     require(runtime, "translate", "Seq2SeqForConditionalGeneration")
     if not isinstance(split, bool):
         raise UsageError(f"split must be True or False, got {split!r:.60}")
-    for name in ONE_FOR_EACH:
-        if options.get(name) not in (None, 1):
-            found = f"{name} is {options[name]!r:.60}"
-            raise UsageError(f"{found}, and translate gives one translation of each whole text: use generate")
-    parts = [list(sentences_and_spaces(text)) if split else [(text, True)] for text in single_texts(texts)]
-    sentences = [part for each in parts for part, is_sentence in each if is_sentence]
-    translated = iter(translations(runtime, sentences, options))
-    return [joined([(next(translated) if is_sentence else part, is_sentence) for part, is_sentence in each]) for each in parts]
+    options = one_for_each(option_fields.check(options))
+    texts = single_texts(texts)
+    parts = [parts_of(runtime, text, split) for text in texts]
+    found = [(text, part) for text, own in enumerate(parts) for part, is_sentence in own if is_sentence]
+    sentences = [part for _, part in found]
+    places = [text for text, _ in found]
+    rows = runtime.rows(sentences, of_each(src_lang, places))
+    for row, (text, part) in zip(rows, found):
+        check_row(row, f"text {text} of {len(texts)}, {part!r:.60}", runtime.runtime.config)
+    targets = runtime.target_options(of_each(tgt_lang, places), len(rows), options)
+    translated = iter(translations(runtime, rows, sentences, targets, options))
+    return [joined([(next(translated) if is_sentence else part, is_sentence) for part, is_sentence in own]) for own in parts]
 
 
-def translations(runtime: "TextRuntime", sentences: list[str], options: dict[str, Any]) -> list[str]:
-    """Of each sentence; those of similar length run together."""
-    found = [""] * len(sentences)
-    order = sorted(range(len(sentences)), key=lambda place: len(sentences[place]))
-    for start in range(0, len(order), BATCH_SIZE):
-        chosen = order[start : start + BATCH_SIZE]
-        for place, text in zip(chosen, runtime.generate([sentences[place] for place in chosen], **options), strict=True):
+def one_for_each(options: dict[str, Any]) -> dict[str, Any]:
+    if (found := options.get("num_return_sequences")) not in (None, 1):
+        raise UsageError(f"num_return_sequences is {found}, expected 1: translate gives one translation of each text")
+    return {**options, "num_return_sequences": 1}
+
+
+def of_each(language: Choice, places: list[int]) -> Choice:
+    """That of each sentence, of the texts at `places`."""
+    is_list = isinstance(language, list | tuple) and len(language) > max(places)
+    return [language[place] for place in places] if is_list else language  # type: ignore[index]
+
+
+def parts_of(runtime: "TextRuntime", text: str, split: bool) -> list[tuple[str, bool]]:
+    """The sentences of `text` and what stands between them, and of each whether it is a sentence; with the language's word."""
+    if not split:
+        return [(text, True)]
+    word = LANGUAGE_WORD.match(text) if runtime.languages.words else None
+    if word is None:
+        return list(sentences_and_spaces(text))
+    rest = text[word.end() :].lstrip()
+    parts = list(sentences_and_spaces(rest)) if rest else [("", True)]
+    return [(f"{word[0]} {part}" if is_sentence else part, is_sentence) for part, is_sentence in parts]
+
+
+def translations(
+    runtime: "TextRuntime",
+    rows: list[list[int]],
+    sentences: list[str],
+    targets: list[dict[str, Any]],
+    options: dict[str, Any],
+) -> list[str]:
+    """Of the tokens of each sentence; those of similar length run together."""
+    limit = most_tokens(runtime, options)
+    found = [""] * len(rows)
+    for chosen in batches(rows, BATCH_SIZE):
+        own = [rows[place] for place in chosen]
+        languages = [targets[place] for place in chosen]
+        tokens, _ = runtime.generate_tokens(own, [[]] * len(own), languages, **{**options, "max_new_tokens": limit})
+        for place, text, row in zip(chosen, runtime.decode(tokens), tokens, strict=True):
             found[place] = text
+            if is_cut(runtime, row, limit, options):
+                seen = f"the translation of {sentences[place]!r:.60} was cut after {limit} tokens"
+                warnings.warn(f"{seen}, expected an end token: give a larger max_new_tokens", UserWarning, stacklevel=3)
     return found
+
+
+def most_tokens(runtime: "TextRuntime", options: dict[str, Any]) -> int:
+    """New ones of one sentence."""
+    given = {**runtime.runtime.defaults, **options}
+    if given.get("max_new_tokens") is not None:
+        return given["max_new_tokens"]
+    longest = given.get("max_length")
+    return min(MOST_TOKENS, runtime.runtime.config["max_position_embeddings"]) if longest is None else longest - 1
+
+
+def is_cut(runtime: "TextRuntime", tokens: list[int], limit: int, options: dict[str, Any]) -> bool:
+    """Whether no end token came by itself before the limit."""
+    ends = as_list(special_token("eos_token_id", options, runtime.runtime.defaults, runtime.runtime.config))
+    is_forced = special_token("forced_eos_token_id", options, runtime.runtime.defaults, {}) is not None
+    free = tokens[: limit - 1] if is_forced else tokens
+    return len(tokens) >= limit and not set(free) & set(ends)
 
 
 def joined(parts: list[tuple[str, bool]]) -> str:

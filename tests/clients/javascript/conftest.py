@@ -34,6 +34,11 @@ def labels(*names: str) -> dict:
 
 
 NLI, NAMES = labels("contradiction", "neutral", "entailment"), labels("O", "B-PER", "I-PER")
+# Keys and values as wide as each other, and together wider than the residual stream.
+T5 = dict(
+    position_embedding_type="relative", norm_type="rms_norm", norm_first=True, gated=True, hidden_act="gelu_new",
+    linear_bias=False, head_dim=16, value_head_dim=16,
+)  # fmt: skip
 # name: (class, kind of tokenizer, fields of the config)
 HEADS = {
     "features": ("VanillaEncoderModel", "bpe", dict(norm_first=True)),
@@ -47,6 +52,7 @@ HEADS = {
     "decoder-features": ("VanillaDecoderModel", "bpe", {}),
     "decoder-labels": ("VanillaDecoderForSequenceClassification", "bpe", NAMES),
     "seq2seq": ("VanillaSeq2SeqForConditionalGeneration", "bpe", dict(position_embedding_type="rotary")),
+    "t5": ("VanillaSeq2SeqForConditionalGeneration", "bpe", T5),
 }
 VOCABULARY = {"bpe": 100, "byte-bpe": 300, "word": 44, "character": None}
 
@@ -59,7 +65,7 @@ def head(name: str, path: Path) -> None:
     variant = next(name for name in ("encoder", "decoder", "seq2seq") if name in architecture.lower())
     tokenizer = train_tokenizer(LINES, VOCABULARY[kind], kind, variant, token_types=fields.get("type_vocab_size", 0) > 1)
     depth = dict(encoder_layers=1, decoder_layers=2) if "Seq2Seq" in architecture else dict(num_hidden_layers=2)
-    model = model_class(model_class.config_class(vocab_size=len(tokenizer), **WIDTHS, **depth, **fields))
+    model = model_class(model_class.config_class(vocab_size=len(tokenizer), **WIDTHS | depth | fields))
     for parameter in model.parameters():
         parameter.data += 0.2 * torch.randn_like(parameter)
     model.save_pretrained(path)

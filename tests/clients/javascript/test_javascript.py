@@ -39,11 +39,13 @@ def test_a_translator_gives_torch_s_text(exported, node):
     assert batch["loaded"] == [FP32, FP32]
 
 
-@pytest.mark.parametrize("task", ["summarization", "text2text-generation"])
-def test_an_encoder_decoder_gives_torch_s_text(exported, node, task):
-    torch_pipeline = pipeline(task, str(exported("seq2seq")))
+@pytest.mark.parametrize(
+    "task, name", [("summarization", "seq2seq"), ("text2text-generation", "seq2seq"), ("text2text-generation", "t5")]
+)
+def test_an_encoder_decoder_gives_torch_s_text(exported, node, task, name):
+    torch_pipeline = pipeline(task, str(exported(name)))
     for text in TEXTS:
-        [found] = node(job(task, "seq2seq", text, {"max_new_tokens": 12}))
+        [found] = node(job(task, name, text, {"max_new_tokens": 12}))
         assert found["result"] == torch_pipeline(text, max_new_tokens=12, num_beams=1)
 
 

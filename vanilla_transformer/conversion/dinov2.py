@@ -1,0 +1,46 @@
+"""DINOv2 (Oquab et al. 2023) without its head: ViT whose sub-layers' outputs are scaled, here in their last weights. It reads
+images of any size. What its class calls `pooler_output` is the state of the first token."""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from transformers import PreTrainedConfig
+
+from ..configuration_vanilla_transformer import VanillaVisionConfig
+from . import vit
+from .fields import Fields, require
+from .tensors import ROW, Op, TensorMap, linear, tensor_map
+
+CONFIG = "Dinov2Config"
+ARCHITECTURES = {"Dinov2Model": "VanillaVisionModel"}
+PREFIX = "dinov2."
+IMAGE_PROCESSOR = "BitImageProcessor"
+UNUSED = r"embeddings\.mask_token"  # of training
+NAMES = {"layernorm_before": "norm1", "layernorm_after": "norm2"}
+IN_FILES = {"attention.o_proj": "attention.output.dense", "mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2", **NAMES}
+LAYER = tuple((ours, NAMES.get(theirs, theirs), IN_FILES.get(theirs, stored)) for ours, theirs, stored in vit.LAYER)
+SCALES = {"o_proj": "layer_scale1", "down_proj": "layer_scale2"}
+SCALED = Op("scaled", lambda t, scale: ((t.T * scale).T,))
+
+
+def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
+    require(theirs, use_swiglu_ffn=False)
+    return vit.encoder_fields(theirs) | {
+        "intermediate_size": int(theirs.hidden_size * theirs.mlp_ratio),
+        "dropout": 0.0,
+        "interpolate_pos_encoding": True,
+    }
+
+
+def tensor_maps(ours: VanillaVisionConfig, theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
+    maps = [tensor_map("model.embeddings.first_tokens", "embeddings.cls_token", ROW), *vit.patches(ours)]
+    for i in range(ours.num_hidden_layers):
+        name = f"encoder.layer.{i}"
+        maps += [scaled(entry, name) for entry in vit.layer(f"model.layers.{i}", name, name, LAYER, theirs.qkv_bias)]
+    return maps + linear("model.norm", "layernorm")
+
+
+def scaled(entry: TensorMap, layer: str) -> TensorMap:
+    """That of a sub-layer's last map with its scale; any other as it is."""
+    scale = SCALES.get(entry.ours[0].split(".")[-2])
+    return replace(entry, op=SCALED, beside=(f"{layer}.{scale}.lambda1",)) if scale else entry
