@@ -1,10 +1,9 @@
 """Which languages the tokenizer of an export has, and where it puts them: what the runtime needs to choose others."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from vanilla_transformer.files import read_object
 
 from .clients import template_of
 
@@ -37,7 +36,7 @@ def languages_of(directory: Path, start: int | None) -> dict[str, Any] | None:
     Args:
         start: the `decoder_start_token_id` of the model.
     """
-    content = read_object(directory / "tokenizer.json")
+    content = content_of(directory / "tokenizer.json")
     added = {token["content"]: token["id"] for token in content.get("added_tokens", ())}
     if words := [token for token in added if OF_MARIAN.fullmatch(token)]:
         return {"words": words}
@@ -62,4 +61,10 @@ def languages_of(directory: Path, start: int | None) -> dict[str, Any] | None:
 
 def class_of(path: Path) -> str:
     """Of a tokenizer_config.json; transformers 4 had two classes of most tokenizers."""
-    return str(read_object(path).get("tokenizer_class")).removesuffix("Fast")
+    return str(content_of(path).get("tokenizer_class")).removesuffix("Fast")
+
+
+def content_of(path: Path) -> dict[str, Any]:
+    """The JSON object of a file; an empty one where there is none."""
+    content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return content if isinstance(content, dict) else {}
