@@ -474,6 +474,16 @@ def test_a_translation_that_is_cut_is_said_to_be(translator):
 
 
 @pytest.mark.filterwarnings("ignore:.*was cut after")
+def test_a_sentence_of_more_tokens_than_positions_is_an_error_with_both_numbers(translator, monkeypatch):
+    monkeypatch.setitem(translator.runtime.config, "position_embedding_type", "learned")
+    monkeypatch.setitem(translator.runtime.config, "max_position_embeddings", 10)
+    texts = ["w5", "w6 . " * 6]
+    with pytest.raises(ValueError, match="text 1 of 2, 'w6 .*': 12 tokens.* are more than the 10 learned positions"):
+        translator.translate(texts, split=False)
+    assert len(translator.translate(["w5", "W6. " * 12], max_new_tokens=2)) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*was cut after")
 def test_the_word_of_a_language_holds_for_all_sentences(translator, monkeypatch):
     words = dataclasses.replace(translator.languages, words=["w40", ">>a<<"])
     monkeypatch.setattr(translator, "languages", words)
