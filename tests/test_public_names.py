@@ -12,7 +12,8 @@ from checkpoints import PAD
 import vanilla_transformer_export as package
 from vanilla_transformer_export.runtime import options as option_fields
 
-NAMES = ["Options", "Runtime", "TextRuntime", "__version__", "evaluate", "export", "load_checkpoint", "verify"]
+NAMES = ["ImageRuntime", "Options", "Runtime", "TextRuntime", "__version__"]
+NAMES += ["evaluate", "export", "load_checkpoint", "verify"]
 
 
 def run(code, *flags):
@@ -25,7 +26,7 @@ def test_the_public_names_are_listed_and_others_are_no_attributes():
     assert package.__version__ == version("vanilla-transformer")
     for name in NAMES:
         assert getattr(package, name) is not None
-    with pytest.raises(AttributeError, match="has no attribute 'runtimes', expected one of Options, Runtime, TextRuntime"):
+    with pytest.raises(AttributeError, match="has no attribute 'runtimes', expected one of ImageRuntime, Options, Runtime"):
         _ = package.runtimes
 
 
