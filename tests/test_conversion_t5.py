@@ -32,7 +32,7 @@ KINDS = {
     "mt5": ("MT5", {}),
     "mt5, tied": ("MT5", {}),
 }
-UNTIED = {"v1.1", "untied, scaled", "byt5", "mt5"}
+UNTIED = ("v1.1", "untied, scaled", "byt5", "mt5")
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 
