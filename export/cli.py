@@ -572,13 +572,15 @@ def is_expected(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def warnings_in_one_line() -> Iterator[None]:
-    """Those for users: what they typed or wrote is old. Where in the code that was found is nothing to them."""
+    """Those for users: what they typed or wrote is old, and what this package has to say. Where in the code that was found is
+    nothing to them."""
     before = warnings.formatwarning
+    package = os.path.join(os.path.dirname(__file__), "")
 
-    def formatted(message, category, *place):
-        if issubclass(category, FutureWarning | DeprecationWarning):
+    def formatted(message, category, filename, *place):
+        if issubclass(category, FutureWarning | DeprecationWarning) or filename.startswith(package):
             return f"{PROGRAM}: warning: {one_line(message)}\n"
-        return before(message, category, *place)
+        return before(message, category, filename, *place)
 
     warnings.formatwarning = formatted
     try:

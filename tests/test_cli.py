@@ -432,6 +432,8 @@ def test_warnings_for_users_are_one_line_and_others_as_they_were():
     with cli.warnings_in_one_line():
         for category in (FutureWarning, DeprecationWarning):
             assert warnings.formatwarning("two\nlines", category, "a.py", 1) == "vanilla-transformer: warning: two lines\n"
+        ours = (UserWarning, cli.__file__, 1)  # a file of the package
+        assert warnings.formatwarning("two\nlines", *ours) == "vanilla-transformer: warning: two lines\n"
         place = ("a.py", 1, "x = 1")
         assert warnings.formatwarning("text", UserWarning, *place) == before("text", UserWarning, *place)
     assert warnings.formatwarning is before
