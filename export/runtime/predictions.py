@@ -75,10 +75,6 @@ def task_of(architecture: str, name: str | None) -> tuple[str, Task]:
     return chosen, fitting[chosen]
 
 
-def ignored(count: int) -> None:
-    """Nobody is told."""
-
-
 @dataclass(frozen=True)
 class Predictions:
     """What `runtime` gives for lines, as JSON. `options` are those of the method that `task` names, by default what the

@@ -12,7 +12,15 @@ import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import BertConfig, BertForSequenceClassification, GPT2Tokenizer, OPTConfig, OPTForCausalLM
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Tokenizer,
+    OPTConfig,
+    OPTForCausalLM,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 import vanilla_transformer as vanilla
 from vanilla_transformer.conversion import convert
@@ -53,7 +61,15 @@ HEADS = {
     "decoder-labels": ("VanillaDecoderForSequenceClassification", "bpe", NAMES),
     "seq2seq": ("VanillaSeq2SeqForConditionalGeneration", "bpe", dict(position_embedding_type="rotary")),
     "t5": ("VanillaSeq2SeqForConditionalGeneration", "bpe", T5),
-}
+    "m2m": (
+        "VanillaSeq2SeqForConditionalGeneration", "bpe",
+        dict(position_embedding_type="learned", position_ids_from="ids", norm_first=True),
+    ),
+    "mpnet": (
+        "VanillaEncoderModel", "bpe",
+        dict(position_embedding_type="learned_relative", position_ids_from="ids", embedding_norm=True),
+    ),
+}  # fmt: skip
 VOCABULARY = {"bpe": 100, "byte-bpe": 300, "word": 44, "character": None}
 
 
@@ -106,6 +122,20 @@ def opt(path: Path) -> None:
     model.save_pretrained(path)
 
 
+def vit(path: Path) -> None:
+    """A converted ViT, with the image processor that its kind has."""
+    transformers.set_seed(0)
+    sizes = dict(hidden_size=24, intermediate_size=32, num_attention_heads=2, num_hidden_layers=2, image_size=32, patch_size=8)
+    model = ViTForImageClassification(ViTConfig(**sizes, initializer_range=0.3, **labels("cat", "dog", "bird")))
+    model.save_pretrained(path)
+    content = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}, "do_resize": True}
+    content |= {"do_rescale": True, "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 2}
+    (path / "preprocessor_config.json").write_text(json.dumps(content | {"rescale_factor": 1 / 255}))
+
+
+FAMILIES = {"bert": bert, "opt": opt, "vit": vit}
+
+
 @pytest.fixture(scope="session")
 def root(tmp_path_factory):
     """`checkpoints/NAME` and `exports/NAME`, which `exported` fills."""
@@ -121,8 +151,8 @@ def exported(root):
         checkpoint = CARDS / name if (CARDS / name).is_dir() else root / "checkpoints" / name
         if name in HEADS and not checkpoint.is_dir():
             head(name, checkpoint)
-        elif name in ("bert", "opt") and not checkpoint.is_dir():
-            {"bert": bert, "opt": opt}[name](root / name)
+        elif name in FAMILIES and not checkpoint.is_dir():
+            FAMILIES[name](root / name)
             convert(root / name, checkpoint)
         export(checkpoint, root / "exports" / (name if dtype == "fp32" else f"{name}-{dtype}"), cases=2, dtype=dtype)
         return checkpoint

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from transformers import AutoModel, AutoTokenizer, pipeline
 
 from vanilla_transformer_export.clients import client_config
@@ -40,7 +41,8 @@ def test_a_translator_gives_torch_s_text(exported, node):
 
 
 @pytest.mark.parametrize(
-    "task, name", [("summarization", "seq2seq"), ("text2text-generation", "seq2seq"), ("text2text-generation", "t5")]
+    "task, name",
+    [("summarization", "seq2seq"), *(("text2text-generation", name) for name in ("seq2seq", "t5", "m2m"))],
 )
 def test_an_encoder_decoder_gives_torch_s_text(exported, node, task, name):
     torch_pipeline = pipeline(task, str(exported(name)))
@@ -97,7 +99,7 @@ def test_masks_are_filled_as_torch_fills_them(exported, node):
     close([[row["score"] for row in rows] for rows in found["result"]], [[row["score"] for row in rows] for rows in expected])
 
 
-@pytest.mark.parametrize("name", ["features", "decoder-features"])
+@pytest.mark.parametrize("name", ["features", "decoder-features", "mpnet"])
 @torch.no_grad()
 def test_features_are_torch_s(exported, node, name):
     tokenizer, model = (kind.from_pretrained(exported(name)) for kind in (AutoTokenizer, AutoModel))
@@ -108,6 +110,16 @@ def test_features_are_torch_s(exported, node, name):
     )
     close(pooled["result"], [torch.nn.functional.normalize(each[0].mean(0), dim=0).tolist() for each in states])
     close(plain["result"], states[0].tolist())
+
+
+def test_an_image_has_torch_s_label(exported, node, tmp_path):
+    """Of the size that the model reads: what Transformers.js resizes with is another library."""
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "picture.png")
+    expected = pipeline("image-classification", str(exported("vit")), top_k=3)(str(tmp_path / "picture.png"))
+    [found] = node(job("image-classification", "vit", str(tmp_path / "picture.png"), {"top_k": 3}))
+    assert [row["label"] for row in found["result"]] == [row["label"] for row in expected]
+    close([row["score"] for row in found["result"]], [row["score"] for row in expected])
 
 
 @pytest.mark.parametrize("name", ["decoder", "characters", "opt"])
