@@ -114,6 +114,8 @@ FIELDS = [
     dict(max_new_tokens=10, suppress_tokens=[EOS, *range(10, 30), 99]),
     dict(max_new_tokens=10, begin_suppress_tokens=[EOS, *range(10, 40)]),
     dict(max_new_tokens=10, begin_suppress_tokens=[*range(10, 40)], forced_bos_token_id=9),
+    dict(max_new_tokens=10, bad_words_ids=[[token] for token in range(4, 44)], renormalize_logits=True),
+    dict(max_new_tokens=10, forced_eos_token_id=EOS, forced_bos_token_id=9, renormalize_logits=True),
     dict(max_new_tokens=10, eos_token_id=[EOS, *range(5, 25, 3)]),
     dict(max_new_tokens=10, eos_token_id=[EOS, *range(5, 25, 3)], min_new_tokens=4),
     dict(max_new_tokens=10, pad_token_id=6, repetition_penalty=1.3, no_repeat_ngram_size=2),

@@ -129,6 +129,7 @@ VALID = dict(
     forced_eos_token_id=st.just(EOS),
     suppress_tokens=tokens,
     begin_suppress_tokens=tokens,
+    renormalize_logits=st.booleans(),
     eos_token_id=st.lists(token, min_size=1, max_size=3).map(lambda ends: [EOS, *ends]),
 )
 as_numpy = st.sampled_from([lambda value: value, np.array, lambda value: np.int8(value) if type(value) is int else value])

@@ -342,7 +342,6 @@ def test_options_go_over_the_generation_config(exported, tmp_path, runtimes):
         ("exponential_decay_length_penalty", [3, 1.1]),
         ("diversity_penalty", 0.5),
         ("penalty_alpha", 0.6),
-        ("renormalize_logits", True),
         ("stop_strings", ["."]),
         ("num_beam_groups", 2),
     ],

@@ -112,6 +112,17 @@ def begin_suppress_tokens(options: "Options", prompt: Prompt) -> Processor | Non
     return partial(suppress, tokens=options.begin_suppress_tokens, lengths=(first,))
 
 
+def renormalize(options: "Options", prompt: Prompt) -> Processor | None:
+    """Beams are compared by log p of what the others left; one row alone chooses the same tokens without it."""
+
+    def process(ids: np.ndarray, scores: np.ndarray) -> None:
+        maximum, log_sum = log_sum_exp(scores)
+        scores -= maximum
+        scores -= log_sum
+
+    return process if options.renormalize_logits and options.num_beams > 1 else None
+
+
 def suppress(ids: np.ndarray, scores: np.ndarray, tokens: Sequence[int], lengths: Container[int] | None = None) -> None:
     if lengths is None or ids.shape[1] in lengths:
         scores[:, [token for token in tokens if 0 <= token < scores.shape[1]]] = -np.inf

@@ -127,6 +127,9 @@ class Options:
     begin_suppress_tokens: list[int] | None = option(
         TOKENS, None, "tokens that are not generated first", logits.begin_suppress_tokens
     )
+    renormalize_logits: bool = option(
+        FLAG, False, "of beam search: the options before this leave probabilities that sum to 1 again", logits.renormalize
+    )
     eos_token_id: int | list[int] | None = option(ONE_OR_MORE_TOKENS, None, "ends a sequence; that of the model if not given")
     pad_token_id: int | None = option(
         COUNT_OR_0, None, "fills rows that ended; that of the model if not given", in_vocabulary=True

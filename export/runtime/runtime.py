@@ -264,6 +264,7 @@ class Runtime:
             forced_eos_token_id: the last token where max_new_tokens is reached (None)
             suppress_tokens: tokens that are never generated (None)
             begin_suppress_tokens: tokens that are not generated first (None)
+            renormalize_logits: of beam search: the options before this leave probabilities that sum to 1 again (False)
             eos_token_id: ends a sequence; that of the model if not given (None)
             pad_token_id: fills rows that ended; that of the model if not given (None)
             decoder_start_token_id: of seq2seq: the first token; that of the model if not given (None)

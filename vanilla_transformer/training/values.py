@@ -101,7 +101,7 @@ GENERATION = {
     **dict.fromkeys(("top_p", "min_p"), KeyType(float, PROBABILITY)),
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), KeyType(list[int])),
     "length_penalty": KeyType(float, ANY),
-    "do_sample": KeyType(bool),
+    **dict.fromkeys(("do_sample", "renormalize_logits"), KeyType(bool)),
     "early_stopping": KeyType(bool | Literal["never"]),
     "forced_eos_token_id": KeyType(int | list[int], ANY),
     "bad_words_ids": KeyType(list[list[int]], NOT_EMPTY),

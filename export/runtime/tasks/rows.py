@@ -105,8 +105,8 @@ def join(runtime: "TextRuntime", tokens: Sequence[str]) -> str:
 def require(runtime: "TextRuntime", task: str, *heads: str) -> None:
     """Raises ValueError for an export whose architecture ends with none of `heads`."""
     if not runtime.runtime.architecture.endswith(heads):
-        found = f"this export is a {runtime.runtime.architecture}"
-        raise ValueError(f"{task} is not what {found} is for, expected one of a class that ends with {' or '.join(heads)}")
+        found = f"this export is a {runtime.runtime.architecture}, which {task} is not for"
+        raise ValueError(f"{found}, expected one of a class that ends with {' or '.join(heads)}")
 
 
 def listed(texts: object, expected: str) -> Sequence[Any]:
