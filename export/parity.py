@@ -18,7 +18,8 @@ from .shortlist import with_shortlist
 from .targets.sequences import READS_IMAGES
 from .targets.spec import shape_of
 
-TOLERANCE = 1e-4  # times max(1, |value|), float32
+TOLERANCE = 1e-4  # times what `scale_of` says, float32
+OF_LARGEST = 0.1  # sums that a vector's largest value comes from round all of its values by as much
 LATER_STEPS = (1, 3, 1)  # tokens fed per step once a cache is there
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -69,7 +70,9 @@ class Report:
         }
 
     def __str__(self) -> str:
-        allowed = "tolerance none" if self.tolerance is None else f"tolerance {self.tolerance:.0e} x max(1, |value|)"
+        allowed = (
+            "tolerance none" if self.tolerance is None else f"tolerance {self.tolerance:.0e} x max(1, |value|, largest / 10)"
+        )
         if self.torch_max_error:
             allowed = f"torch in the same precision: {self.torch_max_error:.1e}, {self.torch_mean_error:.1e}"
         return (
@@ -81,18 +84,17 @@ class Report:
     def compare(
         self, found: np.ndarray, expected: np.ndarray, real: np.ndarray, case: str, same: np.ndarray | None = None
     ) -> None:
-        """`found` and `expected` (B, ..., C) where the boolean `real` (B, ...) says so; an error is relative above 1. `same` is
-        what torch gives in the precision of `found`, if `expected` is in another."""
+        """`found` and `expected` (B, ..., C) where the boolean `real` (B, ...) says so; an error is relative to `scale_of`.
+        `same` is what torch gives in the precision of `found`, if `expected` is in another."""
         never = np.isneginf(expected)  # tokens outside a shortlist
         if not np.isfinite(found[~never]).all() or not np.isneginf(found[never]).all():
             self.failures.append(f"{case}: values that are not finite")
             return
         finite = real[(...,) + (None,) * (found.ndim - real.ndim)] & ~never
-        found = found[finite]
-        expected = expected[finite]
-        errors = relative(found, expected)
+        scale = scale_of(np.where(never, 0, expected))[finite]
+        errors = np.abs(found[finite] - expected[finite]) / scale
         if same is not None:
-            torch_errors = relative(same[finite], expected)
+            torch_errors = np.abs(same[finite] - expected[finite]) / scale
             self.torch_max_error = max(self.torch_max_error, float(torch_errors.max(initial=0)))
             self.torch_error_sum += float(torch_errors.sum(dtype=np.float64))
         self.values += errors.size
@@ -128,8 +130,11 @@ class Report:
             self.failures.append(f"{case}: {wrong} of {len(found)} top choices differ")
 
 
-def relative(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    return np.abs(found - expected) / np.maximum(1, np.abs(expected))
+def scale_of(expected: np.ndarray) -> np.ndarray:
+    """What an error of each value of (..., C) is relative to: 1, the value, or `OF_LARGEST` of the largest of its vector, by
+    which is the largest of the three."""
+    sizes = np.abs(expected)
+    return np.maximum(np.maximum(1, sizes), OF_LARGEST * sizes.max(axis=-1, keepdims=True, initial=0))
 
 
 def verify(

@@ -256,6 +256,16 @@ def test_an_error_is_relative_above_1_and_absolute_below():
     assert report.summary()["mean_error"] == report.mean_error
 
 
+def test_a_small_value_beside_a_large_one_may_be_off_by_a_hundred_thousandth_of_that():
+    expected = np.array([[[50.0, 0.0]], [[5.0, 0.0]]])
+    for error, failing in ((4.9e-4, 1), (5.1e-4, 2)):  # of the second row, and of both
+        report = Report()
+        for row in range(2):
+            off = expected[row : row + 1] + [0, error]
+            report.compare(off, expected[row : row + 1], np.ones((1, 1), bool), "case")
+        assert len(report.failures) == failing
+
+
 def test_torch_s_own_errors_are_counted_beside_those_of_an_export():
     report, expected = Report(None), np.array([[[0.0, 2.0]], [[4.0, 0.5]]])
     for factor in (1, 3):  # two cases
