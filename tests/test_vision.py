@@ -202,6 +202,7 @@ def converted(model, folder):
     return getattr(vanilla_transformer, facts["architecture"]).from_pretrained(folder / "ours").eval()
 
 
+@pytest.mark.filterwarnings("error:The use of `x.T`")  # of a vector, which a later torch refuses
 @pytest.mark.parametrize(
     "architecture, dtype",
     [
