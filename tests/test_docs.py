@@ -167,6 +167,18 @@ def test_the_api_reference_has_every_public_name():
     assert {name for name in public if not name.startswith("__")} <= described
 
 
+def test_directives_of_the_api_reference_are_where_sphinx_reads_them():
+    text = (ROOT / "docs" / "api.md").read_text()
+    outside = re.sub(r"^```\{eval-rst\}\n.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    assert not re.findall(r"^\.\. .*$", outside, re.MULTILINE)
+
+
+def test_the_quickstart_lists_all_extras():
+    extras = PROJECT["optional-dependencies"]
+    listed = re.findall(r"^\|.*`pip install \"\.\[(.+)\]\"`", (ROOT / "docs" / "quickstart.md").read_text(), re.MULTILINE)
+    assert {extra for group in listed for extra in group.split(",")} == set(extras)
+
+
 def test_the_table_of_verbs_is_that_of_the_parser():
     text = (ROOT / "docs" / "command-line.md").read_text()
     found = dict(re.findall(r"^\| `(\w+).*`\[([\w,]+)\]` \|$", text, re.MULTILINE))

@@ -666,6 +666,9 @@ def test_predict_calls_what_fits_the_head(made, translator, capsys):
     expected = translator.generate(["w5 w6"], max_new_tokens=9)
     assert predicted(capsys, directory, "w5 w6", *options) == expected
     assert predicted(capsys, directory, "w5 w6", *options, "--task", "translate") == expected
+    options = {"num_beams": 2, "num_return_sequences": 2, "max_new_tokens": 9}
+    several = predicted(capsys, directory, "w5 w6", "w7", *(f"--set={name}={value}" for name, value in options.items()))
+    assert several == [translator.generate([text], **options) for text in ("w5 w6", "w7")]
 
 
 def test_predict_reads_and_writes_lines_of_json(made, tmp_path, capsys):

@@ -202,6 +202,7 @@ def converted(model, folder):
     return getattr(vanilla_transformer, facts["architecture"]).from_pretrained(folder / "ours").eval()
 
 
+@pytest.mark.filterwarnings("error:The use of `x.T`")  # of a vector, which a later torch refuses
 @pytest.mark.parametrize(
     "architecture, dtype",
     [
@@ -333,6 +334,14 @@ def test_pixels_are_those_of_the_image_processors_of_transformers(name):
                 np.testing.assert_array_equal(ours(image), expected)
                 compared += 1
     assert compared >= 15
+
+
+def test_a_step_that_is_null_is_not_done():
+    nothing = dict.fromkeys(("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb"))
+    config = json.loads(transformers.BitImageProcessorPil().to_json_string()) | nothing
+    theirs, image = transformers.BitImageProcessorPil.from_dict(config), picture(30, 41)
+    expected = theirs(image, return_tensors="np")["pixel_values"][0]
+    np.testing.assert_array_equal(ImageProcessor.from_config(config, Path("preprocessor_config.json"))(image), expected)
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,7 @@ class ImageProcessor:
             if name not in (*settings, *UNUSED) and value is not False and not name.startswith("_"):
                 known = ", ".join(step for step in settings if step.startswith("do_"))
                 raise ValueError(f"{path} has {name} {reprlib.repr(value)}, a step that is not known here: expected {known}")
+        settings |= {name: False for name in config.keys() - given if KINDS.get(name) is FLAG}  # null, as in transformers
         settings |= {name: value for name, value in given.items() if name in settings}
         for name, (expected, holds) in KINDS.items():
             if name in given and not holds(given[name]):

@@ -146,6 +146,8 @@ class Predictions:
                 options["seed"] = seed_of(options["seed"], first + chosen[0])
             with errors_in(first, chosen):
                 found = self.method(*self.arguments(examples), **options)
+            if len(found) != len(chosen):  # num_return_sequences of each, in order
+                found = np.reshape(np.array(found, object), (len(chosen), -1))
             for place, result in zip(chosen, found, strict=True):
                 results[place] = result.tolist() if isinstance(result, np.ndarray) else result
             told(len(chosen))

@@ -20,7 +20,7 @@ NAMES = {"layernorm_before": "norm1", "layernorm_after": "norm2"}
 IN_FILES = {"attention.o_proj": "attention.output.dense", "mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2", **NAMES}
 LAYER = tuple((ours, NAMES.get(theirs, theirs), IN_FILES.get(theirs, stored)) for ours, theirs, stored in vit.LAYER)
 SCALES = {"o_proj": "layer_scale1", "down_proj": "layer_scale2"}
-SCALED = Op("scaled", lambda t, scale: ((t.T * scale).T,))
+SCALED = Op("scaled", lambda t, scale: (t * (scale if t.dim() == 1 else scale[:, None]),))
 
 
 def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
