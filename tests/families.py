@@ -28,6 +28,19 @@ def cases(architectures):
     ]
 
 
+# Of tied and untied models: one in each precision, and the other two with the slow tests only.
+DTYPES_AND_SEEDS = pytest.mark.parametrize(
+    "dtype, seed",
+    [
+        pytest.param(dtype, seed, marks=pytest.mark.slow if is_slow else (), id=f"{str(dtype).removeprefix('torch.')}-{seed}")
+        for dtype, seed, is_slow in (
+            (torch.float32, 0, False), (torch.float64, 1, False), (torch.float32, 1, True), (torch.float64, 0, True),
+        )
+    ],
+)  # fmt: skip
+SEEDS = pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+
+
 def random_config(family, architecture, seed):
     """A small config of `family`, by the names its config has: odd numbers of heads, the switches that are representable."""
     config_class = getattr(transformers, converter_of(family).CONFIG)

@@ -146,7 +146,7 @@ def test_generate_answers_an_empty_line_of_standard_input_with_one_and_refuses_a
     assert (done.returncode, [bool(line) for line in done.stdout.split("\n")]) == (0, [True, False, True, False])
     done = command("generate", translator[0], "a dog.", "")
     assert done.returncode == 1
-    assert done.stderr.startswith("vanilla-transformer: text 1 of 2 is empty")
+    assert done.stderr.startswith("vanilla-transformer: text 1 of 2 is '', expected words")
     assert done.stderr.count("\n") == 1
 
 
@@ -597,7 +597,7 @@ def test_a_recipe_that_cannot_be_is_an_error(corpus, tmp_path, settings, message
 
 
 def test_a_recipe_that_does_not_exist_is_an_error_that_lists_those_that_do(tmp_path):
-    assert "expected one of conll2003, multi30k-en-de" in error_of("train", "multi30k", "--output", tmp_path / "model")
+    assert "expected one of conll2003, digits, multi30k-en-de" in error_of("train", "multi30k", "--output", tmp_path / "model")
 
 
 def test_files_that_are_not_parallel_are_an_error(corpus, tmp_path):

@@ -36,6 +36,9 @@ PARSED = {  # what is only parsed, and why
     "vanilla-transformer VERB --help": "VERB is any; test_cli.py reads all",
     "python -m vanilla_transformer_export": "the program by itself; test_cli.py runs it",
     "accelerate launch --cpu": "without what it launches; test_distributed.py does that",
+    "vanilla-transformer export facebook/nllb-200-distilled-600M OUT": "the Hub; test_export_converted.py has another",
+    "vanilla-transformer attention CHECKPOINT picture.png --output maps.png": "a picture; test_vision.py draws over one",
+    "vanilla-transformer train digits --output my-digits": "minutes, and images that the page of training makes",
     "sbatch --nodes 4 slurm.sh RECIPE --data DIR --output OUT": "several machines; test_distributed.py has stand-ins for them",
 }
 BENCHMARKS_RUN = (  # to the end

@@ -3,7 +3,18 @@
 import pytest
 import torch
 from checkpoints import edit_json
-from families import ARCHITECTURES, RIGHT, assert_exact, cases, given_to, outputs_of, random_config, random_model
+from families import (
+    ARCHITECTURES,
+    DTYPES_AND_SEEDS,
+    RIGHT,
+    SEEDS,
+    assert_exact,
+    cases,
+    given_to,
+    outputs_of,
+    random_config,
+    random_model,
+)
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import DataCollatorForSeq2Seq, GenerationConfig, PreTrainedTokenizerFast
@@ -12,7 +23,6 @@ import vanilla_transformer
 from vanilla_transformer.conversion import convert
 from vanilla_transformer_export import Runtime, export
 
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 DECODERS = [
     ("gpt2", "GPT2LMHeadModel"),
     ("opt", "OPTForCausalLM"),
@@ -29,7 +39,6 @@ PAIRS = [
     ("plbart", "PLBartForConditionalGeneration"),
     ("t5", "T5ForConditionalGeneration"),
 ]
-SEEDS = pytest.mark.parametrize("seed", [0, 1])
 
 
 def converted(model, tmp_path, dtype=torch.float32):
@@ -44,16 +53,15 @@ def converted(model, tmp_path, dtype=torch.float32):
     return ours.eval()
 
 
-def skip_what_theirs_cannot_compute(family, dtype):
-    if family == "xglm" and dtype == torch.float64:
-        pytest.skip("XGLM's own class fails in float64: it makes a float32 tensor of the least float64")
+def computable(family, dtype):
+    """XGLM's own class fails in float64: it makes a float32 tensor of the least float64."""
+    return torch.float32 if family == "xglm" else dtype
 
 
-@SEEDS
+@DTYPES_AND_SEEDS
 @pytest.mark.parametrize("family, architecture", cases(ARCHITECTURES))
-@DTYPES
 def test_a_converted_checkpoint_gives_the_same_outputs(family, architecture, dtype, seed, tmp_path):
-    skip_what_theirs_cannot_compute(family, dtype)
+    dtype = computable(family, dtype)
     theirs = random_model(architecture, random_config(family, architecture, seed), dtype)
     ours = converted(theirs, tmp_path, dtype)
     given = given_to(theirs)
@@ -123,11 +131,10 @@ def test_exports_generate_the_source_s_tokens(family, architecture, target, tmp_
             assert runtime.generate(ids.numpy(), mask.numpy(), **settings).tolist() == expected.tolist()
 
 
-@SEEDS
+@DTYPES_AND_SEEDS
 @pytest.mark.parametrize("family, architecture", DECODERS)
-@DTYPES
 def test_left_padded_rows_and_caches_give_the_same_logits(family, architecture, dtype, seed, tmp_path):
-    skip_what_theirs_cannot_compute(family, dtype)
+    dtype = computable(family, dtype)
     theirs = random_model(architecture, random_config(family, architecture, seed), dtype)
     ours = converted(theirs, tmp_path, dtype)
     mask = RIGHT.flip(1)
@@ -146,9 +153,8 @@ def test_left_padded_rows_and_caches_give_the_same_logits(family, architecture, 
     assert_exact(got.logits, expected.logits, dtype, family)
 
 
-@SEEDS
+@DTYPES_AND_SEEDS
 @pytest.mark.parametrize("family, architecture", PAIRS)
-@DTYPES
 def test_caches_of_both_stacks_give_the_same_logits(family, architecture, dtype, seed, tmp_path):
     theirs = random_model(architecture, random_config(family, architecture, seed), dtype)
     ours = converted(theirs, tmp_path, dtype)

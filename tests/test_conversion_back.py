@@ -5,7 +5,19 @@ import random
 import pytest
 import torch
 import transformers
-from families import BACK, FLOAT32_NORMS, RIGHT, assert_exact, cases, given_to, outputs_of, random_config, random_model
+from families import (
+    BACK,
+    DTYPES_AND_SEEDS,
+    FLOAT32_NORMS,
+    RIGHT,
+    SEEDS,
+    assert_exact,
+    cases,
+    given_to,
+    outputs_of,
+    random_config,
+    random_model,
+)
 from safetensors.torch import load_file
 from torch import nn
 from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
@@ -44,8 +56,6 @@ TEXT_FIELDS = ("vocab_size", "max_position_embeddings", "tie_word_embeddings")
 # How many rows of the table of positions no token reads.
 UNREAD_ROWS = {"bart": 2, "mbart": 2, "opt": 1, "roberta": 1, "xlm-roberta": 1, "camembert": 1, "mpnet": 1}
 CASES = cases({family: names.values() for family, names in BACK.items()})
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-SEEDS = pytest.mark.parametrize("seed", [0, 1])
 
 
 def our_model(family, architecture, seed, dtype=torch.float32, **changes):
@@ -109,9 +119,8 @@ def converted_back(model, family, tmp_path):
     return getattr(transformers, result["architecture"]).from_pretrained(tmp_path / "theirs").eval()
 
 
-@SEEDS
+@DTYPES_AND_SEEDS
 @pytest.mark.parametrize("family, architecture", CASES)
-@DTYPES
 def test_a_checkpoint_of_ours_converted_gives_the_same_outputs(family, architecture, dtype, seed, tmp_path):
     ours = our_model(family, architecture, seed, dtype)
     theirs = converted_back(ours, family, tmp_path)

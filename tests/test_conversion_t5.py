@@ -278,11 +278,8 @@ def pair(tmp_path_factory):
     return theirs, directory
 
 
-TARGETS = [("cpu", "fp32")]
-TARGETS += [pytest.param(*case, marks=pytest.mark.slow) for case in (("portable", "fp32"), ("cuda", "fp32"))]
-
-
-@pytest.mark.parametrize("target, dtype", TARGETS)
+@pytest.mark.slow
+@pytest.mark.parametrize("target, dtype", [("cpu", "fp32"), ("portable", "fp32"), ("cuda", "fp32")])
 def test_exports_generate_the_tokens_of_the_source(pair, target, dtype, tmp_path):
     theirs, directory = pair
     export(directory / "ours", tmp_path / "out", target=target, dtype=dtype, cases=6)

@@ -6,7 +6,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from targets import FILES, SIZES, exports_for, generators, graph, ops, prompts
+from targets import FILES, GENERATORS, SIZES, exports_for, generators, graph, ops, prompts
 
 import vanilla_transformer
 from vanilla_transformer_export import Options, Runtime, export, verify
@@ -73,7 +73,7 @@ def test_what_an_rms_norm_returns_is_quantized_as_it_is(exported):
 
 
 @pytest.mark.parametrize("dtype", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
-@generators
+@pytest.mark.parametrize("name", ["seq2seq", *(pytest.param(name, marks=pytest.mark.slow) for name in GENERATORS[1:])])
 def test_every_matrix_product_is_quantized(exported, name, dtype):
     _, directory = exported(name, dtype)
     found, exact = ops(graph(directory, name)), ops(graph(exported(name)[1], name))

@@ -180,7 +180,7 @@ def node_types(found):
 OPSETS = [onnx.helper.make_opsetid("", 24), onnx.helper.make_opsetid("com.microsoft", 1)]
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp16", pytest.param("bf16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["seq2seq", pytest.param("encoder", marks=pytest.mark.slow)])
 def test_weights_and_caches_are_of_the_type_asked_for_and_outputs_are_float32(exported, name, dtype):
     _, directory = exported(name, dtype)

@@ -211,7 +211,9 @@ def exported(theirs, tmp_path, target, **options):
     return Runtime(tmp_path / "export", device="cpu")
 
 
-TARGETS = pytest.mark.parametrize("target, options", [("portable", {}), ("cpu", {}), ("cuda", dict(dtype="fp32"))])
+TARGETS = pytest.mark.parametrize(
+    "target, options", [("portable", {}), ("cpu", {}), pytest.param("cuda", dict(dtype="fp32"), marks=pytest.mark.slow)]
+)
 
 
 @torch.no_grad()

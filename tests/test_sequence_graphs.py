@@ -279,7 +279,12 @@ LENGTHS = [40, 3, 17, 9, 38, 2, 21, 5, 30, 12, 7, 33, 0, 25, 4, 19] * 3
 
 @pytest.mark.parametrize(
     "name, target",
-    [(name, "portable") for name in ("encoder", "tokens", "sentences", *READERS)] + [("seq2seq", "cpu"), ("encoder", "cpu")],
+    [
+        *((name, "portable") for name in ("encoder", *READERS)),
+        *(pytest.param(name, "portable", marks=pytest.mark.slow) for name in ("tokens", "sentences")),
+        ("encoder", "cpu"),
+        pytest.param("seq2seq", "cpu", marks=pytest.mark.slow),
+    ],
 )
 def test_a_ragged_batch_gives_the_values_of_one_run(exported, monkeypatch, name, target):
     runtime = Runtime(exported(name, target)[1])
