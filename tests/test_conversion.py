@@ -82,9 +82,9 @@ def test_a_converted_checkpoint_gives_the_same_outputs(family, architecture, dty
     "family, architecture",
     [
         ("gpt2", "GPT2ForTokenClassification"),
-        ("opt", "OPTForQuestionAnswering"),
+        pytest.param("opt", "OPTForQuestionAnswering", marks=pytest.mark.slow),
         ("bart", "BartForSequenceClassification"),
-        ("mbart", "MBartForQuestionAnswering"),
+        pytest.param("mbart", "MBartForQuestionAnswering", marks=pytest.mark.slow),
         pytest.param("mpnet", "MPNetForTokenClassification", marks=pytest.mark.slow),
         pytest.param("xlm-roberta", "XLMRobertaForSequenceClassification", marks=pytest.mark.slow),
     ],

@@ -242,7 +242,8 @@ def on_each_target(exported_for):
 
 
 @pytest.mark.parametrize("options", NUMPY, ids=lambda options: " ".join(options))
-@pytest.mark.parametrize("kind", ["seq2seq", pytest.param("causal", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["seq2seq", "causal"])
 def test_numpy_s_numbers_are_as_good_as_python_s(on_each_target, kind, options):
     """On every target: numpy's small integers would overflow in indices of slots and rows."""
     own = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in options.items()}

@@ -17,6 +17,8 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 from vanilla_transformer import VanillaSeq2SeqForConditionalGeneration
 from vanilla_transformer_export.cli import main
 
+pytestmark = pytest.mark.slow  # a minute, most of it for what is pushed
+
 # Calls the command once for each line of JSON, in one process, and answers with a line: its exit code and what it printed.
 CALLS = """
 import contextlib, io, json, sys

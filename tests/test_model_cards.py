@@ -39,8 +39,10 @@ def task(card):
     return metadata(card)["pipeline_tag"]
 
 
-def cards(*tasks):
+def cards(*tasks, slow=()):
+    """Those of `tasks`, or all; with the slow tests only those of `slow`, whose kind another card has."""
     chosen = [card for card in CARDS if not tasks or task(card) in tasks]
+    chosen = [pytest.param(card, marks=[pytest.mark.slow] * card.name.endswith(tuple(slow))) for card in chosen]
     return pytest.mark.parametrize("card", chosen, ids=lambda path: path.name)
 
 
@@ -169,7 +171,7 @@ def generated(card, texts, directory):
 # What six examples say is little, but a model that is broken in any way is far below.
 
 
-@cards("translation")
+@cards("translation", slow=["en-fr"])
 def test_both_engines_translate_the_examples_alike_and_well(card, tmp_path):
     sources, references = zip(*rows(card), strict=True)
     others, answers = outside(card)
@@ -220,7 +222,7 @@ def test_both_engines_label_the_examples_alike_and_well(card, tmp_path):
     assert len({*found}) == 1 and found[0] >= 5 / 6 - 1e-3
 
 
-@cards("text-generation")
+@cards("text-generation", slow=["gpu-shape"])
 @torch.no_grad()
 def test_a_prompt_is_its_characters_and_nothing_else_for_every_client(card, tmp_path):
     model, tokenizer = load(card), AutoTokenizer.from_pretrained(card)

@@ -245,7 +245,7 @@ def test_exported_decoders_continue_left_padded_prompts_as_the_source(beams, tar
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize("target", [pytest.param("portable", marks=pytest.mark.slow), "cpu"])
 @pytest.mark.parametrize("counts", ["mask", "ids"])
 def test_an_exported_seq2seq_model_counts_in_its_encoder(counts, target, tmp_path):
     fields = dict(vocab_size=48, hidden_size=32, intermediate_size=40, num_attention_heads=4, encoder_layers=1)

@@ -98,7 +98,9 @@ CONTRACT = {
 }
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("decoder-tokens", "pair-answers"))) for name in READERS]
+)
 def test_one_graph_takes_whole_sequences_as_optimum_has_it(exported, name):
     graph = onnx.load(exported(name)[1] / "onnx/model.onnx").graph
     assert (axes(graph.input), axes(graph.output)) == CONTRACT[name]

@@ -50,7 +50,8 @@ class Task(Protocol):
         CONFIG: the class of the model's config.
         MODEL: the class of the model.
         PIPELINE: the Hub's name for what the model does.
-        DATA: the keys of a recipe's [data], see `values.data_keys`. `skip_bad_rows` is always one (see `data.BadRows`).
+        DATA: the keys of a recipe's [data], see `values.data_keys`. of text, `skip_bad_rows` is always one (see
+            `data.BadRows`).
         EVALUATION: the keys of a recipe's [evaluation].
         METRICS: the numbers that `metrics` gives, of which a recipe may name one as the best.
         augment: (row, random, tokenizer) -> the row with what is random in it; `None` where nothing is.
