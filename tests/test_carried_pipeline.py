@@ -85,6 +85,7 @@ def expected(checkpoint):
     return pipeline("translation", model=str(checkpoint))(TEXT, max_new_tokens=5)
 
 
+@pytest.mark.slow
 def test_where_the_package_is_not_installed(checkpoint, expected, tmp_path):
     """Over a Hub, from a directory, and from what is saved again."""
     with running() as hub:

@@ -65,6 +65,7 @@ def test_each_layer_has_two_scatters_and_one_operator_for_each_attention(exporte
     assert found["LayerNormalization"] == (1 if model.config.norm_first else 0)
 
 
+@pytest.mark.slow
 def test_what_relative_positions_add_is_computed_once(exported):
     model, directory = exported("causal-relative")
     found = graph(directory, "causal-relative")

@@ -53,6 +53,7 @@ def test_each_precision_has_the_files_of_the_hub_and_a_parity_of_its_own(both):
     )
 
 
+@pytest.mark.slow
 def test_the_first_runs_unless_another_is_asked_for(exported_for, both):
     ids, mask = prompts("seq2seq")
     for dtype in ("fp32", "int8"):

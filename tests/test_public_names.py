@@ -176,6 +176,7 @@ follow_imports = skip
 """
 
 
+@pytest.mark.slow
 def test_lazy_names_have_types(tmp_path):
     """As a checker sees them, which does not follow the editable install to the folder of another name."""
     pytest.importorskip("mypy", reason="comes with the extra test")
