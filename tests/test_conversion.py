@@ -78,6 +78,17 @@ def test_a_converted_checkpoint_gives_the_same_outputs(family, architecture, dty
         assert_exact(got[name], expected[name], dtype, family)
 
 
+@pytest.mark.parametrize("depth", [12, 24])
+def test_models_as_deep_as_nllb_s_give_the_same_logits(depth, tmp_path):
+    config = random_config("m2m_100", "M2M100ForConditionalGeneration", 0)
+    config.update(dict(encoder_layers=depth, decoder_layers=depth))
+    theirs = random_model("M2M100ForConditionalGeneration", config, torch.float64)
+    ours = converted(theirs, tmp_path, torch.float64)
+    assert (ours.config.encoder_layers, ours.config.decoder_layers) == (depth, depth)
+    given = given_to(theirs)
+    assert_exact(outputs_of(ours, given)["logits"], outputs_of(theirs, given)["logits"], torch.float64)
+
+
 @pytest.mark.parametrize(
     "family, architecture",
     [
