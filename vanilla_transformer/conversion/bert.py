@@ -94,6 +94,11 @@ def source_fields(ours: VanillaTransformerConfig, architecture: str, lm_transfor
         require(ours, pooler_act="tanh")
     if architecture.endswith(("MaskedLM", "PreTraining")):
         require(ours, lm_transform_act=lm_transform_act, lm_head_bias=True)
+    return source_sizes(ours)
+
+
+def source_sizes(ours: VanillaTransformerConfig) -> Fields:
+    """What BERT's kin and ViT have under the same names: sizes, activation, norm and dropouts."""
     return {
         "hidden_size": ours.hidden_size,
         "intermediate_size": ours.intermediate_size,

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaVisionConfig
+from .bert import source_sizes
 from .fields import Fields, require
 from .tensors import ROW, Op, TensorMap, linear, tensor_map
 
@@ -77,16 +78,7 @@ def to_source_config(ours: VanillaVisionConfig, architecture: str) -> Fields:
     )
     if architecture == "ViTModel":
         require(ours, pooler_act=ours.pooler_act or "tanh")
-    return {
-        "hidden_size": ours.hidden_size,
-        "intermediate_size": ours.intermediate_size,
-        "num_hidden_layers": ours.num_hidden_layers,
-        "num_attention_heads": ours.num_attention_heads,
-        "hidden_act": ours.hidden_act,
-        "layer_norm_eps": ours.layer_norm_eps,
-        "initializer_range": ours.initializer_range,
-        "hidden_dropout_prob": ours.dropout,
-        "attention_probs_dropout_prob": ours.attention_dropout,
+    return source_sizes(ours) | {
         "image_size": ours.image_size,
         "patch_size": ours.patch_size,
         "num_channels": ours.num_channels,
