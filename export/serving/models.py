@@ -1,0 +1,77 @@
+"""The exports that are served, by name."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import did_you_mean
+from ..runtime.predictions import GENERATORS
+from .engine import Engine
+from .refusals import Refusal
+
+SEQ2SEQ = GENERATORS[1]
+DECODER = GENERATORS[0]
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A loaded export.
+
+    Args:
+        runtime: a `TextRuntime` or an `ImageRuntime`.
+        engine: what generates; `None` for a model that only reads.
+        languages: pairs of codes, source and target, that it translates.
+    """
+
+    name: str
+    runtime: Any
+    engine: Engine | None = None
+    languages: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def architecture(self) -> str:
+        return self.runtime.runtime.architecture
+
+    @property
+    def translates(self) -> bool:
+        return self.architecture.endswith(SEQ2SEQ)
+
+    @property
+    def completes(self) -> bool:
+        return self.architecture.endswith(DECODER)
+
+
+@dataclass(frozen=True)
+class ServedModels:
+    models: dict[str, ServedModel]
+
+    def __iter__(self):
+        return iter(self.models.values())
+
+    def choose(
+        self, fits: Callable[[ServedModel], bool], purpose: str, in_path: str | None = None, in_body: str | None = None
+    ) -> ServedModel:
+        """The model that the path names, else the body, else the only one that `fits` the `purpose`, in words.
+
+        Raises:
+            Refusal: 404 for a name that is not served, 400 for a model that does not fit, and where several fit or none does.
+        """
+        name = in_path if in_path is not None else in_body
+        if name is not None:
+            if name not in self.models:
+                known = f"expected one of {', '.join(self.models)}{did_you_mean(name, self.models)}"
+                raise Refusal(404, f"no model {name!r:.100}, {known}")
+            if not fits(self.models[name]):
+                raise Refusal(400, f"the model {name} is a {self.models[name].architecture}, which does not {purpose}")
+            return self.models[name]
+        return self.only([model for model in self if fits(model)], purpose)
+
+    def only(self, fitting: Iterable[ServedModel], purpose: str) -> ServedModel:
+        """The one of `fitting`. Raises Refusal 400 for none and for several, listing them."""
+        found = list(fitting)
+        if len(found) == 1:
+            return found[0]
+        names = ", ".join(model.name for model in found)
+        if found:
+            raise Refusal(400, f"{len(found)} models {purpose}, expected the name of one of them: {names}")
+        raise Refusal(400, f"none of the models here can {purpose}: {', '.join(self.models)}")
