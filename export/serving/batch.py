@@ -5,7 +5,8 @@ gives each of them its next token, at its own position and over its own source. 
 changes them: no operator of the step looks across rows.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -28,10 +29,7 @@ class Batch(Protocol):
     """What a lane drives: the runs that it takes part in, each with one row or several."""
 
     running: list[Run]
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing runs and nothing is being read."""
+    unread: Collection[Run]  # which have joined, and whose prompts are not read yet
 
     def takes(self, run: Run, beside: Sequence[Run]) -> bool:
         """Whether `run` can join now, together with those `beside` it."""
@@ -53,15 +51,6 @@ class Room:
     rows: int
     source: int
     length: int
-
-
-@dataclass
-class Reading:
-    """A run whose prompt is being read, in a slot behind those that run; `done` of its tokens are in the cache."""
-
-    run: Run
-    slot: int
-    done: int = 0
 
 
 @dataclass
@@ -99,20 +88,15 @@ class SlotBatch:
         self.last_source = self.arrays.get("last_source_position")
         self.rows: list[Run | None] = []  # by slot; `None` where one has left, until another joins or the next step
         self.running: list[Run] = []
-        self.reading: list[Reading] = []
+        self.unread: deque[Run] = deque()  # whose prompts are to be read; that of the first is in the last slot as far as it is
         self.reserved = 0  # rows that running runs will have after their first step
         self.bindings: dict[int, Binding] = {}
-
-    @property
-    def is_idle(self) -> bool:
-        """As `Batch`."""
-        return not self.running and not self.reading
 
     # --------------------------------------------------------------------------------------------------- joining and leaving
 
     def takes(self, run: Run, beside: Sequence[Run]) -> bool:
         """As `Batch`: there must be slots, and what is read between two steps is limited."""
-        taken = len(self.rows) - self.rows.count(None) + self.reserved + sum(reading.run.job.rows for reading in self.reading)
+        taken = len(self.rows) - self.rows.count(None) + self.reserved + sum(other.job.rows for other in self.unread)
         if taken + sum(other.job.rows for other in beside) + run.job.rows > self.capacity:
             return False
         sources = [len(other.job.source or ()) for other in (*beside, run)]
@@ -120,16 +104,14 @@ class SlotBatch:
 
     def join(self, runs: list[Run]) -> None:
         """As `Batch`."""
-        prompts = [run for run in runs if run.reads_prompt]
-        others = [run for run in runs if not run.reads_prompt]
-        states = self.encode(runs) if self.encodes and runs else {}
-        for run in others:
+        ready = [run for run in runs if not run.reads_prompt]
+        states = self.encode(ready) if self.encodes and ready else {}
+        for run in ready:
             self.start(run, states)
-        for run in prompts:
-            self.reading.append(Reading(run, self.reading_slot()))
-            self.put_source(run, self.reading[-1].slot, states)
-        if self.reading:
-            self.read_chunk(self.reading[0])
+        self.unread.extend(run for run in runs if run.reads_prompt)
+        room = self.chunk
+        while self.unread and room > 0:
+            room -= self.read_chunk(self.unread[0])
 
     def encode(self, runs: list[Run]) -> dict[Run, list[np.ndarray]]:
         """What attention over the source of each reads: for each array of `sources` (H, S, d)."""
@@ -167,23 +149,26 @@ class SlotBatch:
         run.slots.append(slot)
         return slot
 
-    def reading_slot(self) -> int:
-        """The last one that is free: runs fill up from the first."""
-        taken = {reading.slot for reading in self.reading}
-        return next(slot for slot in reversed(range(self.capacity)) if slot not in taken)
-
-    def read_chunk(self, reading: Reading) -> None:
-        """The next tokens of a prompt; all but its last one are read here, that one is fed in the next step."""
-        run = reading.run
-        tokens = run.job.prompt[reading.done : min(reading.done + self.chunk, len(run.job.prompt) - 1)]
-        self.read(reading.slot, reading.done, tokens)
-        reading.done += len(tokens)
-        if reading.done == len(run.job.prompt) - 1:
-            self.reading.remove(reading)
-            run.fed = reading.done
-            slot = self.start(run, {})
-            if slot != reading.slot:
-                self.copy(reading.slot, slot, reading.done)
+    def read_chunk(self, run: Run) -> int:
+        """The next tokens of a prompt, which are counted. All but its last one are read here, that one is fed in the next step,
+        in another slot: the last one, where prompts are read, is free again."""
+        slot = self.capacity - 1
+        source = [run.job.source] if run.job.source is not None else []
+        if not run.fed:
+            self.close_gaps()  # the last slot may have a row
+            self.put_source(run, slot, self.encode([run]) if source else {})
+        # Attention over a source takes no more queries than the source has tokens.
+        most = min([self.chunk, *map(len, source)])
+        tokens = run.job.prompt[run.fed : min(run.fed + most, len(run.job.prompt) - 1)]
+        self.read(slot, run.fed, tokens)
+        run.fed += len(tokens)
+        self.lengths[slot] = run.fed
+        if run.fed == len(run.job.prompt) - 1:
+            self.unread.popleft()
+            place = self.start(run, {})
+            if place != slot:
+                self.copy(slot, place, run.fed)
+        return len(tokens)
 
     def read(self, slot: int, done: int, tokens: Sequence[int]) -> None:
         """Feeds `tokens` behind the `done` first ones of one slot."""
@@ -202,10 +187,9 @@ class SlotBatch:
 
     def leave(self, run: Run) -> None:
         """As `Batch`."""
-        for reading in self.reading:
-            if reading.run is run:
-                self.reading.remove(reading)
-                return
+        if run in self.unread:
+            self.unread.remove(run)
+            return
         self.running.remove(run)
         if not run.is_expanded:
             self.reserved -= run.job.rows - 1

@@ -77,7 +77,7 @@ class Engine:
             return SlotBatch(self.runtime, self.room)
         from .whole_batch import WholeBatch
 
-        return WholeBatch(self.runtime, self.room)
+        return WholeBatch(self.runtime, self.room.rows)
 
     def describe(self) -> str:
         """In one line, for who starts it."""
@@ -246,15 +246,16 @@ class Lane(threading.Thread):
 
     def drop(self) -> None:
         """Runs whose request is over, as when its client has gone."""
-        for run in list(self.batch.running):
+        for run in (*self.batch.running, *self.batch.unread):
             if self.gives_up:
                 run.ticket.fail(draining())
             if run.ticket.is_over:
                 self.batch.leave(run)
 
     def fail(self, error: Exception, joining: list) -> None:
-        for run in (*joining, *self.batch.running):
-            run.ticket.fail(RuntimeError(f"the engine failed: {error}"))
+        is_refusal = isinstance(error, UsageError)  # as for more than there is memory for
+        for run in (*joining, *self.batch.running, *self.batch.unread):
+            run.ticket.fail(error if is_refusal else RuntimeError(f"the engine failed: {error}"))
 
     def end(self, touched: set[Ticket]) -> None:
         """Frees what has ended, and tells of it."""
