@@ -1,8 +1,8 @@
 """The text in HTML: where it stands, and other text in its place. All else stays as it is, byte for byte.
 
 What is markup is told by the rules of the HTML standard (13.2.5, tokenization), in time that grows with the length alone,
-however broken it is. The standard library's parser has no positions in its input, fails on some of it, and before Python 3.11.14
-its time grows with the square.
+however broken it is. The standard library's parser, as of Python 3.11, raises on some of it, and needs time that grows with the
+square of it.
 """
 
 import re

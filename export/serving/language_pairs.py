@@ -9,13 +9,13 @@ from typing import NamedTuple
 from ..errors import UsageError
 from ..runtime.artifact import CARD, Artifact
 from ..runtime.languages import some
+from ..runtime.predictions import GENERATORS
 from ..runtime.text import TextRuntime
 from .language_names import NAMES, TWO_LETTERS
 
 Pair = tuple[str, str]  # the codes of a source and of a target
 
-CODE = r"[a-z]{2,3}(?:[-_][A-Z][a-z]{3})?(?:[-_][A-Z]{2}|_[a-z]{2})?"
-PAIR = re.compile(f"({CODE})-({CODE})")
+SEQ2SEQ = GENERATORS[1]
 OF_CARD = re.compile(r"^---\n(.*?)^---$", re.DOTALL | re.MULTILINE)
 ALIASES = {"zh": "zh-hans", "zt": "zh-hant", "pb": "pt-br"}  # LibreTranslate's, where a model does not have these themselves
 
@@ -83,20 +83,23 @@ def directions_of(runtime: TextRuntime, pairs: Sequence[Pair]) -> Directions:
     return Directions(pairs, names_by_code([*languages.tokens, *languages.words]), bool(languages.words))
 
 
-def languages_of_model(runtime: TextRuntime, given: Sequence[str] | None = None) -> list[Pair]:
-    """The pairs of languages that an export translates: those `given`, each as "en-de"; else all pairs of the tokenizer's
-    languages; else what its card says, which is the one direction that stands in the name of the model; else none.
+def languages_of_model(runtime: TextRuntime, given: Sequence[Pair] = ()) -> list[Pair]:
+    """The pairs of languages that an export translates: those `given`; else all pairs of the tokenizer's languages; else what
+    its card says, where one direction stands in the name of the model and both languages in the metadata; else none. None, too,
+    for a model that does not translate.
 
     Codes are those of ISO 639-1, with script or region where a model has several, as in "zh-Hans"; else the model's own.
 
     Raises:
-        UsageError: for what is no pair, and for a language that the model does not have.
+        UsageError: for a language that the model does not have.
     """
+    if not runtime.runtime.architecture.endswith(SEQ2SEQ):
+        return []
     languages = runtime.languages
     names = names_by_code([*languages.tokens, *languages.words])
     if given:
         own = Directions([(code, code) for code in names], names, False).codes
-        return list(dict.fromkeys(given_pair(text, own, bool(languages.words)) for text in given))
+        return list(dict.fromkeys(given_pair(pair, own, bool(languages.words)) for pair in given))
     if languages.tokens:
         return [(source, target) for source in names for target in names if source != target]
     card = front_matter(runtime.runtime.artifact)
@@ -104,22 +107,18 @@ def languages_of_model(runtime: TextRuntime, given: Sequence[str] | None = None)
     if languages.words:
         sources = [code for code in spoken if code not in names]
         return [(source, target) for source in sources for target in names]
-    base = " ".join([*listed(card, "base_model"), runtime.runtime.artifact.directory.name])
-    parts = re.split(r"[^a-zA-Z]+", base)
-    return list(dict.fromkeys(pair for pair in zip(parts, parts[1:]) if set(pair) <= set(spoken) and len(set(pair)) == 2))[:1]
+    parts = re.split(r"[^a-zA-Z]+", " ".join([*listed(card, "base_model"), runtime.runtime.artifact.directory.name]))
+    found = {pair for pair in zip(parts, parts[1:]) if pair[0] != pair[1] and set(pair) <= set(spoken)}
+    return list(found) if len(found) == 1 else []
 
 
-def given_pair(text: str, own: dict[str, str], has_words: bool) -> Pair:
-    """Of `text`, with the model's `own` codes for languages by what they may be called."""
-    found = PAIR.fullmatch(text)
-    if not found:
-        raise UsageError(f"languages has {text!r:.60}, expected codes of source and target such as en-de")
-    source, target = (own.get(key(code), code) for code in found.groups())
+def given_pair(pair: Pair, own: dict[str, str], has_words: bool) -> Pair:
+    """`pair` in the codes of the model, its `own` by what they may be called. Words are of targets only."""
+    source, target = (own.get(key(code), code) for code in pair)
     for code in (target,) if has_words else (source, target):
         if own and code not in own.values():
-            raise UsageError(
-                f"languages has {text!r}: {code!r} is no language of the model, expected one of {some(own.values())}"
-            )
+            known = some(set(own.values()))
+            raise UsageError(f"languages {'-'.join(pair)}: {code!r} is no language of the model, expected one of {known}")
     return source, target
 
 

@@ -68,6 +68,7 @@ async def translate_texts(request: Request) -> JSONResponse:
     if not body.q:
         raise Refusal(400, f"Invalid request: q is {body.q!r}, expected a text or a list of texts")
     model, direction = model_for(request, body)
+    check_counts(request, model, body)
     texts = [body.q] if isinstance(body.q, str) else body.q
     count = max(0, body.alternatives) + 1
     if body.format == "html":
@@ -75,6 +76,16 @@ async def translate_texts(request: Request) -> JSONResponse:
     else:
         found = await translate_plain(model, direction, texts, count)
     return JSONResponse(answer_of(body, direction, found))
+
+
+def check_counts(request: Request, model: ServedModel, body: Translation) -> None:
+    """Raises Refusal 400 for more texts than one request may have, and more alternatives than a lane has slots for."""
+    assert model.engine is not None  # every model that translates has one
+    most = request.app.state.settings.max_batch
+    if isinstance(body.q, list) and len(body.q) > most:
+        raise Refusal(400, f"Invalid request: q has {len(body.q)} texts, expected at most {most}")
+    if body.alternatives >= (rows := model.engine.room.rows):
+        raise Refusal(400, f"Invalid request: alternatives is {body.alternatives}, expected at most {rows - 1}")
 
 
 def answer_of(body: Translation, direction: Direction, found: list[list[str]]) -> dict[str, Any]:
@@ -131,7 +142,10 @@ async def body_of(request: Request) -> Translation:
             return Translation.model_validate_json(await request.body())
         return Translation.model_validate(await form_of(request, kind))
     except ValidationError as error:
-        raise RequestValidationError(error.errors(include_url=False)) from None
+        errors = error.errors(include_url=False)
+        if errors[0]["type"] == "json_invalid":
+            raise Refusal(400, f"Invalid request: the body is not JSON: {errors[0]['ctx']['error']}") from None
+        raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in errors]) from None
 
 
 async def form_of(request: Request, kind: str) -> dict[str, Any]:

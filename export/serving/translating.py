@@ -15,8 +15,8 @@ LONG = 1000  # characters: what takes longer than about a millisecond is no work
 async def translate(
     model: ServedModel, texts: Sequence[str], src_lang: str | None = None, tgt_lang: str | None = None, **options: Any
 ) -> list[list[str]]:
-    """Of each text its `num_return_sequences` translations, the best first: the first is what `TextRuntime.translate` gives, the
-    second is joined of the second of each sentence, and so on. `options` as `Runtime.generate`.
+    """Of each text its `num_return_sequences` translations, the best first. The first is what `TextRuntime.translate` gives,
+    the second is joined of the second of each sentence, and so on. `options` as `Runtime.generate`.
 
     Raises:
         UsageError, ValueError: as `TextRuntime.translate`.
@@ -40,7 +40,7 @@ def planned(
     assert model.engine is not None
     options = {"num_return_sequences": 1, **option_fields.check(options)}
     plan = plan_of(model.runtime, texts, True, src_lang, tgt_lang, options)
-    options["max_new_tokens"] = plan.limit
+    options["max_new_tokens"] = min(plan.limit, model.engine.room.length)
     job = model.engine.job
     return plan, [job(row, {**options, **target}) for row, target in zip(plan.rows, plan.targets)]
 

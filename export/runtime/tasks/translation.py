@@ -54,9 +54,8 @@ def translate(
 
 @dataclass(frozen=True)
 class Plan:
-    """What is generated for a number of texts: of each text its `parts`, of which each is a sentence or not; all `sentences`, in
-    order; and of each of these the tokens in `rows`, the options of its language in `targets`, and at most `limit` new
-    tokens."""
+    """What is generated for a number of texts: of each text its `parts`, each a sentence or not; all `sentences`, in order; and
+    of each of these the tokens in `rows`, the options of its language in `targets`, and at most `limit` new tokens."""
 
     parts: list[list[tuple[str, bool]]]
     sentences: list[str]
