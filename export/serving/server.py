@@ -29,6 +29,7 @@ from . import logs
 from .app import create_app
 from .connections import Connections, files_for
 from .engine import Engine
+from .language_pairs import languages_of_model
 from .lifecycle import Lifecycle
 from .logs import Log
 from .metrics import Metrics
@@ -117,7 +118,7 @@ def load(source: Source, settings: Settings, metrics: Metrics) -> ServedModel:
     options = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
     engine = Engine(runtime.runtime, events=metrics.of_engine(source.name), **options)
     metrics.watch_rows(source.name, lambda: getattr(engine, "waiting", 0), lambda: getattr(engine, "running", 0))
-    return ServedModel(source.name, runtime, engine, source.languages)
+    return ServedModel(source.name, runtime, engine, languages_of_model(runtime, source.languages))
 
 
 def description(model: ServedModel) -> str:
@@ -174,6 +175,7 @@ class Server:
         self.metrics = Metrics()
         self.models = ServedModels({})
         app = create_app(self.models, protocols(), settings, self.lifecycle, self.metrics)
+        app.state.needs_token = token is not None
         self.frame = Frame(app, app.state.errors, settings, self.lifecycle, self.metrics, self.log, token)
         self.connections = Connections(files_for(settings.connections), settings.header_timeout, settings.timeout)
         self.uvicorn = uvicorn.Server(self.config(with_cors(self.frame, settings.cors_origin)))
