@@ -1,9 +1,9 @@
 """Serving, measured: `python benchmarks/serving.py --captions FILE` writes benchmarks/results/serving.json and reports it.
 
-Our server, CTranslate2 behind our own front, FastAPI with `generate` of transformers, and `transformers serve`, each in a process
-of its own, with a client in another one over loopback, on the same cores. They take turns, round by round. FILE has a sentence
-on each line, as text or gzip. Parts that the file of results has already are replaced, the others stay: one part after the
-other can be run. Models are made once, in `--root`. Nothing is downloaded.
+Our server, CTranslate2 behind our own front, FastAPI with `generate` of transformers, and `transformers serve`, each in a
+process of its own, with a client in another one over loopback, on the same cores. They take turns, round by round. FILE has a
+sentence on each line, as text or gzip. Parts that the file of results has already are replaced, the others stay: one part after
+the other can be run. Models are made once, in `--root`. Nothing is downloaded.
 """
 
 import argparse

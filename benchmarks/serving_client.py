@@ -84,8 +84,8 @@ def between(text: bytes, start: bytes, end: bytes) -> bytes:
 @dataclass
 class Outcome:
     """`statuses` counts answers by status, and errors by name; `latencies` and `firsts` are seconds to the end and to the
-    first byte of the answers whose status is in `good`, `in_time` how many of those came before the clock stopped; `wrong` counts
-    those that are not what was expected, `unpromised` refusals without Retry-After."""
+    first byte of the answers whose status is in `good`, `in_time` how many of those came before the clock stopped; `wrong`
+    counts those that are not what was expected, `unpromised` refusals without Retry-After."""
 
     good: tuple[int, ...] = (200,)
 

@@ -12,8 +12,8 @@ DTYPES = ("int8", "fp32")
 
 
 def prepare(model: str, card: Path, root: Path, quick: bool) -> None:
-    """`root/model` gets an export for each dtype, `transformers` and `ctranslate2-int8`: of `card` for "tiny", and for "base" of
-    the paper's base shape with random weights, with the tokenizer of `card`. Both are greedy. What is there is kept."""
+    """`root/model` gets an export for each dtype, `transformers` and `ctranslate2-int8`: of `card` for "tiny", and for "base"
+    of the paper's base shape with random weights, with the tokenizer of `card`. Both are greedy. What is there is kept."""
     folder = root / model
     if (folder / "done").exists():
         return

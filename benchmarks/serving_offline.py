@@ -1,5 +1,6 @@
-"""Without HTTP, from token ids to tokens: our engine with all captions in its queue, the runtime's own batches sorted by length,
-and CTranslate2, each at several settings in a process of its own. After a first round the best two of each kind go on, in turns."""
+"""Without HTTP, from token ids to tokens: our engine with all captions in its queue, the runtime's own batches sorted by
+length, and CTranslate2, each at several settings in a process of its own. After a first round the best two of each kind go on,
+in turns."""
 
 import asyncio
 import threading

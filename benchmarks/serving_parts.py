@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from measure import spread
-from serving_offline import arrangements, offline
+from serving_offline import offline
 from serving_servers import OURS, Plan, Server, outcome, plans
 
 CONNECTIONS = 64
@@ -173,7 +173,7 @@ def slot_bytes(log: str) -> float | None:
 
 
 def decoder(run: Run, card: Path) -> dict:
-    """Completions of the shipped decoder beside `transformers serve`: throughput, and seconds to the first piece of a stream."""
+    """Completions of the shipped decoder, beside `transformers serve`: whole ones, and streams."""
     name = {"ours-int8": str(run.root / "decoder"), "transformers-serve": str(card)}
     theirs = [*OURS[:2], "transformers.cli.transformers", "serve", name["transformers-serve"], "--trust-remote-code"]
     commands = {

@@ -61,6 +61,16 @@ class CTranslate2Engine:
         return [[Generated([int(token) for token in row.hypotheses[0]], STOP)] for row in rows]
 
 
+def serve_ctranslate2(options) -> None:
+    """Our own server, with another engine in it."""
+    from vanilla_transformer_export.serving import server
+    from vanilla_transformer_export.serving.settings import Settings
+
+    server.Engine = lambda runtime, **_: CTranslate2Engine(runtime, options.model, options.workers, options.threads)
+    settings = Settings(port=options.port, languages=((None, "en", "de"),), threads=1)
+    server.serve([str(options.export)], settings, None, print)
+
+
 def deliver(futures, answers):
     for future, answer in zip(futures, answers):
         if not future.done():
@@ -109,11 +119,11 @@ def parse():
 def main():
     options = parse()
     if options.kind == "ctranslate2":
-        app = ctranslate2_app(options)
-    else:
-        app = transformers_app(options.model, options.workers, options.threads)
+        serve_ctranslate2(options)
+        return
     import uvicorn
 
+    app = transformers_app(options.model, options.workers, options.threads)
     uvicorn.run(app, port=options.port, log_level="warning", http="httptools", loop="uvloop")
 
 
