@@ -125,8 +125,10 @@ def compare(run, model, dtype, ids) -> dict:
             took, tokens[key] = process.submit(one_round, ids).result()
             seconds[key].append(took)
         if repeat == 0:
-            for key in set(chosen) - finalists(seconds):
+            best = finalists(seconds)
+            for key in set(chosen) - best:
                 chosen.pop(key).shutdown()
+            seconds |= {key: [] for key in best}  # the first round warmed them up
     for process in chosen.values():
         process.shutdown()
     expected = tokens[min((key for key in seconds if key[0] == "runtime"), key=lambda key: np.median(seconds[key]))]
