@@ -21,7 +21,10 @@ class CTranslate2Engine:
     def __init__(self, runtime, model: Path, workers: int, threads: int):
         import ctranslate2
 
+        from vanilla_transformer_export.serving.batch import Room
+
         self.runtime = runtime
+        self.room = Room(ROWS, 512, 512)
         self.translator = ctranslate2.Translator(str(model), compute_type="int8", inter_threads=workers, intra_threads=threads)
         self.rows = ROWS // workers
         self.waiting = collections.deque()
@@ -43,6 +46,12 @@ class CTranslate2Engine:
             self.waiting.extend(zip(jobs, futures))
             self.changed.notify()
         return await asyncio.gather(*futures)
+
+    def start(self):
+        return self
+
+    def close(self, seconds=0.0):
+        return True
 
     def work(self):
         while True:
