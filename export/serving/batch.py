@@ -17,11 +17,8 @@ from ..runtime.decoder import next_input_name, position_bytes
 from ..runtime.runtime import Runtime
 from ..targets.spec import TensorSpec, shape_of
 from .runs import Run
+from .sizing import chunk_length
 
-# What one reading of a prompt may cost beside the running rows: multiplications, about a few hundredths of a second of one
-# core. The chunks of a prompt depend on its own length and the model alone, never on the load: other chunks give other bits.
-CHUNK_COST = 2e9
-CHUNKS = (16, 256)  # tokens, the least and the most
 ENCODED_TOKENS = 512  # of the sources that are read together between two steps, padding included
 
 
@@ -78,7 +75,7 @@ class SlotBatch:
         self.session = runtime.sessions[runtime.step]
         self.spec = runtime.specs[runtime.step]
         self.encodes = "encoder" in runtime.sessions
-        self.chunk = chunk_length(runtime)
+        self.chunk = chunk_length(runtime.config)
         self.arrays = {tensor.name: np.zeros(slot_shape(tensor, room), tensor.dtype) for tensor in self.spec.inputs}
         self.logits = np.zeros((room.rows, runtime.config["vocab_size"]), np.float32)
         names = [tensor.name for tensor in self.spec.inputs if tensor.name.startswith("past_key_values")]
@@ -90,7 +87,7 @@ class SlotBatch:
         self.running: list[Run] = []
         self.unread: deque[Run] = deque()  # whose prompts are to be read; that of the first is in the last slot as far as it is
         self.reserved = 0  # rows that running runs will have after their first step
-        self.bindings: dict[int, Binding] = {}
+        self.bindings = [self.bound(count) for count in range(1, room.rows + 1)]
 
     # --------------------------------------------------------------------------------------------------- joining and leaving
 
@@ -237,7 +234,7 @@ class SlotBatch:
         self.arrays["total_length"][0] = lengths.max() + 1
         if self.last_source is not None:
             self.arrays["total_source_length"][0] = self.last_source[:count].max() + 1
-        self.session.run_bound(self.bound(count).io)
+        self.session.run_bound(self.bindings[count - 1].io)
         lengths += 1
         logits = self.logits[:count]
         likeliest = logits.argmax(axis=1).tolist()
@@ -276,13 +273,9 @@ class SlotBatch:
                 self.running.append(other)
 
     def bound(self, count: int) -> Binding:
-        """Of the first `count` slots; made when it is first needed."""
-        if count not in self.bindings:
-            first = slice(count)
-            rows = ("input_ids", "position_ids", "last_position", "last_source_position")
-            values = {name: array[first] if name in rows else array for name, array in self.arrays.items()}
-            self.bindings[count] = self.bind(first, {name: values[name] for name in values if "past" not in name})
-        return self.bindings[count]
+        """Of the first `count` slots."""
+        totals = {name: self.arrays[name] for name in ("total_length", "total_source_length") if name in self.arrays}
+        return self.bind(slice(count), totals)
 
     def bind(self, slots: slice, values: dict[str, np.ndarray]) -> Binding:
         """The caches and logits of `slots`, and `values` of the other inputs."""
@@ -303,18 +296,7 @@ def slot_shape(tensor: TensorSpec, room: Room) -> list[int]:
 
 def slot_bytes(runtime: Runtime, room: Room) -> int:
     """Of the caches of one slot."""
-    assert runtime.step is not None
-    spec = runtime.specs[runtime.step]
+    spec = runtime.specs[runtime.step or "decoder"]
     sources = [tensor for tensor in spec.inputs if ".encoder." in tensor.name]
     source = sum(4 * int(np.prod(slot_shape(tensor, Room(1, 1, 1)))) for tensor in sources)
     return room.length * position_bytes(spec) + room.source * source
-
-
-def chunk_length(runtime: Runtime) -> int:
-    """Tokens of a prompt that are read at a time: a power of two, fewer for larger models."""
-    config = runtime.config
-    layers = config.get("num_hidden_layers") or config["decoder_layers"]
-    width = config["hidden_size"]
-    cost = layers * width * (4 * width + 3 * config["intermediate_size"]) + width * config["vocab_size"]
-    least, most = CHUNKS
-    return int(np.clip(2 ** int(np.log2(max(CHUNK_COST / cost, 1))), least, most))
