@@ -47,6 +47,7 @@ def create_app(
     app.state.lifecycle = lifecycle or Lifecycle()
     app.state.metrics = metrics or Metrics()
     app.state.errors = Errors(protocols)
+    app.state.needs_token = False
     for router in [*(protocol.router for protocol in protocols), health.router]:
         app.router.routes.extend(router.routes)  # routes are tried in order, and those of an included router take longer
     for protocol in protocols:
