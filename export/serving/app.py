@@ -47,6 +47,7 @@ def create_app(
     app.state.lifecycle = lifecycle or Lifecycle()
     app.state.metrics = metrics or Metrics()
     app.state.errors = Errors(protocols)
+    app.state.needs_token = False
     app.include_router(health.router)
     for protocol in protocols:
         app.include_router(protocol.router)

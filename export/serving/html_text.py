@@ -67,7 +67,11 @@ def run_between(html: str, start: int, end: int) -> list[Run]:
     start += len(raw) - len(raw.lstrip(SPACE))
     raw = raw.strip(SPACE)
     text = SPACES.sub(" ", unescape(raw))
-    return [Run(start, start + len(raw), text)] if any(map(str.isalpha, text)) else []
+    return [Run(start, start + len(raw), text)] if has_letters(text) else []
+
+
+def has_letters(text: str) -> bool:
+    return any(map(str.isalpha, text))
 
 
 def end_of_markup(html: str, start: int, elements: "Elements") -> int:

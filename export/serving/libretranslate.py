@@ -8,10 +8,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from .html_text import replaced, text_runs
+from .html_text import has_letters, replaced, text_runs
 from .language_pairs import Direction, language_name
 from .models import ServedModel
-from .protocols import Protocol, models_of, name_in_path
+from .protocols import Protocol, models_of, name_in_path, settings_of
 from .refusals import Refusal
 from .translating import offloaded, translate
 
@@ -81,7 +81,7 @@ async def translate_texts(request: Request) -> JSONResponse:
 def check_counts(request: Request, model: ServedModel, body: Translation) -> None:
     """Raises Refusal 400 for more texts than one request may have, and more alternatives than a lane has slots for."""
     assert model.engine is not None  # every model that translates has one
-    most = request.app.state.settings.max_batch
+    most = settings_of(request).max_batch
     if isinstance(body.q, list) and len(body.q) > most:
         raise Refusal(400, f"Invalid request: q has {len(body.q)} texts, expected at most {most}")
     if body.alternatives >= (rows := model.engine.room.rows):
@@ -102,9 +102,9 @@ def answer_of(body: Translation, direction: Direction, found: list[list[str]]) -
 
 async def translate_plain(model: ServedModel, direction: Direction, texts: list[str], count: int) -> list[list[str]]:
     """Of each text its `count` translations, the best of a search with as many beams, or the model's own if these are more. A
-    text without words is its only one."""
+    text without a letter is its only one."""
     found = [[text] for text in texts]
-    places = [place for place, text in enumerate(texts) if text.strip()]
+    places = [place for place, text in enumerate(texts) if has_letters(text)]
     options: dict[str, Any] = {}
     if count > 1:
         beams = max(count, model.runtime.runtime.defaults.get("num_beams") or 1)
@@ -219,7 +219,7 @@ async def frontend_settings(request: Request) -> JSONResponse:
     """What LibreTranslate's page asks for: its limits, and the languages it begins with."""
     pairs = [pair for model in translators(request) for pair in model.languages]
     source, target = pairs[0] if pairs else ("", "")
-    needs_key = False
+    needs_key = request.app.state.needs_token
     return JSONResponse(
         {
             "apiKeys": needs_key,

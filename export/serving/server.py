@@ -24,11 +24,13 @@ from starlette.types import ASGIApp
 
 from ..errors import UsageError
 from ..runtime.artifact import MANIFEST, json_object
+from ..runtime.devices import processors
 from ..runtime.predictions import GENERATORS, open_runtime
 from . import logs
 from .app import create_app
 from .connections import Connections, files_for
 from .engine import Engine
+from .language_pairs import languages_of_model
 from .lifecycle import Lifecycle
 from .logs import Log
 from .metrics import Metrics
@@ -36,8 +38,10 @@ from .middleware import Frame
 from .models import ServedModel, ServedModels
 from .protocols import Protocol
 from .settings import Settings
+from .sizing import arrangement
 
 MODULES = ("libretranslate", "openai_api", "text_embeddings", "pipelines", "page")
+CONFIG = "config.json"
 NAME = re.compile(r"[\w.-]+", re.ASCII)
 Say = Callable[[str], None]
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -110,22 +114,25 @@ def chosen(found: Mapping[str, Source], name: str | None, pair: str) -> Source:
 
 def load(source: Source, settings: Settings, metrics: Metrics) -> ServedModel:
     """Raises what the runtime raises for a damaged export, and UsageError for a setting that the model cannot have."""
-    runtime = open_runtime(source.directory, settings.threads, dtype=settings.dtype)
     if not source.generates:
+        runtime = open_runtime(source.directory, settings.threads, dtype=settings.dtype)
         return ServedModel(source.name, runtime)
-    names = ("lanes", "threads", "slots", "max_source", "max_length", "queue")
-    options = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
-    engine = Engine(runtime.runtime, events=metrics.of_engine(source.name), **options)
-    metrics.watch_rows(source.name, lambda: getattr(engine, "waiting", 0), lambda: getattr(engine, "running", 0))
-    return ServedModel(source.name, runtime, engine, source.languages)
+    path = source.directory / CONFIG
+    config = json_object(path, path.read_bytes())
+    arranged = arrangement(config, processors(), settings.lanes, settings.threads)
+    runtime = open_runtime(source.directory, arranged.threads, dtype=settings.dtype, continuous=True)
+    sizes = (settings.slots, settings.max_source, settings.max_length, settings.queue)
+    engine = Engine(runtime.runtime, arranged.lanes, *sizes, events=metrics.of_engine(source.name))
+    metrics.watch_rows(source.name, lambda: engine.waiting, lambda: engine.running)
+    return ServedModel(source.name, runtime, engine.start(), languages_of_model(runtime, source.languages))
 
 
 def description(model: ServedModel) -> str:
     """One line of what is served."""
     artifact = model.runtime.runtime.artifact
     facts = [model.architecture, artifact.manifest.get("target", "portable"), model.runtime.runtime.dtype]
-    describe = getattr(model.engine, "describe", None)
-    return f"{model.name}: {', '.join([*facts, *([describe()] if describe else [])])}"
+    batching = [] if model.engine is None else [model.engine.describe()]
+    return f"{model.name}: {', '.join([*facts, *batching])}"
 
 
 async def warm(model: ServedModel) -> None:
@@ -174,6 +181,7 @@ class Server:
         self.metrics = Metrics()
         self.models = ServedModels({})
         app = create_app(self.models, protocols(), settings, self.lifecycle, self.metrics)
+        app.state.needs_token = token is not None
         self.frame = Frame(app, app.state.errors, settings, self.lifecycle, self.metrics, self.log, token)
         self.connections = Connections(files_for(settings.connections), settings.header_timeout, settings.timeout)
         self.uvicorn = uvicorn.Server(self.config(with_cors(self.frame, settings.cors_origin)))
@@ -204,6 +212,9 @@ class Server:
             sweeping.cancel()
             self.uvicorn.should_exit = True
             await serving
+            for model in self.models:
+                if model.engine is not None:
+                    model.engine.close()
             self.log.flush()
 
     async def start(self) -> bool:
