@@ -45,7 +45,7 @@ class TextRuntime:
             tokenizer.no_truncation()
         self.languages = languages_of(self.runtime.artifact)
         # Of the tokenizer, which some tasks have cut texts. None of what generates does: there a long text blocks no short one.
-        cuts = "decoder" not in self.runtime.specs
+        cuts = not {"decoder", "step"} & self.runtime.specs.keys()
         self.lock: contextlib.AbstractContextManager[Any] = threading.Lock() if cuts else contextlib.nullcontext()
 
     # What is read of the export when it is first needed, and the tasks.

@@ -153,7 +153,7 @@ def serve(exports: Sequence[str], settings: Settings, token: bytes | None, say: 
     """
     found = sources(exports, settings.languages)
     with listening(settings.host, settings.port) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(Server(found, settings, token, say).run(listener))
+        runner.run(Server(found, settings, token, say, protocols()).run(listener))
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -170,9 +170,16 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 class Server:
-    """uvicorn with the application of `sources`, from before they are loaded on."""
+    """uvicorn with the application of `protocols`, from before the sources are loaded on."""
 
-    def __init__(self, found: Sequence[Source], settings: Settings, token: bytes | None, say: Say):
+    def __init__(
+        self,
+        found: Sequence[Source],
+        settings: Settings,
+        token: bytes | None,
+        say: Say,
+        protocols: tuple[Protocol, ...],
+    ):
         self.sources = found
         self.settings = settings
         self.say = say
@@ -180,7 +187,7 @@ class Server:
         self.lifecycle = Lifecycle(loading=True)
         self.metrics = Metrics()
         self.models = ServedModels({})
-        app = create_app(self.models, protocols(), settings, self.lifecycle, self.metrics)
+        app = create_app(self.models, protocols, settings, self.lifecycle, self.metrics)
         app.state.needs_token = token is not None
         self.frame = Frame(app, app.state.errors, settings, self.lifecycle, self.metrics, self.log, token)
         self.connections = Connections(files_for(settings.connections), settings.header_timeout, settings.timeout)
