@@ -473,6 +473,29 @@ def generation_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
+# ---------------------------------------------------------------------------------------------------------------- serve
+
+
+def serve_arguments(parser: Parser) -> None:
+    from .serving.settings import add_settings
+
+    exports_help = "export directories; NAME=PATH gives the model another name than that of its directory"
+    parser.add_argument("exports", nargs="+", type=source, metavar="EXPORT", help=exports_help)
+    add_settings(parser)
+
+
+@verb("answer HTTP requests with exports", serve_arguments, extras="serve")
+def serve(args: argparse.Namespace) -> None:
+    from .serving.settings import settings_of, token_of
+
+    settings = settings_of(args, os.environ)
+    token = token_of(settings, os.environ)
+
+    from .serving.server import serve
+
+    serve(args.exports, settings, token, say)
+
+
 # --------------------------------------------------------------------------------------------------------------- doctor
 
 

@@ -2,14 +2,13 @@
 
 import functools
 import itertools
-import types
 
 import numpy as np
 import pytest
 import torch
 import transformers
 from checkpoints import copy_of, edit_json, list_file, perturbed, seal
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.generation import logits_process
 
 import vanilla_transformer
@@ -642,46 +641,6 @@ def test_the_command_streams_and_takes_any_setting(with_words, capsys):
             assert caught.value.code == 2
             found = capsys.readouterr().err
             assert found.startswith(f"vanilla-transformer: {message}") and found.count("\n") == 1
-
-
-def byte_level():
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["</s>"], initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(["große Vögel 日本語 🙂"], trainer)
-    return tokenizer
-
-
-def byte_fallback():
-    tokens = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefgh"]
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    tokenizer.decoder = decoders.Sequence(steps)
-    tokenizer.add_special_tokens(["</s>"])
-    return tokenizer
-
-
-def sentence_pieces():
-    tokenizer = Tokenizer(
-        models.Unigram([("<unk>", 0), ("▁", -1), *((f"{space}{c}", -2) for space in ("", "▁") for c in "abcdé")], 0)
-    )
-    tokenizer.decoder = decoders.Metaspace()
-    return tokenizer
-
-
-@pytest.mark.parametrize("tokenizer", [byte_level, byte_fallback, sentence_pieces])
-def test_no_character_is_lost_or_torn_in_a_stream(tokenizer):
-    tokenizer, rng = tokenizer(), np.random.default_rng(0)
-    stream = functools.partial(TextRuntime.pieces, types.SimpleNamespace(tokenizer=tokenizer, path=None))
-    rows = [rng.integers(0, tokenizer.get_vocab_size(), rng.integers(1, 20)) for _ in range(150)]
-    texts = ("große Vögel 日本語 🙂🙂", "ab 🙂 cé")
-    rows += [np.array(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]
-    for ids in rows:
-        pieces = list(stream(iter(ids[:, None])))
-        assert "".join(pieces) == tokenizer.decode(ids.tolist(), skip_special_tokens=True)
-        assert all(pieces) and not any("\ufffd" in piece[-1] for piece in pieces[:-1])
 
 
 # ---------------------------------------------------------------------------------------------------- the work of each step

@@ -17,7 +17,7 @@ TARGET_TOKENIZER = "target_tokenizer.json"  # of target text, where that is cut 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", TARGET_TOKENIZER)
 # What the manifest must say, and what it may.
 REQUIRED = {"architecture": str, "files": dict, "model_type": str}
-OPTIONAL = {"target": str, "dtype": str, "activations": str, "other_dtypes": dict, "languages": dict}
+OPTIONAL = {"target": str, "dtype": str, "activations": str, "other_dtypes": dict, "languages": dict, "step": str}
 
 
 @dataclass(frozen=True)

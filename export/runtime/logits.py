@@ -198,14 +198,14 @@ def largest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 class Sampler:
     """Draws tokens as `options` (a `options.Options`) ask: `temperature`, `top_k`, `top_p` and `min_p`, in this order; from
-    the same `seed` the same tokens."""
+    the same `seed` the same tokens. Where samples are drawn one by one, `sample` is the number of each."""
 
-    def __init__(self, options: "Options"):
+    def __init__(self, options: "Options", sample: int = 0):
         self.temperature = np.float32(options.temperature)
         self.top_k = options.top_k
         self.top_p = options.top_p
         self.min_p = options.min_p
-        self.rng = np.random.default_rng(options.seed)
+        self.rng = np.random.default_rng([options.seed, sample] if sample and options.seed is not None else options.seed)
 
     def __call__(self, logits: np.ndarray) -> np.ndarray:
         """Logits (R, V), which are overwritten -> tokens (R,).

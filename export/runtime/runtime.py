@@ -61,6 +61,8 @@ class Runtime:
             compiles what reads whole sequences. Decoders, whose caches grow, are on CUDA then: each size would be compiled.
         engine_cache: the directory where TensorRT keeps what it compiled for the next time; by default it keeps nothing.
         dtype: which of the export's weights, by default the first that it was made with.
+        continuous: opens the graph whose rows join and leave between two steps instead of the decoder, if the export has one,
+            see `step`; then `generate` and what follows from it raise ValueError.
 
     Raises:
         FileNotFoundError, ValueError: if the directory is incomplete or changed, see `read_artifact`, or replaced meanwhile;
@@ -79,6 +81,7 @@ class Runtime:
         device: str | None = None,
         engine_cache: str | os.PathLike | None = None,
         dtype: str | None = None,
+        continuous: bool = False,
     ):
         if threads is not None and not (is_int64(threads) and 1 <= threads <= MAX_THREADS):
             raise UsageError(f"threads must be a whole number from 1 to {MAX_THREADS}, got {threads!r}")
@@ -95,7 +98,11 @@ class Runtime:
         self.dtype = dtype or self.artifact.dtypes[0]
         check_config(self.config, self.artifact.directory / "config.json")
         activations = self.artifact.manifest.get("activations", self.dtype)
-        self.specs = self._target.graph_specs(self.config, self.architecture, self.dtype, activations)
+        specs = self._target.graph_specs(self.config, self.architecture, self.dtype, activations)
+        # Exports of the version before have no step, and in int8 a row of theirs depends on the others.
+        self.step: str | None = self.artifact.manifest.get("step") if continuous else None
+        left_out = "decoder" if self.step == "step" else "step"
+        self.specs = {role: spec for role, spec in specs.items() if role != left_out}
         self.defaults = generation_defaults(self.artifact.generation_config, self.artifact.directory / "generation_config.json")
         self.device = self._checked_device(device)
         self.engine_cache = self._checked_engine_cache(engine_cache)
@@ -142,7 +149,7 @@ class Runtime:
         self.sessions = sessions.open()
         self.artifact.check_unchanged()
         self.decoders: DecoderFactory | None = None
-        if "decoder" in self.specs:
+        if "decoder" in self.specs and self.step is None:
             loaded = LoadedExport(self.config, self.specs, self.sessions, sessions.make, self.device, self._encode_source)
             self.decoders = self._target.open(loaded)
 
@@ -306,14 +313,19 @@ class Runtime:
 
     def check_options(self, options: dict[str, Any]) -> None:
         """Raises as `generate` does with `options` whatever the inputs are."""
-        self.decoder_factory()
+        self._check_generates()
         resolve(option_fields.check(options), self.artifact.generation_config | self.defaults, self.config, prompt_length=1)
 
     def decoder_factory(self) -> DecoderFactory:
-        """What generates. Raises ValueError for a model that cannot."""
+        """What generates. Raises ValueError for a model that cannot, and where only the step is open."""
+        self._check_generates()
         if self.decoders is None:
-            raise ValueError(f"{self.architecture} cannot generate: use encode")
+            raise ValueError("the export was opened with continuous=True, expected False to generate")
         return self.decoders
+
+    def _check_generates(self) -> None:
+        if not self.specs.keys() & {"decoder", "step"}:
+            raise ValueError(f"{self.architecture} cannot generate: use encode")
 
     def request(
         self,
@@ -325,7 +337,7 @@ class Runtime:
     ) -> GenerationRequest:
         """What is to be generated, checked. Raises as `generate`."""
         options = option_fields.check(options)
-        self.decoder_factory()
+        self._check_generates()
         ids, mask = self._prompts(input_ids, attention_mask, options)
         if not mask.any(axis=1).all():
             raise ValueError(f"row {int(mask.any(axis=1).argmin())} has no tokens, expected at least one in every row")

@@ -1,8 +1,8 @@
 """Text in, text out: a `Runtime` and the tokenizer that came with the checkpoint, without transformers."""
 
+import contextlib
 import functools
 import os
-import re
 import reprlib
 import threading
 from collections.abc import Iterator
@@ -17,13 +17,10 @@ from .artifact import TARGET_TOKENIZER
 from .inputs import pad_sequences
 from .languages import Choice, languages_of
 from .options import special_token
+from .pieces import Pieces, TokenNames
 from .runtime import Runtime
 from .tasks import classification, embedding, masks, pairs, question_answering, rows, tagging, translation
 from .tasks.rows import check_unicode, errors_of, named, single_texts
-
-# What may still change when more tokens come: a character that lacks bytes, and every run of single bytes.
-LACKS_BYTES = "\ufffd"
-SINGLE_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 class TextRuntime:
@@ -47,7 +44,9 @@ class TextRuntime:
             tokenizer.no_padding()
             tokenizer.no_truncation()
         self.languages = languages_of(self.runtime.artifact)
-        self.lock = threading.Lock()  # of the tokenizer, which some tasks have cut texts
+        # Of the tokenizer, which some tasks have cut texts. None of what generates does: there a long text blocks no short one.
+        cuts = not {"decoder", "step"} & self.runtime.specs.keys()
+        self.lock: contextlib.AbstractContextManager[Any] = threading.Lock() if cuts else contextlib.nullcontext()
 
     # What is read of the export when it is first needed, and the tasks.
     tokenizer_settings = functools.cached_property(rows.tokenizer_settings)
@@ -171,7 +170,7 @@ class TextRuntime:
             raise UsageError(f"num_return_sequences must be 1 to stream, got {options['num_return_sequences']}")
         inputs = self.batch(self.rows([text], src_lang))
         [target] = self.target_options(tgt_lang, 1, options)
-        return self.pieces(self.runtime.stream(*inputs, **{**options, **target, "num_return_sequences": 1}))
+        return self.text_of(self.runtime.stream(*inputs, **{**options, **target, "num_return_sequences": 1}))
 
     def target_options(self, tgt_lang: Choice, count: int, options: dict[str, Any]) -> list[dict[str, Any]]:
         """Those of the target language of each of `count` texts. Raises UsageError as `generate`."""
@@ -189,22 +188,27 @@ class TextRuntime:
         language = options.get("forced_bos_token_id", self.default_target) if is_first else None
         return [] if language is None else [language]
 
-    def pieces(self, steps: Iterator[np.ndarray]) -> Iterator[str]:
-        """The text of the tokens of one row, which come in arrays of one."""
-        ids = []
-        text = ""
-        sent = 0  # of `text` the first `sent` characters have been given
+    @functools.cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The tokens that have no text."""
+        return frozenset(id for id, token in self.tokenizer.get_added_tokens_decoder().items() if token.special)
+
+    @functools.cached_property
+    def token_names(self) -> TokenNames:
+        return TokenNames(self.tokenizer, self.special_ids, self.path)
+
+    def pieces(self) -> Pieces:
+        """What makes text of the tokens of a row as they come."""
+        return Pieces(self.tokenizer, self.special_ids, self.path)
+
+    def text_of(self, steps: Iterator[np.ndarray]) -> Iterator[str]:
+        """The pieces of the text of one row, whose tokens come in arrays of one."""
+        pieces = self.pieces()
         for [token] in steps:
-            ids.append(int(token))
-            with errors_of(self.path):
-                before = text
-                text = self.tokenizer.decode(ids, skip_special_tokens=True)
-            is_open = text.endswith(LACKS_BYTES) or SINGLE_BYTE.fullmatch(self.tokenizer.id_to_token(ids[-1]) or "")
-            if text != before and not is_open and len(text) > sent:
-                yield text[sent:]
-                sent = len(text)
-        if len(text) > sent:
-            yield text[sent:]
+            if piece := pieces.add(int(token)):
+                yield piece
+        if rest := pieces.end():
+            yield rest
 
     def tokenize(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Ids and mask (B, S), padded on the right, as `AutoTokenizer` gives them."""
@@ -240,8 +244,11 @@ class TextRuntime:
         """What the tokenizer makes of each text, by default that of what is read; ValueError where it fails on one."""
         for text, name in named(texts):
             check_unicode(text, name)
+        chosen = tokenizer or self.tokenizer
         with self.lock, errors_of(self.path):
-            return (tokenizer or self.tokenizer).encode_batch(texts, add_special_tokens=special_tokens)
+            if len(texts) == 1:  # without the threads of a batch
+                return [chosen.encode(texts[0], add_special_tokens=special_tokens)]
+            return chosen.encode_batch(texts, add_special_tokens=special_tokens)
 
 
 def prompt(encoding: Encoding) -> list[int]:

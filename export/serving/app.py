@@ -1,15 +1,236 @@
-"""All endpoints, in one application."""
+"""All endpoints, in one application, and how each protocol's clients are told of an error."""
 
-from fastapi import FastAPI
+import contextlib
+import json
+import re
+import reprlib
+from collections.abc import Sequence
+from typing import Any
 
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import Scope
+
+from ..errors import UsageError
+from . import health
+from .lifecycle import Lifecycle
+from .metrics import Metrics
 from .models import ServedModels
 from .protocols import Protocol
+from .refusals import Refusal, TooLong
+from .settings import Settings
+
+OF_A_MODEL = "/models/{model}"
+IN_PATH = re.compile(r"/models/[^/]+(?=/)")
+SHOWN = 80  # characters of a wrong value in an error
+LONGEST = 1000  # characters of an error
+SHORT = reprlib.Repr()
+SHORT.maxother = SHORT.maxstring = SHORT.maxlong = SHOWN
+SUSPICIOUS = (b"NaN", b"Infinity", b"\\ud", b"\\uD", b"\xed")  # the last ones begin halves of characters, and others
+RENDERING = ("json.encoder", "starlette.responses", "fastapi.routing", "fastapi.encoders")
 
 
-def create_app(models: ServedModels, protocols: tuple[Protocol, ...]) -> FastAPI:
-    app = FastAPI(title="vanilla-transformer")
+def create_app(
+    models: ServedModels,
+    protocols: tuple[Protocol, ...],
+    settings: Settings | None = None,
+    lifecycle: Lifecycle | None = None,
+    metrics: Metrics | None = None,
+) -> FastAPI:
+    """The application without its limits, which `Frame` adds. Whatever a handler raises becomes an answer in the format of its
+    protocol; `app.state` has what handlers need."""
+    app = FastAPI(title="vanilla-transformer", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.models = models
+    app.state.settings = settings or Settings()
+    app.state.lifecycle = lifecycle or Lifecycle()
+    app.state.metrics = metrics or Metrics()
+    app.state.errors = Errors(protocols)
+    app.state.needs_token = False
+    for router in [*(protocol.router for protocol in protocols), health.router]:
+        app.router.routes.extend(router.routes)  # routes are tried in order, and those of an included router take longer
     for protocol in protocols:
-        app.include_router(protocol.router)
-        app.include_router(protocol.router, prefix="/models/{model}")
+        app.include_router(protocol.router, prefix=OF_A_MODEL)
+    for kind in (Refusal, RequestValidationError, ValueError, HTTPException):
+        app.add_exception_handler(kind, respond)
+    app.add_exception_handler(Exception, respond_to_mistake)
     return app
+
+
+async def respond(request: Request, error: Exception) -> JSONResponse:
+    answer = await respond_to_mistake(request, error)
+    if answer.status_code == 500:
+        raise error  # to the handler of mistakes, after which it is logged
+    return answer
+
+
+async def respond_to_mistake(request: Request, error: Exception) -> JSONResponse:
+    return request.app.state.errors.response(request.scope["path"], error)
+
+
+class Errors:
+    """Errors in the formats of `protocols`, by the path that was asked."""
+
+    def __init__(self, protocols: Sequence[Protocol] = ()):
+        routes = ((each, protocol) for protocol in protocols for each in protocol.router.routes)
+        self.routes: list[tuple[Any, Protocol]] = list(routes)
+
+    def response(self, path: str, error: BaseException) -> JSONResponse:
+        """Of whatever went wrong; what is no fault of the request is 500 and says nothing of itself."""
+        protocol = self.protocol(path)
+        refusal = refusal_of(error, 400 if protocol is None else protocol.validation)
+        message = one_line(refusal.message)
+        body = {"error": message} if protocol is None else protocol.error_body(refusal.status, message)
+        return JSONResponse(body, refusal.status, headers_of(refusal, error))
+
+    def check(self, path: str, body: bytes) -> None:
+        """Raises Refusal for values in `body` that JSON does not have."""
+        if any(map(body.__contains__, SUSPICIOUS)):
+            check_values(body, self.validation(path))
+
+    def validation(self, path: str) -> int:
+        """The status of a body of the wrong form."""
+        protocol = self.protocol(path)
+        return 400 if protocol is None else protocol.validation
+
+    def template(self, scope: Scope) -> str:
+        """Of the route that a request has, or would have if it had not been refused before; all paths without one are one."""
+        route = scope.get("route") or next(
+            (each for each, _ in self.routes if each.path_regex.match(within(scope["path"]))), None
+        )
+        return "none" if route is None else route.path.removeprefix(OF_A_MODEL)
+
+    def protocol(self, path: str) -> Protocol | None:
+        """That of the route at `path`; for a path without one, that of the routes below the same first name."""
+        path = within(path)
+        below = f"/{path.split('/')[1]}/" if path.startswith("/") else ""
+        exact = (protocol for route, protocol in self.routes if route.path_regex.match(path))
+        near = (protocol for route, protocol in self.routes if route.path.startswith(below))
+        return next(exact, None) or (next(near, None) if below != "//" else None)
+
+
+def within(path: str) -> str:
+    """`path` without the model that it names."""
+    return IN_PATH.sub("", path, count=1)
+
+
+def headers_of(refusal: Refusal, error: BaseException) -> dict[str, str]:
+    headers = dict(getattr(error, "headers", None) or {})  # Allow, of a method that a route does not have
+    if refusal.retry_after is not None:
+        headers["Retry-After"] = str(refusal.retry_after)
+    if refusal.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return headers
+
+
+def refusal_of(error: BaseException, validation: int) -> Refusal:
+    """What to answer for `error`; a body of the wrong form has the status `validation`."""
+    match error:
+        case Refusal():
+            return error
+        case RequestValidationError():
+            return Refusal(validation, of_validation(error))
+        case TooLong():
+            return Refusal(413, str(error))
+        case ValueError() if not is_of_answer(error):
+            return Refusal(validation, str(error))
+        case HTTPException():
+            is_unread = error.status_code == 400 and error.__cause__ is not None  # a body of the wrong form
+            return Refusal(validation if is_unread else error.status_code, of_http(error))
+    return Refusal(500, "the server made a mistake, which its log describes: nothing is wrong with the request")
+
+
+def is_of_answer(error: ValueError) -> bool:
+    """Whether it came when an answer was written: NaN, or half of a character. No request is to blame for that."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    last = "" if trace is None else trace.tb_frame.f_globals.get("__name__", "")
+    return not isinstance(error, UsageError) and last in RENDERING
+
+
+def of_http(error: HTTPException) -> str:
+    """FastAPI's own errors, which say neither what was seen nor what was expected."""
+    if error.status_code == 405:
+        return f"this method does not go with this path, expected {(error.headers or {}).get('Allow', 'another')}"
+    if error.status_code == 404:
+        return "nothing is at this path, expected one of those in /openapi.json"
+    if isinstance(cause := error.__cause__, RecursionError):
+        return "the body is nested too deeply, expected fewer brackets"
+    if cause is not None:
+        return f"the body cannot be read: {cause}, expected valid JSON in UTF-8, or a form where the path takes one"
+    return str(error.detail)
+
+
+def of_validation(error: RequestValidationError) -> str:
+    """The first of the values that are wrong, and what it should be."""
+    errors = error.errors()
+    first = errors[0]
+    place = first["loc"][1:]
+    if first["type"] == "json_invalid":
+        return f"the body is not JSON at character {first['loc'][-1]}: {first['ctx']['error']}, expected an object"
+    if not place:
+        return of_body(first)
+    name = ".".join(map(str, place))
+    if first["type"] == "missing":
+        return f"{name} is missing, expected it in the {first['loc'][0]}"
+    group = [each for each in errors if each["loc"][1:2] == place[:1]]
+    if len(group) > 1:  # the members of a union, each of which the value is not
+        name, value = str(place[0]), field_of(error.body, place[0], first["input"])
+    else:
+        value = first["input"]
+    expected = " or ".join(dict.fromkeys(map(expectation, group)))
+    others = len({each["loc"][1] for each in errors if len(each["loc"]) > 1}) - 1
+    return f"{name} is {shown(value)}, expected {expected}" + (f" (and {others} more are wrong)" if others else "")
+
+
+def of_body(error: dict[str, Any]) -> str:
+    if error["type"] == "missing":
+        return "the body is empty, expected a JSON object"
+    if isinstance(error["input"], bytes):  # it was not read, as no header says what it is
+        return "the body has another Content-Type, expected application/json"
+    return f"the body is {shown(error['input'])}, expected a JSON object"
+
+
+def field_of(body: Any, name: Any, default: Any) -> Any:
+    return body.get(name, default) if isinstance(body, dict) else default
+
+
+def expectation(error: dict[str, Any]) -> str:
+    if error["type"] == "extra_forbidden":
+        return "no such field"
+    message = error["msg"].removeprefix("Value error, ")
+    return re.sub(r"^(greater|less) than", r"a number \1 than", re.sub(r"^(Input|Value) should be ", "", message))
+
+
+def shown(value: Any) -> str:
+    try:
+        return SHORT.repr(value)
+    except ValueError:  # a number of too many digits
+        return f"a {type(value).__name__}"
+
+
+def one_line(text: str) -> str:
+    """`text` as an answer can hold it: short, and without halves of characters."""
+    line = " ".join(text.split())
+    return (line if len(line) <= LONGEST else f"{line[:LONGEST]}...").encode("utf-8", "backslashreplace").decode()
+
+
+def check_values(body: bytes, validation: int) -> None:
+    """JSON has neither NaN and Infinity nor halves of characters, but Python reads them.
+
+    Raises:
+        Refusal: of the status `validation` if a body has one.
+    """
+
+    def refuse(name: str) -> None:
+        raise Refusal(validation, f"the body has the value {name}, expected a number that JSON has")
+
+    with contextlib.suppress(ValueError, RecursionError):  # the application says what is wrong
+        found = json.loads(body, parse_constant=refuse)
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start]
+            raise Refusal(validation, f"the body has {half!a}, half of a character, expected whole ones") from None

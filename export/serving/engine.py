@@ -1,20 +1,103 @@
 """What generates: a queue of jobs, and lanes that take them from there."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+import dataclasses
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
+from ..errors import UsageError
 from ..runtime.runtime import Runtime
-from .jobs import LENGTH, STOP, Event, Generated, Job
+from .batch import Batch, Room, SlotBatch, slot_bytes
+from .jobs import Event, Generated, Job
+from .queue import Queue, Ticket
+from .refusals import TooLong, draining
+from .sizing import rows_of_lane
+
+MOST_LENGTH = 512  # tokens that a slot holds where nothing else is said
+
+
+class EngineEvents(Protocol):
+    """What is counted; called by lanes, so it must be quick and may be called by several at once."""
+
+    def joined(self, seconds_waited: float) -> None: ...
+
+    def first_token(self, seconds: float) -> None: ...
+
+    def stepped(self, rows: int, tokens: int) -> None: ...
+
+
+class NoEvents:
+    """Counts nothing."""
+
+    def joined(self, seconds_waited: float) -> None: ...
+
+    def first_token(self, seconds: float) -> None: ...
+
+    def stepped(self, rows: int, tokens: int) -> None: ...
 
 
 class Engine:
-    """STAND-IN: one job after the other, in a thread. The real one has the same methods."""
+    """Generates with one loaded export, for many requests at once.
 
-    def __init__(self, runtime: Runtime, **settings: Any):
+    Args:
+        runtime: opened with `continuous=True`, and with as many threads as a lane shall have.
+        lanes: threads, each with a batch of its own; they share the runtime.
+        slots: rows that all lanes together run at most; by default 64, and no more than fit into 1 GiB.
+        max_source, max_length: tokens that are read of a source, and of a prompt with its new tokens, at most; by default the
+            model's positions, and no more than 512.
+        queue: rows that may wait.
+
+    Raises:
+        UsageError: for fewer slots than lanes, and more tokens than the model has positions.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        lanes: int = 1,
+        slots: int | None = None,
+        max_source: int | None = None,
+        max_length: int | None = None,
+        queue: int = 256,
+        events: EngineEvents | None = None,
+    ):
         self.runtime = runtime
+        self.events = events or NoEvents()
+        reads = "encoder" in runtime.sessions
+        longest = min(runtime.config["max_position_embeddings"], MOST_LENGTH)
+        self.room = Room(1, (max_source or longest) if reads else 0, max_length or longest)
+        self.room = dataclasses.replace(self.room, rows=self.rows_of_lane(lanes, slots))
+        self.queue = Queue(queue)
+        self.lanes = [Lane(self, self.batch()) for _ in range(lanes)]
+        self.call: Callable[..., Any] = call_at_once
+
+    def rows_of_lane(self, lanes: int, slots: int | None) -> int:
+        if slots is None:
+            return rows_of_lane(lanes, slot_bytes(self.runtime, self.room))
+        if slots < lanes:
+            raise UsageError(f"{slots} slots are fewer than {lanes} lanes, expected at least one for each")
+        return slots // lanes
+
+    def batch(self) -> Batch:
+        if self.runtime.step is not None:
+            return SlotBatch(self.runtime, self.room)
+        from .whole_batch import WholeBatch
+
+        return WholeBatch(self.runtime, self.room.rows)
+
+    def describe(self) -> str:
+        """In one line, for who starts it."""
+        lanes = f"{len(self.lanes)} lanes" if len(self.lanes) > 1 else "1 lane"
+        threads = f"{lanes} of {self.runtime.threads} threads, {self.room.rows} rows each"
+        if self.runtime.step is None:
+            return f"whole batches grouped by length (the export has no step for continuous batching), {threads}"
+        size = len(self.lanes) * self.room.rows * slot_bytes(self.runtime, self.room) / 1e6
+        source = f"{self.room.source} source tokens and " if self.room.source else ""
+        return f"continuous batching, {threads} of {source}{self.room.length} tokens, {size:.0f} MB of slots"
 
     def job(
         self,
@@ -28,14 +111,52 @@ class Engine:
         `options` as `Runtime.generate` takes them.
 
         Raises:
-            UsageError, ValueError: as `Runtime.generate`.
+            UsageError, ValueError: as `Runtime.generate`; UsageError for probabilities of beams.
             TooLong: for more tokens or rows than the slots hold, with both numbers.
         """
-        ids = np.array([input_ids])
-        start = np.array([prefix]) if prefix else None
+        ids = np.array([input_ids], np.int64)
+        start = np.array([prefix], np.int64) if prefix else None
+        self.check_lengths(len(input_ids), len(prefix), options)
         request = self.runtime.request(ids, np.ones_like(ids), start, options)
         source = request.source[0][0].tolist() if request.source else None
-        return Job(request.options, request.input_ids[0].tolist(), source, top_logprobs, scores_prompt)
+        job = Job(request.options, request.input_ids[0].tolist(), source, top_logprobs, scores_prompt)
+        if top_logprobs is not None and request.options.num_beams > 1:
+            raise UsageError(f"logprobs do not go with num_beams={request.options.num_beams}, expected num_beams=1")
+        self.check_room(job)
+        return job
+
+    def check_lengths(self, given: int, prefix: int, options: dict[str, Any]) -> None:
+        """Before anything is made of them."""
+        if not self.room.source:
+            if given > self.room.length:
+                raise TooLong(f"the prompt has {given} tokens, expected at most {self.room.length}")
+        elif given > self.room.source:
+            raise TooLong(f"the source has {given} tokens, expected at most {self.room.source}")
+
+    def check_room(self, job: Job) -> None:
+        fed = len(job.prompt) + job.options.max_new_tokens - 1  # the last one is only read off
+        if fed > self.room.length:
+            found = f"{len(job.prompt)} tokens at the start and max_new_tokens={job.options.max_new_tokens} are {fed} to be fed"
+            raise TooLong(f"{found}, expected at most {self.room.length}")
+        if job.rows > self.room.rows:
+            raise TooLong(f"{job.rows} beams or sequences, expected at most {self.room.rows}, the slots of a lane")
+
+    @property
+    def waiting(self) -> int:
+        """Rows in the queue."""
+        return self.queue.rows
+
+    @property
+    def running(self) -> int:
+        """Rows of all lanes."""
+        return sum(len(run.slots) for lane in self.lanes for run in list(lane.batch.running))
+
+    # ------------------------------------------------------------------------------------------------------------- requests
+
+    def start(self) -> "Engine":
+        for lane in self.lanes:
+            lane.start()
+        return self
 
     async def answers(self, jobs: Sequence[Job]) -> list[list[Generated]]:
         """Of each job the `num_return_sequences` answers, best first. Cancelled, it leaves nothing running.
@@ -43,23 +164,132 @@ class Engine:
         Raises:
             Refusal: if the queue is full, or the server is shutting down.
         """
-        return [await asyncio.to_thread(self._answer, job) for job in jobs]
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+
+        def receive(events: list[Event], is_over: bool) -> None:
+            if not future.done():
+                future.set_result(None)
+
+        ticket = self.put(Ticket(jobs, receive), loop)
+        try:
+            await future
+        finally:
+            ticket.cancelled = True
+        if ticket.error is not None:
+            raise ticket.error
+        return ticket.answers
 
     async def stream(self, job: Job) -> AsyncIterator[Event]:
         """The tokens of each of the answers, as they come. Closed early, it leaves nothing running. Raises as `answers`, and
         UsageError for beams, before the first."""
-        for index, answer in enumerate((await self.answers([job]))[0]):
-            for place, token in enumerate(answer.tokens):
-                yield Event(index, token, answer.finish_reason if place == len(answer.tokens) - 1 else None)
+        if job.options.num_beams > 1:
+            raise UsageError(f"num_beams is {job.options.num_beams}, which cannot stream: expected num_beams=1")
+        loop = asyncio.get_running_loop()
+        news: asyncio.Queue[tuple[list[Event], bool]] = asyncio.Queue()
+        ticket = self.put(Ticket([job], lambda *each: news.put_nowait(each), streams=True), loop)
+        try:
+            is_over = False
+            while not is_over:
+                events, is_over = await news.get()
+                for event in events:
+                    yield event
+            if ticket.error is not None:
+                raise ticket.error
+        finally:
+            ticket.cancelled = True
 
-    def _answer(self, job: Job) -> list[Generated]:
-        from ..runtime.decoder import GenerationRequest
+    def put(self, ticket: Ticket, loop: asyncio.AbstractEventLoop | None = None) -> Ticket:
+        """Into the queue. What receives it is called in `loop`, or by a lane."""
+        if loop is not None:
+            self.call = loop.call_soon_threadsafe
+        self.queue.put(ticket)
+        return ticket
 
-        source = None if job.source is None else (np.array([job.source]), np.ones((1, len(job.source)), np.int64))
-        prompt = np.array([job.prompt])
-        tokens, _ = self.runtime._generated(GenerationRequest(job.options, prompt, np.ones_like(prompt), source))
-        answers = []
-        for row in tokens[:, prompt.shape[1] :].tolist():
-            ends = [place for place, token in enumerate(row) if token in job.options.eos_token_ids]
-            answers.append(Generated(row[: ends[0] + 1] if ends else row, STOP if ends else LENGTH))
-        return answers
+    def generate(self, jobs: Sequence[Job]) -> list[list[Generated]]:
+        """As `answers`, without a loop: waits for them."""
+        done = threading.Event()
+        ticket = self.put(Ticket(jobs, lambda events, is_over: done.set()))
+        done.wait()
+        if ticket.error is not None:
+            raise ticket.error
+        return ticket.answers
+
+    def close(self, seconds: float = 0.0) -> bool:
+        """Takes nothing more in, finishes what it has, for so long at most; then what is left fails with a Refusal. Returns
+        whether all was finished."""
+        self.queue.close()
+        until = time.monotonic() + seconds
+        for lane in self.lanes:
+            lane.join(max(0.0, until - time.monotonic()))
+        finished = not any(lane.is_alive() for lane in self.lanes)
+        for lane in self.lanes:
+            lane.gives_up = True
+        self.queue.wake()
+        for lane in self.lanes:
+            lane.join()
+        return finished
+
+
+def call_at_once(function: Callable[..., Any], *args: Any) -> None:
+    function(*args)
+
+
+class Lane(threading.Thread):
+    """Steps a batch, as long as there are jobs."""
+
+    def __init__(self, engine: Engine, batch: Batch):
+        super().__init__(daemon=True, name="lane")
+        self.engine = engine
+        self.batch = batch
+        self.gives_up = False
+
+    def run(self) -> None:
+        while (joining := self.engine.queue.take(self.batch)) is not None:
+            touched = {run.ticket for run in joining}
+            try:
+                self.drop()
+                self.begin(joining)
+                touched.update(run.ticket for run in self.batch.running)
+                rows = sum(len(run.slots) for run in self.batch.running)
+                self.batch.step()
+                self.engine.events.stepped(rows, rows)
+            except Exception as error:  # what onnxruntime cannot do, as for want of memory
+                self.fail(error, joining)
+            self.end(touched)
+
+    def begin(self, joining: list) -> None:
+        now = time.perf_counter()
+        for run in joining:
+            self.engine.events.joined(now - run.ticket.put_at)
+        self.batch.join(joining)
+
+    def drop(self) -> None:
+        """Runs whose request is over, as when its client has gone."""
+        for run in (*self.batch.running, *self.batch.unread):
+            if self.gives_up:
+                run.ticket.fail(draining())
+            if run.ticket.is_over:
+                self.batch.leave(run)
+
+    def fail(self, error: Exception, joining: list) -> None:
+        is_refusal = isinstance(error, UsageError)  # as for more than there is memory for
+        for run in (*joining, *self.batch.running, *self.batch.unread):
+            run.ticket.fail(error if is_refusal else RuntimeError(f"the engine failed: {error}"))
+
+    def end(self, touched: set[Ticket]) -> None:
+        """Frees what has ended, and tells of it."""
+        now = time.perf_counter()
+        for run in list(self.batch.running):
+            if run.has_begun and not run.ticket.has_begun:
+                run.ticket.has_begun = True
+                self.engine.events.first_token(now - run.ticket.put_at)
+            if run.finished or run.ticket.error is not None:
+                self.batch.leave(run)
+        if news := [(ticket.receive, ticket.news()) for ticket in touched if ticket.changed]:
+            self.engine.call(tell_all, news)
+
+
+def tell_all(news: list[tuple[Callable, tuple]]) -> None:
+    for receive, each in news:
+        receive(*each)

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from .models import ServedModels
+from .settings import Settings
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,10 @@ class Protocol:
 
 def models_of(request: Request) -> ServedModels:
     return request.app.state.models
+
+
+def settings_of(request: Request) -> Settings:
+    return request.app.state.settings
 
 
 def name_in_path(request: Request) -> str | None:

@@ -31,3 +31,15 @@ def draining() -> Refusal:
 
 def timed_out(seconds: float) -> Refusal:
     return Refusal(503, f"the request took longer than {seconds:g} seconds, the limit of this server", retry_after=1)
+
+
+def loading() -> Refusal:
+    return Refusal(503, "the models are being loaded: try again later", retry_after=2)
+
+
+def busy(most: int) -> Refusal:
+    return Refusal(429, f"{most} requests are running, expected at most so many: try again later", retry_after=1)
+
+
+def too_large(seen: int, most: int) -> Refusal:
+    return Refusal(413, f"a body of at least {seen} bytes, expected at most {most}")

@@ -107,6 +107,10 @@ class Target(Protocol):
     def graph_specs(self, config: dict, architecture: str, dtype: str, activations: str) -> dict[str, GraphSpec]:
         """The graphs by role: `"encoder"` reads whole sequences, `"decoder"` continues them; models that do both have both."""
 
+    def step_role(self, config: dict, architecture: str) -> str | None:
+        """That of the graph whose rows join and leave between two steps, each with its own length, and give the same bits
+        whatever rows run beside them; `None` where there is none. A graph that is only that has the role `"step"`."""
+
     def prepare(self, model: PreTrainedModel, activations: str) -> PreTrainedModel:
         """What is traced: `model`, or a copy in another type."""
 

@@ -14,7 +14,7 @@ from ...errors import UsageError, did_you_mean
 from ..artifact import json_object
 from ..options import as_list
 from .classification import activation, sentence_config
-from .rows import Cut, check_count, check_one_of, require, rows_of, run, single_texts
+from .rows import Cut, Row, check_count, check_one_of, require, rows_of, run, single_texts
 
 if TYPE_CHECKING:
     from ..artifact import Artifact
@@ -80,16 +80,26 @@ def embed(
             apply.
     """
     require(runtime, "embed", *HEADS)
-    modules = runtime.sentence_modules
-    config = sentence_config(runtime)
-    prompt = chosen_prompt(config, prompt_name, prompt)
-    width = config.get("truncate_dim") if truncate_dim is None else truncate_dim
-    if width is not None:
-        check_count("truncate_dim", width)
+    prompt = chosen_prompt(sentence_config(runtime), prompt_name, prompt)
+    return vectors(runtime, *rows_to_embed(runtime, single_texts(texts), prompt), truncate_dim)
+
+
+def rows_to_embed(runtime: "TextRuntime", texts: Sequence[str], prompt: str = "") -> tuple[list[Encoding], int]:
+    """What is read of each of `texts` behind the `prompt`, and how many of its tokens are the prompt's."""
     longest, lowers = length_and_case(runtime)
     lowered = normalizers.Lowercase().normalize_str if lowers else str
-    rows = rows_of(runtime, [lowered(prompt + text) for text in single_texts(texts)], Cut(longest))
-    prompt_length = length_of(rows_of(runtime, [lowered(prompt)], Cut(longest))[0]) if prompt else 0
+    rows = rows_of(runtime, [lowered(prompt + text) for text in texts], Cut(longest))
+    return rows, length_of(rows_of(runtime, [lowered(prompt)], Cut(longest))[0]) if prompt else 0
+
+
+def vectors(
+    runtime: "TextRuntime", rows: Sequence[Encoding | Row], prompt_length: int = 0, truncate_dim: int | None = None
+) -> np.ndarray:
+    """As `embed`, of tokens; those of a `Row` are read as they are."""
+    modules = runtime.sentence_modules
+    width = sentence_config(runtime).get("truncate_dim") if truncate_dim is None else truncate_dim
+    if width is not None:
+        check_count("truncate_dim", width)
     found: list[np.ndarray] = [np.empty(0)] * len(rows)
     for index, outputs in run(runtime, rows):
         found[index] = modules.embedding(outputs["last_hidden_state"], prompt_length)[:width]

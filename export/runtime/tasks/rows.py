@@ -192,6 +192,13 @@ class Cut(NamedTuple):
     stride: int = 0
 
 
+class Row(NamedTuple):
+    """One text's tokens that no tokenizer made, and the type of each."""
+
+    ids: list[int]
+    type_ids: list[int]
+
+
 def rows_of(runtime: "TextRuntime", texts: Sequence[str | Pair], cut: Cut | None = None) -> list[Encoding]:
     """What the tokenizer makes of each, with special tokens; with a `cut` the first window, which knows those that follow."""
     tokenizer = runtime.tokenizer
@@ -207,7 +214,7 @@ def rows_of(runtime: "TextRuntime", texts: Sequence[str | Pair], cut: Cut | None
 
 
 def run(
-    runtime: "TextRuntime", rows: Sequence[Encoding], names: Sequence[str] | None = None
+    runtime: "TextRuntime", rows: Sequence[Encoding | Row], names: Sequence[str] | None = None
 ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
     """The number of each row, and what the graph returns for it by name: of each of its tokens (S, ...), or of all (...). Rows
     of similar length run together, and come in that order. `names` are what errors call them.
@@ -238,6 +245,8 @@ def run(
 def check_row(ids: list[int], name: str, config: dict) -> None:
     if not ids:
         raise ValueError(f"{name} has no tokens, expected words that the tokenizer knows")
+    if len(ids) <= config["max_position_embeddings"]:
+        return
     row = np.array([ids])
     try:
         check_positions(num_positions(row, np.ones_like(row), config), config)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..spec import GraphSpec, check_activations
-from .specs import graph_specs
+from .specs import graph_specs, step_role
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -46,6 +46,9 @@ class Cpu:
     def graph_specs(self, config: dict, architecture: str, dtype: str, activations: str) -> dict[str, GraphSpec]:
         check_activations(activations, ("fp32",))
         return graph_specs(config, architecture)
+
+    def step_role(self, config: dict, architecture: str) -> str | None:
+        return step_role(config, architecture)
 
     def prepare(self, model: "PreTrainedModel", activations: str) -> "PreTrainedModel":
         return model

@@ -6,18 +6,47 @@ the logits of each row's last token that is not padding only.
 A decoder reads `last_position` (each row's last token that is not padding, its place in the cache) and `total_length` (the
 longest row, new tokens included). The rows of a seq2seq decoder are the beams of each input in order, all `past_length` tokens
 long; `cache_indirection` says for each beam which one's key and value it reads at each position.
+
+A seq2seq model has a third graph, the `step`, whose rows differ in length as those of a decoder, and have each a source of its
+own in a cache of `max_source` positions: rows can join and leave between two steps. `last_source_position` is that of the
+last token of each row's source, `total_source_length` the length of the longest source.
 """
 
-from ..fixed_caches import fixed_cache_specs
+from ..fixed_caches import fixed_cache_specs, states
 from ..sequences import sequence_specs
 from ..spec import GraphSpec, TensorSpec
 
-EXAMPLE_SIZES = {"rows": 12, "num_beams": 4, "max_length": 11}
+EXAMPLE_SIZES = {"rows": 12, "num_beams": 4, "max_length": 11, "max_source": 13}
+STEP_FILE = "onnx/decoder_step_model.onnx"
 EXAMPLE_LENGTH = 3  # tokens in the caches of the example
 
 
 def graph_specs(config: dict, architecture: str) -> dict[str, GraphSpec]:
-    return sequence_specs(config, architecture) or decoder_specs(config)
+    specs = sequence_specs(config, architecture) or decoder_specs(config)
+    return specs | ({"step": step_spec(config)} if step_role(config, architecture) == "step" else {})
+
+
+def step_role(config: dict, architecture: str) -> str | None:
+    """The role of the graph whose rows can join and leave between two steps; `None` for a model that does not generate, and for
+    heads that `GroupQueryAttention` cannot hold."""
+    if sequence_specs(config, architecture) or config["head_dim"] % 8 or config["value_head_dim"] != config["head_dim"]:
+        return None
+    return "decoder" if config["model_type"] == "vanilla-decoder" else "step"
+
+
+def step_spec(config: dict) -> GraphSpec:
+    source = (
+        TensorSpec("last_source_position", "int32", ("rows",), example=EXAMPLE_LENGTH),
+        TensorSpec("total_source_length", "int32", (1,), example=EXAMPLE_LENGTH + 1),
+    )
+    layers = config["decoder_layers"]
+    prefixes = {"decoder": "max_length", "encoder": "max_source"}
+    past, present = (
+        [each for part, axis in prefixes.items() for each in states(config, layers, f"{name}.{{}}.{part}.", "rows", axis)]
+        for name in ("past_key_values", "present")
+    )
+    logits = TensorSpec("logits", "float32", ("rows", config["vocab_size"]))
+    return GraphSpec(STEP_FILE, (*decoder_inputs(), *source, *past), (logits, *present), EXAMPLE_SIZES)
 
 
 def decoder_specs(config: dict) -> dict[str, GraphSpec]:

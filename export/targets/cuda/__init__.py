@@ -51,6 +51,9 @@ class Cuda:
         check_activations(activations, CACHE_DTYPES)
         return graph_specs(config, architecture, activations)
 
+    def step_role(self, config: dict, architecture: str) -> None:
+        return None
+
     def prepare(self, model: "PreTrainedModel", activations: str) -> "PreTrainedModel":
         from .trace import cast_for_export
 

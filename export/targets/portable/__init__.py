@@ -40,6 +40,9 @@ class Portable:
         check_activations(activations, ("fp32",))
         return graph_specs(config, architecture, dtype)
 
+    def step_role(self, config: dict, architecture: str) -> None:
+        return None
+
     def prepare(self, model: "PreTrainedModel", activations: str) -> "PreTrainedModel":
         return model
 

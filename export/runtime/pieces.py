@@ -1,0 +1,82 @@
+"""The text of tokens that come one by one, as far as those that come later cannot change it."""
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from .tasks.rows import errors_of
+
+# What may still change when more tokens come: a character that lacks bytes, and every run of single bytes.
+LACKS_BYTES = "\ufffd"
+SINGLE_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+MOST_OPEN = 8  # tokens that lack bytes together; a character has four
+
+
+class Pieces:
+    """Of one row of tokens. Joined, the pieces are what `tokenizer` decodes the whole row to without its `special_ids`. Each
+    token is decoded with those of the piece before it alone, however long the text is."""
+
+    def __init__(self, tokenizer: Tokenizer, special_ids: Collection[int], path: Path):
+        self.tokenizer = tokenizer
+        self.special_ids = special_ids
+        self.path = path  # of the tokenizer, for errors
+        self.tokens: list[int] = []
+        self.known = 0  # of `tokens` the first so many are those of the piece before
+        self.given = 0  # of their text the first so many characters have been given
+
+    def add(self, token: int) -> str:
+        """What the next token adds to the text, empty while that is not certain. Raises ValueError where the tokenizer
+        fails."""
+        if token in self.special_ids:
+            return ""
+        self.tokens.append(token)
+        if SINGLE_BYTE.fullmatch(self.tokenizer.id_to_token(token) or ""):
+            return ""
+        text = self.decode(self.tokens)
+        is_open = text.endswith(LACKS_BYTES)
+        if is_open and len(self.tokens) < self.known + MOST_OPEN:
+            return ""
+        piece = text[self.given : len(text) - is_open]
+        if piece:
+            del self.tokens[: self.known]
+            self.known = len(self.tokens)
+            self.given = len(self.decode(self.tokens)) - is_open
+        return piece
+
+    def end(self) -> str:
+        """What is left after the last token."""
+        rest = self.decode(self.tokens)[self.given :] if self.tokens else ""
+        self.given += len(rest)
+        return rest
+
+    def decode(self, tokens: list[int]) -> str:
+        with errors_of(self.path):
+            return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+class TokenNames:
+    """What single tokens are called: their text, as it stands behind another token; the name in the vocabulary of one that has
+    no whole text of its own, as special tokens and parts of characters."""
+
+    def __init__(self, tokenizer: Tokenizer, special_ids: Collection[int], path: Path):
+        self.made_of = tokenizer, special_ids, path
+        self.names: dict[int, str] = {}
+        pieces = Pieces(*self.made_of)
+        self.before = next((id for id in range(tokenizer.get_vocab_size()) if pieces.add(id).strip().isalnum()), None)
+
+    def __call__(self, token: int) -> str:
+        if token not in self.names:
+            self.names[token] = self._name(token)
+        return self.names[token]
+
+    def _name(self, token: int) -> str:
+        pieces = Pieces(*self.made_of)
+        name = pieces.tokenizer.id_to_token(token)
+        if name is None:  # the model has more tokens than the tokenizer
+            return f"token_id:{token}"
+        if self.before is not None:
+            pieces.add(self.before)
+        text = pieces.add(token)
+        return name if not text or LACKS_BYTES in text else text

@@ -1,0 +1,77 @@
+"""Open connections: how many, and how long one may be without a request. uvicorn has a limit for neither a header that is half
+sent nor what a client does not read."""
+
+import asyncio
+import resource
+import time
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+SWEEP = 0.5  # seconds between two looks at all connections
+AT_ONCE = 16  # connections that are closed together where there are too many
+PIPELINED = 16  # requests of one connection that may wait for the one before
+SPARE = 128  # files that are open besides connections
+
+
+class Connections:
+    """Of one server.
+
+    Args:
+        most: open at once; above, those that have been without a request for longest are closed.
+        idle: seconds without a request, of which the header may have begun, until a connection is closed.
+        unread: seconds that an answer may lie here because the client does not read it.
+    """
+
+    def __init__(self, most: int, idle: float, unread: float, clock: Callable[[], float] = time.monotonic):
+        self.most = most
+        self.idle = idle
+        self.unread = unread
+        self._clock = clock
+        self._since: dict[HttpToolsProtocol, tuple[Any, float]] = {}  # the last request, and since when there is no other
+
+    def open(self, **settings: Any) -> HttpToolsProtocol:
+        """What uvicorn calls for a new connection."""
+        connection = HttpToolsProtocol(**settings)
+        if len(connection.connections) >= self.most:
+            self.look(connection.connections)
+            for oldest in sorted(self._since, key=lambda each: self._since[each][1])[:AT_ONCE]:
+                oldest.transport.abort()
+        return connection
+
+    async def sweep_on(self, connections: set[Any]) -> None:
+        while True:
+            await asyncio.sleep(SWEEP)
+            self.sweep(connections)
+
+    def sweep(self, connections: set[Any]) -> None:
+        self.look(connections)
+        now = self._clock()
+        for connection, (_, since) in self._since.items():
+            has_unread = connection.transport.get_write_buffer_size() > 0
+            if now - since > (self.unread if has_unread else self.idle):
+                connection.transport.abort()
+        for connection in list(connections):
+            if len(connection.pipeline) > PIPELINED:
+                connection.transport.abort()
+
+    def look(self, connections: set[Any]) -> None:
+        """Finds the connections that are without a request, and since when; that they had the same one before tells it."""
+        now = self._clock()
+        before, self._since = self._since, {}
+        for connection in connections:
+            request = connection.cycle
+            if request is None or request.response_complete or connection.transport.is_closing():
+                last, since = before.get(connection, (request, now))
+                self._since[connection] = (request, since if last is request else now)
+
+
+def files_for(connections: int) -> int:
+    """How many connections this process may open, at most `connections`; it raises its limit of open files for them."""
+    wanted = connections + SPARE
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return connections if soft == resource.RLIM_INFINITY else max(1, min(connections, soft - SPARE))

@@ -1,0 +1,28 @@
+"""Whether the server lives, whether it takes requests, and what it measures. These need no token and have no limits."""
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+router = APIRouter(tags=["operations"])
+PATHS = ("/health", "/health/live", "/health/ready", "/metrics")
+
+
+@router.get("/health/live")
+async def live() -> JSONResponse:
+    """200 as long as the process answers."""
+    return JSONResponse({"status": "ok"})
+
+
+@router.get("/health")
+@router.get("/health/ready")
+async def ready(request: Request) -> JSONResponse:
+    """200 when requests are taken; 503 while the models are loaded, and from the first signal to stop on."""
+    status = request.app.state.lifecycle.status
+    return JSONResponse({"status": status}, 200 if status == "ok" else 503)
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """In the text format of Prometheus."""
+    content, media_type = request.app.state.metrics.text()
+    return Response(content, media_type=media_type)

@@ -1,0 +1,96 @@
+"""The log: a line of JSON each, on standard error. What cannot be written is lost, and the server goes on: a full disk, a
+closed stream, or a pipe that nobody empties must not stop it. So a thread of its own writes."""
+
+import collections
+import json
+import logging
+import os
+import threading
+import time
+import traceback
+from typing import Any
+
+from .settings import LEVELS
+
+WAITING = 10_000  # lines at most that wait to be written; then the oldest are lost
+PAUSE = 0.05  # seconds between writes, so that many lines are one
+
+
+class Log:
+    """Lines of at least `level`, to the file `descriptor`."""
+
+    def __init__(self, level: str = "info", descriptor: int = 2):
+        self.descriptor = descriptor
+        self._least = LEVELS.index(level)
+        self._lines: collections.deque[str] = collections.deque(maxlen=WAITING)
+        self._filled = threading.Event()
+        threading.Thread(target=self._write_on, name="log", daemon=True).start()
+
+    def holds(self, level: str) -> bool:
+        return LEVELS.index(level) >= self._least
+
+    def write(self, level: str, message: str, **facts: Any) -> None:
+        if LEVELS.index(level) < self._least:
+            return
+        now = time.time()
+        stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03d}Z"
+        self._lines.append(json.dumps({"time": stamp, "level": level, "message": message, **facts}, default=str) + "\n")
+        if not self._filled.is_set():
+            self._filled.set()
+
+    def flush(self) -> None:
+        """What waits, now."""
+        content = "".join(self._lines.popleft() for _ in range(len(self._lines))).encode()
+        try:
+            while content:
+                content = content[os.write(self.descriptor, content) :]
+        except OSError:  # closed, full, or gone
+            pass
+
+    def _write_on(self) -> None:
+        while self._filled.wait():
+            self._filled.clear()
+            self.flush()
+            time.sleep(PAUSE)
+
+
+class Records:
+    """What libraries log, as lines of `log`; a formatter and a stream for `logging.StreamHandler`."""
+
+    def __init__(self, log: Log):
+        self.log = log
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = record.levelname.lower()
+        facts = {"logger": record.name}
+        if record.exc_info and record.exc_info[1]:
+            facts["error"] = described(record.exc_info[1])
+        known = level if level in LEVELS else "error" if record.levelno > logging.ERROR else "debug"
+        self.log.write(known, record.getMessage().strip(), **facts)
+        return ""
+
+    def write(self, text: str) -> None:
+        """Nothing: `format` has."""
+
+    def flush(self) -> None:
+        """Nothing: the thread of the log does."""
+
+
+def described(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error)).strip()
+
+
+def take_over(log: Log) -> None:
+    """From now on what libraries log goes to `log`, warnings too."""
+    records = Records(log)
+    handler = logging.StreamHandler(records)
+    handler.setFormatter(records)  # type: ignore[arg-type]
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(log_level(log))
+    logging.captureWarnings(True)
+
+
+def log_level(log: Log) -> int:
+    """Of libraries at least warnings; where everything is logged, what they say of their work too."""
+    return logging.DEBUG if log.holds("debug") else logging.WARNING

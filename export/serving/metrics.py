@@ -1,0 +1,78 @@
+"""What the server measures, in the text format of Prometheus."""
+
+import functools
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+PREFIX = "vanilla_transformer_"
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class EngineMetrics:
+    """Of the engine of one model. Its lanes call these from their threads at every step, so that they look nothing up."""
+
+    def __init__(self, joined: Histogram, first_token: Histogram, rows: Histogram, tokens: Counter):
+        self.joined: Callable[[float], None] = joined.observe  # seconds that a row waited in the queue
+        self.first_token: Callable[[float], None] = first_token.observe  # seconds from the request to the first token
+        self._rows = rows.observe
+        self._tokens = tokens.inc
+
+    def stepped(self, rows: int, tokens: int) -> None:
+        """A lane ran one step of `rows` rows, which gave `tokens` new tokens."""
+        self._rows(rows)
+        self._tokens(tokens)
+
+
+class Metrics:
+    """In a registry of its own: two servers in one process do not mix."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.in_flight = self._gauge("requests_in_flight", "Requests that have no whole answer yet.")
+        self._requests = self._counter(
+            "requests", "Requests, by route and status; 499 is a client that went away.", "route", "status"
+        )
+        self._seconds = self._histogram(
+            "request_seconds", "From the header of a request to the end of its answer.", SECONDS, "route"
+        )
+        self._errors = self._counter("errors", "Errors of the server itself, which its log describes.")
+        self._queue = self._histogram("queue_seconds", "What a row waited for its place in a batch.", SECONDS, "model")
+        self._first = self._histogram("first_token_seconds", "From the request to its first token.", SECONDS, "model")
+        self._rows = self._histogram("batch_rows", "Rows of a step.", ROWS, "model")
+        self._tokens = self._counter("tokens", "New tokens.", "model")
+        self._waiting = self._gauge("rows_waiting", "Rows that wait for a place in a batch.", "model")
+        self._running = self._gauge("rows_running", "Rows that are in a batch.", "model")
+        self.failed = self._errors.inc
+        # Finding the child of labels costs more than counting.
+        self._count = functools.cache(lambda route, status: self._requests.labels(route, str(status)).inc)
+        self._time = functools.cache(lambda route: self._seconds.labels(route).observe)
+
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        self._count(route, status)()
+        self._time(route)(seconds)
+
+    def of_engine(self, model: str) -> EngineMetrics:
+        joined, first, rows = (each.labels(model) for each in (self._queue, self._first, self._rows))
+        return EngineMetrics(joined, first, rows, self._tokens.labels(model))
+
+    def watch_rows(self, model: str, waiting: Callable[[], int], running: Callable[[], int]) -> None:
+        """Asks the engine of `model` whenever the metrics are read."""
+        self._waiting.labels(model).set_function(waiting)
+        self._running.labels(model).set_function(running)
+
+    def text(self) -> tuple[bytes, str]:
+        """And its media type."""
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+    def _counter(self, name: str, help: str, *labels: str) -> Counter:
+        return Counter(PREFIX + name, help, labels, registry=self.registry)
+
+    def _gauge(self, name: str, help: str, *labels: str) -> Gauge:
+        return Gauge(PREFIX + name, help, labels, registry=self.registry)
+
+    def _histogram(self, name: str, help: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(PREFIX + name, help, labels, registry=self.registry, buckets=buckets)

@@ -1,0 +1,283 @@
+"""What stands between the server and the application: limits, tokens, request ids, cancellation, metrics, a line in the log."""
+
+import asyncio
+import hmac
+import itertools
+import json
+import os
+import re
+import time
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from . import health, refusals
+from .app import Errors
+from .lifecycle import Lifecycle
+from .logs import Log, described
+from .metrics import Metrics
+from .refusals import Refusal
+from .settings import Settings
+
+GONE, SLOW, LATE, ENDED = "gone", "slow", "late", "ended"  # why a request was cancelled
+CLIENT_GONE = 499  # in metrics and in the log only
+REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+
+
+class Exchange:
+    """One request and its answer: ASGI's `receive` and `send` for the application, whose task this can cancel."""
+
+    __slots__ = ("scope", "headers", "id", "status", "is_complete", "cancelled", "body", "_receive", "_send", "_task", "_gone")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, id: bytes):
+        self.scope = scope
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.id = id
+        self.status = 0
+        self.is_complete = False
+        self.cancelled: str | None = None
+        self.body: bytes | None = b""
+        self._receive = receive
+        self._send = send
+        self._task = asyncio.current_task()
+        self._gone: asyncio.Event | None = None
+
+    async def receive(self) -> Message:
+        """The whole body first, then nothing until the client is gone."""
+        if self.body is not None:
+            body, self.body = self.body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        self._gone = self._gone or asyncio.Event()
+        if self.cancelled is None:
+            await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        """Of the application. One that is cancelled while its client does not read is to see that where it waits itself, so
+        that what makes a stream is closed: here it goes on to there."""
+        try:
+            await (self.answer(message) if self.cancelled is None else asyncio.sleep(0))
+        except asyncio.CancelledError:
+            if self.cancelled is None:
+                raise
+        if self.cancelled is not None and self._task is not None:
+            self._task.cancel()
+
+    async def answer(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", self.id)]}
+        elif not message.get("more_body", False):
+            self.is_complete = True
+        await self._send(message)
+
+    async def read(self, most: int) -> None:
+        """Reads the body.
+
+        Raises:
+            Refusal: 413 for one of more than `most` bytes.
+            ClientDisconnect: if the client is gone.
+        """
+        if (length := self.headers.get(b"content-length")) is not None and int(length) > most:  # which the server has parsed
+            raise refusals.too_large(int(length), most)
+        pieces, size = [], 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            pieces.append(message.get("body", b""))
+            size += len(pieces[-1])
+            if size > most:
+                raise refusals.too_large(size, most)
+            if not message.get("more_body", False):
+                break
+        self.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def watch(self) -> None:
+        """Cancels the application when the client goes away."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self.is_complete:
+            self.cancel(GONE)
+
+    def cancel(self, reason: str) -> None:
+        if self.cancelled is None and self._task is not None:
+            self.cancelled = reason
+            if self._gone is not None:
+                self._gone.set()
+            self._task.cancel()
+
+
+class Frame:
+    """An ASGI application around `app`.
+
+    Args:
+        token: what clients have to send; `None` if they need none.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        errors: Errors,
+        settings: Settings,
+        lifecycle: Lifecycle,
+        metrics: Metrics,
+        log: Log,
+        token: bytes | None = None,
+    ):
+        self.app = app
+        self.errors = errors
+        self.settings = settings
+        self.lifecycle = lifecycle
+        self.metrics = metrics
+        self.log = log
+        self.token = token
+        self.running: set[Exchange] = set()
+        self._prefix = os.urandom(4).hex()
+        self._numbers = itertools.count(1)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        started = time.perf_counter()
+        exchange = Exchange(scope, receive, send, self._id(scope))
+        try:
+            if scope["path"] in health.PATHS:
+                await self.app(scope, receive, exchange.send)
+            else:
+                await self._limited(exchange)
+        except ClientDisconnect:
+            pass
+        except Exception as error:
+            self.metrics.failed()
+            self.log.write("error", str(error) or type(error).__name__, id=exchange.id.decode(), error=described(error))
+            if not exchange.status:
+                await self._refuse(exchange, error)
+        finally:
+            self._note(exchange, time.perf_counter() - started)
+
+    async def _limited(self, exchange: Exchange) -> None:
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self.settings.body_timeout, exchange.cancel, SLOW)
+        watcher = None
+        try:
+            self._admit(exchange)
+            self._join(exchange)
+            await exchange.read(self.settings.max_body)
+            timer.cancel()
+            await self._authorize(exchange)
+            self.errors.check(exchange.scope["path"], exchange.body or b"")
+            timer = loop.call_later(self.settings.timeout, exchange.cancel, LATE)
+            watcher = loop.create_task(exchange.watch())
+            await self.app(exchange.scope, exchange.receive, exchange.send)
+        except Refusal as refusal:
+            await self._refuse(exchange, refusal)
+        except asyncio.CancelledError:
+            await self._end(exchange)
+        finally:
+            timer.cancel()
+            if watcher is not None:
+                watcher.cancel()
+            self._leave(exchange)
+
+    def _admit(self, exchange: Exchange) -> None:
+        """Raises Refusal where it is known before the body that there is no answer."""
+        if self.lifecycle.loading:
+            raise refusals.loading()
+        if self.lifecycle.draining:
+            raise refusals.draining()
+        if len(self.running) >= self.settings.requests:
+            raise refusals.busy(self.settings.requests)
+
+    async def _authorize(self, exchange: Exchange) -> None:
+        """Raises Refusal unless the request has the token: as a bearer's, or as LibreTranslate's clients send theirs."""
+        if self.token is None:
+            return
+        header = exchange.headers.get(b"authorization")
+        scheme, _, given = (header or b"").partition(b" ")
+        if header is None:
+            given = await api_key(exchange)
+        elif scheme.lower() != b"bearer":
+            given = b""
+        if not given:
+            raise Refusal(401, "no token, expected the header Authorization: Bearer TOKEN")
+        if not hmac.compare_digest(given.strip(), self.token):
+            raise Refusal(401, "a wrong token, expected that of this server")
+
+    async def _refuse(self, exchange: Exchange, error: Exception) -> None:
+        response = self.errors.response(exchange.scope["path"], error)
+        if response.status_code == 408:  # the rest of the body may never come
+            response.headers["Connection"] = "close"
+        await response(exchange.scope, exchange.receive, exchange.answer)
+
+    async def _end(self, exchange: Exchange) -> None:
+        """The answer to a request that was cancelled. One that has begun stays without its end, by which clients see that."""
+        task = asyncio.current_task()
+        while exchange.cancelled is not None and task is not None and task.uncancel():
+            pass
+        if exchange.cancelled == GONE or exchange.status:
+            return
+        if exchange.cancelled == SLOW:
+            refusal = Refusal(408, f"no whole body after {self.settings.body_timeout:g} seconds, the limit of this server")
+        elif exchange.cancelled == LATE:
+            refusal = refusals.timed_out(self.settings.timeout)
+        else:
+            refusal = refusals.draining()
+        await self._refuse(exchange, refusal)
+
+    def end_all(self) -> None:
+        """Cancels what is running still."""
+        for exchange in list(self.running):
+            exchange.cancel(ENDED)
+
+    def _join(self, exchange: Exchange) -> None:
+        self.running.add(exchange)
+        self.metrics.in_flight.set(len(self.running))
+
+    def _leave(self, exchange: Exchange) -> None:
+        self.running.discard(exchange)
+        self.metrics.in_flight.set(len(self.running))
+
+    def _note(self, exchange: Exchange, seconds: float) -> None:
+        """Counts the request, and writes its line."""
+        status = exchange.status or CLIENT_GONE
+        self.metrics.answered(self.errors.template(exchange.scope), status, seconds)
+        level = "error" if status >= 500 else "debug" if exchange.scope["path"] in health.PATHS else "info"
+        if self.log.holds(level):
+            self.log.write(level, "request", **self._facts(exchange, status, seconds))
+
+    def _facts(self, exchange: Exchange, status: int, seconds: float) -> dict[str, Any]:
+        scope = exchange.scope
+        facts = {"id": exchange.id.decode(), "method": scope["method"], "path": scope["path"][:200], "status": status}
+        facts["seconds"] = round(seconds, 6)
+        if exchange.status and not exchange.is_complete:
+            facts["cut"] = exchange.cancelled or "error"
+        if (traceparent := exchange.headers.get(b"traceparent")) is not None:
+            facts["traceparent"] = traceparent[:128].decode("latin-1")
+        return facts
+
+    def _id(self, scope: Scope) -> bytes:
+        """The one that the client gave its request, or a new one."""
+        for name, value in scope["headers"]:
+            if name == b"x-request-id" and REQUEST_ID.fullmatch(value):
+                return value
+        return f"{self._prefix}-{next(self._numbers):x}".encode()
+
+
+async def api_key(exchange: Exchange) -> bytes:
+    """`api_key` of a body that is JSON or a form; empty if there is none."""
+    body = exchange.body or b""
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    try:
+        if body.lstrip()[:1] == b"{":
+            found = json.loads(body).get("api_key")
+        else:
+            async with Request(exchange.scope, receive).form() as form:
+                found = form.get("api_key")
+    except Exception:  # whatever the parsers of forms raise
+        return b""
+    return found.encode("utf-8", "surrogatepass") if isinstance(found, str) else b""

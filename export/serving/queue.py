@@ -1,0 +1,153 @@
+"""The jobs that wait, and the requests that they belong to."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from .batch import Batch
+from .jobs import Event, Generated, Job
+from .refusals import draining, overloaded
+from .runs import Run
+
+# Rows join a running batch in groups of so many, or when one has waited so long: reading them together is cheaper.
+TOGETHER = 4
+LONGEST_WAIT = 0.004
+# A run of many rows may be overtaken by smaller ones for so long; then nothing joins until it fits.
+OVERTAKEN = 0.5
+
+
+class Ticket:
+    """What was asked in one request: `jobs`, answered together. Lanes fill it.
+
+    Args:
+        receive: is called, with the new tokens and whether they are the last, when all is answered or has failed; where it
+            `streams`, after each step that gave it a token.
+    """
+
+    def __init__(self, jobs: Sequence[Job], receive: Callable[[list[Event], bool], None], streams: bool = False):
+        self.jobs = jobs
+        self.receive = receive
+        self.streams = streams
+        self.answers: list[list[Generated]] = [[] for _ in jobs]
+        self.events: list[Event] = []
+        self.error: Exception | None = None
+        self.cancelled = False
+        self.put_at = 0.0
+        self.has_begun = False
+        self.waiting = deque(Run(job, self, place) for place, job in enumerate(jobs))
+        self.left = sum(samples_of(job) for job in jobs)
+        self.changed = False
+        self.lock = threading.Lock()  # several lanes may have jobs of it
+
+    @property
+    def rows_waiting(self) -> int:
+        return sum(run.job.rows for run in self.waiting)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is to be computed for it."""
+        return self.left == 0 or self.cancelled or self.error is not None
+
+    def answered(self, place: int, index: int, found: list[Generated]) -> None:
+        """By a lane: the answer with the number `index` of a job, or all of them at once."""
+        with self.lock:
+            answers = self.answers[place]
+            answers.extend([None] * (index + len(found) - len(answers)))  # type: ignore[list-item]  # filled before it is read
+            answers[index : index + len(found)] = found
+            self.left -= 1
+            self.changed |= self.left == 0
+
+    def tell(self, event: Event) -> None:
+        self.events.append(event)
+        self.changed = True
+
+    def news(self) -> tuple[list[Event], bool]:
+        """What `receive` is to be called with, once."""
+        events, self.events = self.events, []
+        self.changed = False
+        return events, self.is_over
+
+    def fail(self, error: Exception) -> None:
+        if self.error is None:
+            self.error = error
+            self.changed = True
+
+
+def samples_of(job: Job) -> int:
+    """How many answers of a job come one by one."""
+    return job.options.num_return_sequences if job.options.do_sample else 1
+
+
+class Queue:
+    """Tickets in the order of their coming; each in turn gives one of its jobs, so that a long list of texts holds up no short
+    one.
+
+    Args:
+        most: rows that may wait, beyond which a ticket is refused, unless nothing else waits.
+    """
+
+    def __init__(self, most: int):
+        self.most = most
+        self.tickets: deque[Ticket] = deque()
+        self.rows = 0
+        self.changed = threading.Condition()
+        self.is_closed = False
+
+    def put(self, ticket: Ticket) -> None:
+        """Raises Refusal where too many rows wait, and after `close`."""
+        with self.changed:
+            if self.is_closed:
+                raise draining()
+            rows = ticket.rows_waiting
+            if self.rows and self.rows + rows > self.most:
+                raise overloaded(self.rows, self.most)
+            ticket.put_at = time.perf_counter()
+            self.tickets.append(ticket)
+            self.rows += rows
+            self.changed.notify(len(ticket.jobs))
+
+    def take(self, batch: Batch) -> list[Run] | None:
+        """What joins `batch` now. Waits while there is nothing to do; `None` once the queue is closed and all is taken."""
+        with self.changed:
+            while not self.tickets and not batch.running and not batch.unread:
+                if self.is_closed:
+                    return None
+                self.changed.wait()
+            if not self.tickets:
+                return []
+            now = time.perf_counter()
+            if batch.running and self.rows < TOGETHER and now - self.tickets[0].put_at < LONGEST_WAIT:
+                return []
+            return self.chosen(batch, now)
+
+    def chosen(self, batch: Batch, now: float) -> list[Run]:
+        """Round after round one job of each ticket, while they fit."""
+        runs: list[Run] = []
+        blocked = 0  # tickets in a row whose next job does not fit
+        while self.tickets and blocked < len(self.tickets):
+            ticket = self.tickets[0]
+            if ticket.is_over or not ticket.waiting:
+                self.rows -= ticket.rows_waiting
+                self.tickets.popleft()
+                continue
+            if batch.takes(ticket.waiting[0], runs):
+                runs.append(ticket.waiting.popleft())
+                self.rows -= runs[-1].job.rows
+                blocked = 0
+            else:
+                blocked += 1
+                if now - ticket.put_at > OVERTAKEN and not blocked > 1:
+                    break
+            self.tickets.rotate(-1)
+        return runs
+
+    def close(self) -> None:
+        """Nothing more is taken in; what is there is still given out."""
+        with self.changed:
+            self.is_closed = True
+            self.changed.notify_all()
+
+    def wake(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
