@@ -129,7 +129,7 @@ def test_an_interrupt_is_no_failure_of_the_tokenizer(runtime, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runtime, "tokenizer", type("Interrupted", (), {"encode_batch": interrupted}))
+    monkeypatch.setattr(runtime, "tokenizer", type("Interrupted", (), {"encode": interrupted}))
     with pytest.raises(KeyboardInterrupt):
         runtime.generate(["w5"])
 

@@ -1,5 +1,6 @@
 """Text in, text out: a `Runtime` and the tokenizer that came with the checkpoint, without transformers."""
 
+import contextlib
 import functools
 import os
 import reprlib
@@ -43,7 +44,9 @@ class TextRuntime:
             tokenizer.no_padding()
             tokenizer.no_truncation()
         self.languages = languages_of(self.runtime.artifact)
-        self.lock = threading.Lock()  # of the tokenizer, which some tasks have cut texts
+        # Of the tokenizer, which some tasks have cut texts. None of what generates does: there a long text blocks no short one.
+        cuts = not {"decoder", "step"} & self.runtime.specs.keys()
+        self.lock: contextlib.AbstractContextManager[Any] = threading.Lock() if cuts else contextlib.nullcontext()
 
     # What is read of the export when it is first needed, and the tasks.
     tokenizer_settings = functools.cached_property(rows.tokenizer_settings)
@@ -241,8 +244,11 @@ class TextRuntime:
         """What the tokenizer makes of each text, by default that of what is read; ValueError where it fails on one."""
         for text, name in named(texts):
             check_unicode(text, name)
+        chosen = tokenizer or self.tokenizer
         with self.lock, errors_of(self.path):
-            return (tokenizer or self.tokenizer).encode_batch(texts, add_special_tokens=special_tokens)
+            if len(texts) == 1:  # without the threads of a batch
+                return [chosen.encode(texts[0], add_special_tokens=special_tokens)]
+            return chosen.encode_batch(texts, add_special_tokens=special_tokens)
 
 
 def prompt(encoding: Encoding) -> list[int]:

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ..errors import did_you_mean
 from ..runtime.predictions import GENERATORS
 from .engine import Engine
+from .language_pairs import Directions, directions_of
 from .refusals import Refusal
 
 SEQ2SEQ = GENERATORS[1]
@@ -35,6 +37,10 @@ class ServedModel:
     @property
     def translates(self) -> bool:
         return self.architecture.endswith(SEQ2SEQ)
+
+    @cached_property
+    def directions(self) -> Directions:
+        return directions_of(self.runtime, self.languages)
 
     @property
     def completes(self) -> bool:

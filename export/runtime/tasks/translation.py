@@ -1,7 +1,8 @@
 """Texts of any length, translated sentence by sentence."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
@@ -46,10 +47,35 @@ def translate(
         ValueError: for an export that is no encoder-decoder, a text that is empty, a sentence of more tokens than the model has
             positions, and as `generate`.
     """
+    options = one_for_each(option_fields.check(options))
+    plan = plan_of(runtime, texts, split, src_lang, tgt_lang, options)
+    return plan.join(translations(runtime, plan, options))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is generated for a number of texts: of each text its `parts`, each a sentence or not; all `sentences`, in order; and
+    of each of these the tokens in `rows`, the options of its language in `targets`, and at most `limit` new tokens."""
+
+    parts: list[list[tuple[str, bool]]]
+    sentences: list[str]
+    rows: list[list[int]]
+    targets: list[dict[str, Any]]
+    limit: int
+
+    def join(self, translated: Iterable[str]) -> list[str]:
+        """The translation of each text, of those of all sentences."""
+        rest = iter(translated)
+        return [joined([(next(rest) if is_sentence else part, is_sentence) for part, is_sentence in own]) for own in self.parts]
+
+
+def plan_of(
+    runtime: "TextRuntime", texts: Sequence[str], split: bool, src_lang: Choice, tgt_lang: Choice, options: dict[str, Any]
+) -> Plan:
+    """How `texts` are translated with `options`, which have been checked. Raises as `translate`."""
     require(runtime, "translate", "Seq2SeqForConditionalGeneration")
     if not isinstance(split, bool):
         raise UsageError(f"split must be True or False, got {split!r:.60}")
-    options = one_for_each(option_fields.check(options))
     texts = single_texts(texts)
     parts = [parts_of(runtime, text, split) for text in texts]
     found = [(text, part) for text, own in enumerate(parts) for part, is_sentence in own if is_sentence]
@@ -59,8 +85,7 @@ def translate(
     for row, (text, part) in zip(rows, found):
         check_row(row, f"text {text} of {len(texts)}, {part!r:.60}", runtime.runtime.config)
     targets = runtime.target_options(of_each(tgt_lang, places), len(rows), options)
-    translated = iter(translations(runtime, rows, sentences, targets, options))
-    return [joined([(next(translated) if is_sentence else part, is_sentence) for part, is_sentence in own]) for own in parts]
+    return Plan(parts, sentences, rows, targets, most_tokens(runtime, options))
 
 
 def one_for_each(options: dict[str, Any]) -> dict[str, Any]:
@@ -87,24 +112,18 @@ def parts_of(runtime: "TextRuntime", text: str, split: bool) -> list[tuple[str, 
     return [(f"{word[0]} {part}" if is_sentence else part, is_sentence) for part, is_sentence in parts]
 
 
-def translations(
-    runtime: "TextRuntime",
-    rows: list[list[int]],
-    sentences: list[str],
-    targets: list[dict[str, Any]],
-    options: dict[str, Any],
-) -> list[str]:
-    """Of the tokens of each sentence; those of similar length run together."""
-    limit = most_tokens(runtime, options)
-    found = [""] * len(rows)
-    for chosen in batches(rows, BATCH_SIZE):
-        own = [rows[place] for place in chosen]
-        languages = [targets[place] for place in chosen]
+def translations(runtime: "TextRuntime", plan: Plan, options: dict[str, Any]) -> list[str]:
+    """Of each sentence; those of similar length run together."""
+    limit = plan.limit
+    found = [""] * len(plan.rows)
+    for chosen in batches(plan.rows, BATCH_SIZE):
+        own = [plan.rows[place] for place in chosen]
+        languages = [plan.targets[place] for place in chosen]
         tokens, _ = runtime.generate_tokens(own, [[]] * len(own), languages, **{**options, "max_new_tokens": limit})
         for place, text, row in zip(chosen, runtime.decode(tokens), tokens, strict=True):
             found[place] = text
             if is_cut(runtime, row, limit, options):
-                seen = f"the translation of {sentences[place]!r:.60} was cut after {limit} tokens"
+                seen = f"the translation of {plan.sentences[place]!r:.60} was cut after {limit} tokens"
                 warnings.warn(f"{seen}, expected an end token: give a larger max_new_tokens", UserWarning, stacklevel=3)
     return found
 
