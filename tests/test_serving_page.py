@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import httpx
 import pytest
-from checkpoints import EOS, copy_of, list_file, seal
+from checkpoints import EOS, copy_of, edit_json, list_file, seal
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from vanilla_transformer_export import TextRuntime
@@ -21,6 +21,7 @@ from vanilla_transformer_export.serving.jobs import Event
 from vanilla_transformer_export.serving.models import ServedModel, ServedModels
 from vanilla_transformer_export.serving.refusals import draining
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
 MOST_BYTES = 20_000
 TEXT = "w5 w6 w30. W7 w9 w21!\n\n w20 w21 w22"
 
@@ -34,6 +35,8 @@ def with_words(directory, parent):
     tokenizer.add_special_tokens(["w0", "w1", f"w{EOS}"])
     tokenizer.save(str(found / "tokenizer.json"))
     list_file(found, "tokenizer.json")
+    if (found / "generation_config.json").exists():
+        edit_json(found / "generation_config.json", max_new_tokens=20)
     seal(found)
     return found
 
