@@ -26,13 +26,12 @@ from ..errors import UsageError
 from ..runtime.artifact import MANIFEST, json_object
 from ..runtime.devices import processors
 from ..runtime.predictions import GENERATORS, open_runtime
-from . import logs
 from .app import create_app
 from .connections import Connections, files_for
 from .engine import Engine
 from .language_pairs import languages_of_model
 from .lifecycle import Lifecycle
-from .logs import Log
+from .logs import Log, taking_over
 from .metrics import Metrics
 from .middleware import Frame
 from .models import ServedModel, ServedModels
@@ -93,7 +92,7 @@ def sources(exports: Sequence[str], languages: Sequence[tuple[str | None, str, s
 def named(text: str) -> tuple[str, Path]:
     name, separator, path = text.partition("=")
     if not separator or Path(text).is_dir():
-        name, path = Path(text).resolve().name, text
+        name, path = os.path.basename(os.path.abspath(text)), text
     if not path:
         raise UsageError(f"expected NAME=PATH, got {text!r}")
     if not NAME.fullmatch(name) or name in (".", ".."):
@@ -153,7 +152,10 @@ def serve(exports: Sequence[str], settings: Settings, token: bytes | None, say: 
     """
     found = sources(exports, settings.languages)
     with listening(settings.host, settings.port) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(Server(found, settings, token, say, protocols()).run(listener))
+        server = Server(found, settings, token, say, protocols())
+        runner.run(server.run(listener))
+        if server.gave_up:  # threads may be at work for them still, for which Python would wait
+            os._exit(0)
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -193,6 +195,7 @@ class Server:
         self.connections = Connections(files_for(settings.connections), settings.header_timeout, settings.timeout)
         self.uvicorn = uvicorn.Server(self.config(with_cors(self.frame, settings.cors_origin)))
         self.stopping = asyncio.Event()
+        self.gave_up = False  # on requests that did not end in time
 
     def config(self, app: ASGIApp) -> uvicorn.Config:
         off: dict[str, Any] = dict(log_config=None, access_log=False, server_header=False, proxy_headers=False)
@@ -203,7 +206,10 @@ class Server:
 
     async def run(self, listener: socket.socket) -> None:
         """Raises what `load` raises, when the server has stopped again."""
-        logs.take_over(self.log)
+        with taking_over(self.log):
+            await self._run(listener)
+
+    async def _run(self, listener: socket.socket) -> None:
         serving = asyncio.create_task(self.uvicorn.serve(sockets=[listener]))
         while not self.uvicorn.started and not serving.done():
             await asyncio.sleep(0.001)
@@ -222,7 +228,6 @@ class Server:
             for model in self.models:
                 if model.engine is not None:
                     model.engine.close()
-            self.log.flush()
 
     async def start(self) -> bool:
         """Loads the models and lets each answer once; `False` if a signal came before that was done."""
@@ -251,6 +256,7 @@ class Server:
             await asyncio.sleep(0.01)
         if self.frame.running:
             self.log.write("warning", f"{len(self.frame.running)} requests had no answer after {self.settings.drain:g} seconds")
+            self.gave_up = True
             self.frame.end_all()
             await asyncio.sleep(0.1)  # for the last refusals
 
