@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 import httpx
 import pytest
 from checkpoints import EOS, copy_of, edit_json, list_file, seal
+from serving import served as in_thread
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from vanilla_transformer_export import TextRuntime
@@ -142,6 +143,16 @@ def test_every_task_that_is_served_has_its_fields(app):
     assert {each["task"] for each in ask(app, "GET", "/page/models").json()} <= templates
     named = re.findall(r"^  '?([\w-]+)'?: \{$", page.PAGE, re.MULTILINE)
     assert set(named) == templates
+
+
+def test_the_page_comes_without_the_token_and_says_that_one_is_needed():
+    with in_thread(token=b"secret", protocols=(page.PROTOCOL,)) as server:
+        assert httpx.get(f"{server.url}/").text == page.PAGE
+        answers = [
+            httpx.get(f"{server.url}/page/models", headers=headers) for headers in ({}, {"Authorization": "Bearer secret"})
+        ]
+    assert [answer.status_code for answer in answers] == [401, 200]
+    assert "token" in answers[0].json()["error"]
 
 
 @pytest.mark.parametrize("text", [TEXT, "w5", "\n w9 w12 w33.\n", "w5 w6. w8 w9."])
