@@ -1,7 +1,6 @@
 """Open connections: how many, and how long one may be without a request. uvicorn has a limit for neither a header that is half
 sent nor what a client does not read."""
 
-import asyncio
 import resource
 import time
 from collections.abc import Callable
@@ -9,7 +8,6 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-SWEEP = 0.5  # seconds between two looks at all connections
 AT_ONCE = 16  # connections that are closed together where there are too many
 PIPELINED = 16  # requests of one connection that may wait for the one before
 SPARE = 128  # files that are open besides connections
@@ -40,12 +38,8 @@ class Connections:
                 oldest.transport.abort()
         return connection
 
-    async def sweep_on(self, connections: set[Any]) -> None:
-        while True:
-            await asyncio.sleep(SWEEP)
-            self.sweep(connections)
-
     def sweep(self, connections: set[Any]) -> None:
+        """To be called about once a second."""
         self.look(connections)
         now = self._clock()
         for connection, (_, since) in self._since.items():
