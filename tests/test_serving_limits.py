@@ -78,6 +78,18 @@ def test_a_connection_that_asks_again_and_again_stays_open():
             time.sleep(0.1)
 
 
+@pytest.mark.parametrize("piece", [b"a" * 10_000, b"X-A: 1\r\n" * 1000], ids=["one", "many"])
+def test_a_header_without_end_is_431(piece):
+    with served() as server:
+        connection = server.send(request("/stub", {"q": "a"}))
+        assert answer_of(connection)[0] == 200
+        connection.sendall(b"GET /health HTTP/1.1\r\nX-B: ")
+        for _ in range(9):
+            connection.sendall(piece)
+            time.sleep(0.01)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 431 ") and is_closed(connection)
+
+
 def test_a_body_that_does_not_come_is_408():
     with served(body_timeout=0.1) as server:
         connection = server.send(request("/stub", {"q": "a"})[:-3])
