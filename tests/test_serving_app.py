@@ -142,9 +142,14 @@ def test_a_wrong_method_and_a_path_below_one_of_a_protocol_have_its_format(clien
 
 
 def test_the_document_of_the_interface_has_every_route_and_its_body(client):
-    paths = client.get("/openapi.json").json()["paths"]
+    document = client.get("/openapi.json").json()
+    assert "HTTPValidationError" not in str(document)  # FastAPI's form, which no answer has
+    paths = document["paths"]
     assert {"/stub", "/models/{model}/stub", "/health/ready", "/metrics"} <= paths.keys()
     assert "requestBody" in paths["/stub"]["post"]
+    for path in ("/stub", "/models/{model}/stub"):
+        example = paths[path]["post"]["responses"]["4XX"]["content"]["application/json"]["example"]
+        assert example["stub"].keys() == {"status", "message"}
 
 
 # ------------------------------------------------------------------------------------------------ the protocols there are

@@ -51,11 +51,20 @@ def create_app(
     for router in [*(protocol.router for protocol in protocols), health.router]:
         app.router.routes.extend(router.routes)  # routes are tried in order, and those of an included router take longer
     for protocol in protocols:
+        describe_errors(protocol)
         app.include_router(protocol.router, prefix=OF_A_MODEL)
     for kind in (Refusal, RequestValidationError, ValueError, HTTPException):
         app.add_exception_handler(kind, respond)
     app.add_exception_handler(Exception, respond_to_mistake)
     return app
+
+
+def describe_errors(protocol: Protocol) -> None:
+    """In the document of the interface; FastAPI would describe its own form."""
+    example = protocol.error_body(protocol.validation, "n is 0, expected a number greater than or equal to 1")
+    error = {"description": "An error.", "content": {"application/json": {"example": example}}}
+    for route in protocol.router.routes:
+        route.responses |= {"4XX": error, "5XX": error}  # type: ignore[attr-defined]
 
 
 async def respond(request: Request, error: Exception) -> JSONResponse:

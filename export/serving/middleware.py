@@ -225,7 +225,7 @@ class Frame:
 
     async def _refuse(self, exchange: Exchange, error: Exception) -> None:
         response = self.errors.response(exchange.scope["path"], error)
-        if response.status_code == 408:  # the rest of the body may never come
+        if response.status_code == 408 or self.lifecycle.draining:  # the rest may never come; there are other servers
             response.headers["Connection"] = "close"
         await response(exchange.scope, exchange.receive, exchange.answer)
 
@@ -253,7 +253,7 @@ class Frame:
         """Counts the request, and writes its line."""
         status = exchange.status or CLIENT_GONE
         self.metrics.answered(self.errors.template(exchange.scope), status, seconds)
-        level = "error" if status >= 500 else "debug" if exchange.scope["path"] in health.PATHS else "info"
+        level = "error" if status == 500 else "debug" if exchange.scope["path"] in health.PATHS else "info"
         if self.log.holds(level):
             self.log.write(level, "request", **self._facts(exchange, status, seconds))
 
