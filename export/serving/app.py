@@ -196,7 +196,7 @@ def of_validation(error: RequestValidationError) -> str:
 
 def of_body(error: dict[str, Any]) -> str:
     if error["type"] == "missing":
-        return "the body is empty, expected a JSON object"
+        return "the body is empty or null, expected a JSON object"
     if isinstance(error["input"], bytes):  # it was not read, as no header says what it is
         return "the body has another Content-Type, expected application/json"
     return f"the body is {shown(error['input'])}, expected a JSON object"

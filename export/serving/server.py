@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import gc
 import importlib
 import importlib.util
 import itertools
@@ -230,6 +231,7 @@ class Server:
             watching.cancel()
             self.uvicorn.should_exit = True
             await serving
+            gc.unfreeze()
             for model in self.models:
                 model.worker.close()
 
@@ -257,6 +259,7 @@ class Server:
             await warm(model)
             self.models.models[source.name] = model
         stopped.cancel()
+        gc.freeze()  # what is loaded stays: looking for garbage in it would hold all requests up
         self.lifecycle.loading = False
         self.say("ready")
         return True
