@@ -27,7 +27,7 @@ class CTranslate2Engine:
         self.room = Room(ROWS, 512, 512)
         self.translator = ctranslate2.Translator(str(model), compute_type="int8", inter_threads=workers, intra_threads=threads)
         self.rows = ROWS // workers
-        self.waiting = collections.deque()
+        self.queue = collections.deque()
         self.changed = threading.Condition()
         for _ in range(workers):
             threading.Thread(target=self.work, daemon=True).start()
@@ -43,12 +43,21 @@ class CTranslate2Engine:
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in jobs]
         with self.changed:
-            self.waiting.extend(zip(jobs, futures))
+            self.queue.extend(zip(jobs, futures))
             self.changed.notify()
         return await asyncio.gather(*futures)
 
     def start(self):
         return self
+
+    def describe(self):
+        return "CTranslate2"
+
+    @property
+    def waiting(self):
+        return len(self.queue)
+
+    running = 0  # which it does not tell
 
     def close(self, seconds=0.0):
         return True
@@ -56,8 +65,8 @@ class CTranslate2Engine:
     def work(self):
         while True:
             with self.changed:
-                self.changed.wait_for(lambda: self.waiting)
-                taken = [self.waiting.popleft() for _ in range(min(self.rows, len(self.waiting)))]
+                self.changed.wait_for(lambda: self.queue)
+                taken = [self.queue.popleft() for _ in range(min(self.rows, len(self.queue)))]
             found = self.translate([job for job, _ in taken])
             futures = [future for _, future in taken]
             futures[0].get_loop().call_soon_threadsafe(deliver, futures, found)
@@ -75,7 +84,7 @@ def serve_ctranslate2(options) -> None:
     from vanilla_transformer_export.serving import server
     from vanilla_transformer_export.serving.settings import Settings
 
-    server.Engine = lambda runtime, **_: CTranslate2Engine(runtime, options.model, options.workers, options.threads)
+    server.Engine = lambda runtime, *_, **__: CTranslate2Engine(runtime, options.model, options.workers, options.threads)
     settings = Settings(port=options.port, languages=((None, "en", "de"),), threads=1)
     server.serve([str(options.export)], settings, None, print)
 

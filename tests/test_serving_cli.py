@@ -1,9 +1,7 @@
 """The verb `serve`: its settings, what it says, signals, and what it refuses to start with."""
 
-import argparse
 import dataclasses
 import json
-import os
 import re
 import signal
 import subprocess
@@ -13,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from checkpoints import copy_of, edit_json
+from checkpoints import copy_of
 from test_cli import COMMAND, error_of
 
 from vanilla_transformer_export import cli
@@ -84,7 +82,11 @@ def test_the_token_is_in_a_file_or_in_the_environment(tmp_path):
     file = tmp_path / "token"
     file.write_text("a-token\n")
     settings = Settings(token_file=file)
-    assert (token_of(settings, {}), token_of(Settings(), {PREFIX + "TOKEN": "b"}), token_of(Settings(), {})) == (b"a-token", b"b", None)
+    assert (token_of(settings, {}), token_of(Settings(), {PREFIX + "TOKEN": "b"}), token_of(Settings(), {})) == (
+        b"a-token",
+        b"b",
+        None,
+    )
     with pytest.raises(UsageError, match="expected one of them"):
         token_of(settings, {PREFIX + "TOKEN": "b"})
     for text in ("", "\n", "two words", "größe"):
@@ -101,8 +103,15 @@ def test_the_token_is_in_a_file_or_in_the_environment(tmp_path):
 # --------------------------------------------------------------------------------------------------------------- exports
 
 
-def test_exports_have_the_names_of_their_directories_or_others(exported, tmp_path, monkeypatch):
-    directory = exported("seq2seq").directory
+def export_of(folder, name, architecture):
+    """As far as it is looked at before anything listens."""
+    (folder / name).mkdir()
+    (folder / name / "manifest.json").write_text(json.dumps({"architecture": architecture}))
+    return folder / name
+
+
+def test_exports_have_the_names_of_their_directories_or_others(tmp_path, monkeypatch):
+    directory = export_of(tmp_path, "export", "VanillaSeq2SeqForConditionalGeneration")
     monkeypatch.chdir(directory)
     (tmp_path / "a=b").symlink_to(directory)
     found = server.sources([".", f"other={directory}", "m.2-x=."], [("other", "en", "de"), ("other", "de", "en")])
@@ -116,21 +125,22 @@ def test_exports_have_the_names_of_their_directories_or_others(exported, tmp_pat
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["{0}", "{0}"], "two exports 'export', "),
+        (["{0}", "{0}"], "two exports 'seq2seq', "),
         (["a={0}", "a={1}"], "two exports 'a', "),
         (["a/b={0}"], "the name 'a/b' has other characters than letters"),
         (["..={0}"], "the name '..' has other characters"),
         (["a="], "expected NAME=PATH, got 'a='"),
         (["={0}"], "the name '' has other characters"),
-        (["{0}", "--languages", "x:en-de"], "--languages x:en-de: no model 'x', expected one of export"),
+        (["{0}", "--languages", "x:en-de"], "--languages x:en-de: no model 'x', expected one of seq2seq"),
         (["a={0}", "b={0}", "--languages", "en-de"], "expected one model that translates, or NAME:en-de; these do: a, b"),
         (["a={1}", "--languages", "en-de"], "expected one model that translates, or NAME:en-de; these do: none"),
         (["{0}/nowhere"], "has no manifest.json: expected a directory `vanilla-transformer export` wrote"),
     ],
 )
-def test_exports_that_cannot_be_served_are_an_error_before_anything_listens(exported, words, message, monkeypatch):
+def test_exports_that_cannot_be_served_are_an_error_before_anything_listens(words, message, tmp_path, monkeypatch):
     monkeypatch.setattr(server, "listening", None)
-    directories = [exported(name).directory for name in ("seq2seq", "causal")]
+    kinds = {"seq2seq": "VanillaSeq2SeqForConditionalGeneration", "causal": "VanillaDecoderForCausalLM"}
+    directories = [export_of(tmp_path, *each) for each in kinds.items()]
     assert message in error_of("serve", *(word.format(*directories) for word in words))
 
 
@@ -143,11 +153,11 @@ def test_a_port_that_is_taken_is_an_error():
         server.listening("no.such.host", 0)
 
 
-def test_without_the_packages_of_the_extra_it_says_what_to_install(exported, monkeypatch):
+def test_without_the_packages_of_the_extra_it_says_what_to_install(tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("vanilla_transformer_export.serving.server")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert error_of("serve", exported("seq2seq").directory).endswith(": pip install 'vanilla-transformer[serve]'")
+    assert error_of("serve", tmp_path).endswith(": pip install 'vanilla-transformer[serve]'")
 
 
 # ------------------------------------------------------------------------------------------------------------- a process
@@ -216,16 +226,13 @@ def test_a_second_signal_ends_it_at_once(export_of_text):
         ("manifest.json", b"{}", "has schema version None, expected 1"),
     ],
 )
-def test_an_export_that_is_damaged_is_one_line_and_ends_with_1(export_of_text, tmp_path, name, content, message):
+def test_an_export_that_is_damaged_is_one_line_and_ends_with_1(export_of_text, tmp_path, name, content, message, capsys):
     directory = copy_of(export_of_text, tmp_path)
     (directory / name).unlink()
     if content is not None:
         (directory / name).write_bytes(content)
-    done = subprocess.run(
-        [COMMAND, "serve", directory, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60
-    )
-    assert (done.returncode, done.stderr.count("\n"), message in done.stderr) == (1, 1, True), done.stderr
-    assert done.stderr.startswith("vanilla-transformer: ") and "ready" not in done.stdout
+    assert message in error_of("serve", directory, "--port", "0")
+    assert "ready" not in capsys.readouterr().out
 
 
 def test_a_dtype_that_the_export_has_not_is_wrong_usage(export_of_text):

@@ -4,7 +4,10 @@ import contextlib
 import json
 import os
 import socket
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -453,6 +456,36 @@ def test_what_is_not_done_within_the_limit_is_refused_in_the_end():
         assert (status, body["stub"]["message"]) == (503, "the server is shutting down: ask another one")
         server.thread.join(5)
         assert not server.thread.is_alive() and SEEN == ["begun", "cancelled"]
+
+
+STUCK = """
+import asyncio, time
+from serving import PROTOCOL, router
+from vanilla_transformer_export.serving import server
+from vanilla_transformer_export.serving.settings import Settings
+
+@router.get("/stuck")
+async def stuck():
+    await asyncio.to_thread(time.sleep, 60)
+
+server.protocols = lambda: (PROTOCOL,)
+server.serve([], Settings(port=0, grace=0.01, drain=0.1), None, lambda line: print(line, flush=True))
+"""
+
+
+def test_a_thread_that_does_not_end_does_not_keep_the_process():
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
+    process = subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, text=True, env=environment)
+    with process, socket.create_connection(("127.0.0.1", int(process.stdout.readline().rpartition(":")[2]))) as connection:
+        assert process.stdout.readline() == "ready\n"
+        connection.sendall(request("/stuck"))
+        connection.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            connection.recv(1)
+        connection.settimeout(20)
+        process.terminate()
+        assert answer_of(connection)[0] == 503
+        assert process.wait(5) == 0
 
 
 def test_everything_but_health_is_refused_while_the_models_are_loaded():

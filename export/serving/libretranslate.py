@@ -238,12 +238,6 @@ async def frontend_settings(request: Request) -> JSONResponse:
     )
 
 
-@router.get("/health")
-async def health() -> JSONResponse:
-    """Whether the process answers."""
-    return JSONResponse({"status": "ok"})
-
-
 @router.post("/detect")
 async def detect() -> None:
     """Refused: no model here detects languages."""

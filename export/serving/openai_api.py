@@ -77,7 +77,7 @@ class Fields(BaseModel):
 
 class CompletionFields(Fields):
     prompt: Annotated[Any, WithJsonSchema(INPUTS)] = Field(
-        None, description=f"What is continued: {EXPECTED}; the model's first token if not given.", examples=["ROMEO:"]
+        None, description=f"What is continued: {EXPECTED}; the model's first token if empty or not given.", examples=["ROMEO:"]
     )
     max_tokens: int | None = Field(16, ge=0, le=2**31, description="New tokens at most; 0 with echo only.")
     temperature: float | None = Field(
@@ -211,12 +211,15 @@ def options_of(body: CompletionFields, defaults: dict[str, Any]) -> dict[str, An
 
 
 def job_of(engine: Engine, each: Prompt, options: dict[str, Any], body: CompletionFields) -> Job:
+    """Raises Refusal and UsageError for what the engine cannot do, in the words of the request."""
     scores_prompt = bool(body.echo) and body.logprobs is not None
+    most, read, new = engine.room.length, len(each.ids), options["max_new_tokens"]
+    if read + new - 1 > most:  # the last one is not read again
+        found = f"{read} tokens of the prompt and max_tokens {new}"
+        raise Refusal(400, f"{TOO_LONG}{found}, expected at most {most + 1} together")
     try:
         return engine.job(each.ids, options, top_logprobs=body.logprobs, scores_prompt=scores_prompt)
-    except TooLong as error:
-        raise Refusal(400, f"{TOO_LONG}{in_their_words(error)}") from None
-    except UsageError as error:
+    except (TooLong, UsageError) as error:
         raise UsageError(in_their_words(error)) from None
 
 
@@ -228,21 +231,19 @@ def in_their_words(error: Exception) -> str:
 
 
 async def prompts_of(given: Any, runtime: TextRuntime, most: int) -> list[Prompt]:
-    """Raises UsageError for what are no prompts, more than `most` of them, and one without tokens."""
-    if given is None:
-        first = special_token("bos_token_id", runtime.runtime.artifact.generation_config, runtime.runtime.config)
-        if first is None:
-            raise UsageError(f"prompt is missing, expected {EXPECTED}, as this model has no first token of its own")
-        return [Prompt([first])]
-    inputs = inputs_of("prompt", given, most, runtime)
+    """Without a prompt, and for an empty one, the model's first token. Raises UsageError where it has none, for what are no
+    prompts, and for more than `most` of them."""
+    inputs: list[Any] = [""] if given is None else inputs_of("prompt", given, most, runtime)
     if not isinstance(inputs[0], str):
         return [Prompt(ids) for ids in inputs]
     encodings = await offloaded(sum(map(len, inputs)), runtime, lambda: runtime.encode(inputs, special_tokens=True))
-    found = [Prompt(prompt(encoding), text) for encoding, text in zip(encodings, inputs, strict=True)]
-    for place, each in enumerate(found):
-        if not each.ids:
-            raise UsageError(f"prompt {place} of {len(found)} is {shown(each.text)}, which has no tokens: expected words")
-    return found
+    found: list[list[int]] = [prompt(encoding) for encoding in encodings]
+    first = special_token("bos_token_id", runtime.runtime.artifact.generation_config, runtime.runtime.config)
+    for place, ids in enumerate(found):
+        if not ids and first is None:
+            seen = f"prompt {place} of {len(found)} is {shown(inputs[place])}, which has no tokens"
+            raise UsageError(f"{seen}: expected words, as the model has no first token of its own")
+    return [Prompt(ids or [first], text) for ids, text in zip(found, inputs, strict=True)]
 
 
 def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[Any]:
@@ -395,7 +396,9 @@ async def embed(request: Request, body: EmbeddingRequest) -> Any:
         raise UsageError(f"dimensions is {body.dimensions}, expected null: it is not supported here")
     inputs = inputs_of("input", body.input, settings_of(request).max_batch, model.runtime)
     about = {"object": "list", "model": model.name}
-    content = await asyncio.to_thread(embeddings_of, model.runtime, inputs, body.encoding_format == "base64", about)
+    content = await model.reader.call(
+        len(inputs), embeddings_of, model.runtime, inputs, body.encoding_format == "base64", about
+    )
     return Response(content, media_type="application/json")
 
 

@@ -14,7 +14,6 @@ from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
 from ..runtime.predictions import task_of
-from ..runtime.tasks.masks import mask_token
 from ..runtime.tasks.translation import Plan, joined
 from .jobs import Job
 from .models import ServedModel
@@ -75,8 +74,8 @@ def facts_of(model: ServedModel) -> dict[str, Any]:
     facts = {"name": model.name, "task": task, "architecture": model.architecture}
     if task == "translate":
         facts["pairs"] = model.languages
-    if task == "fill-mask":
-        facts["mask"] = model.runtime.tokenizer.id_to_token(mask_token(model.runtime))
+    if task == "fill-mask" and (mask := model.runtime.tokenizer_settings.special_tokens["mask_token"]) is not None:
+        facts["mask"] = model.runtime.tokenizer.id_to_token(mask)
     return facts
 
 

@@ -26,17 +26,17 @@ from ..errors import UsageError
 from ..runtime.artifact import MANIFEST, json_object
 from ..runtime.devices import processors
 from ..runtime.predictions import GENERATORS, open_runtime
-from . import logs
 from .app import create_app
 from .connections import Connections, files_for
 from .engine import Engine
 from .language_pairs import languages_of_model
 from .lifecycle import Lifecycle
-from .logs import Log
+from .logs import Log, taking_over
 from .metrics import Metrics
 from .middleware import Frame
 from .models import ServedModel, ServedModels
 from .protocols import Protocol
+from .reading import batched
 from .settings import Settings
 from .sizing import arrangement
 
@@ -93,7 +93,7 @@ def sources(exports: Sequence[str], languages: Sequence[tuple[str | None, str, s
 def named(text: str) -> tuple[str, Path]:
     name, separator, path = text.partition("=")
     if not separator or Path(text).is_dir():
-        name, path = Path(text).resolve().name, text
+        name, path = os.path.basename(os.path.abspath(text)), text
     if not path:
         raise UsageError(f"expected NAME=PATH, got {text!r}")
     if not NAME.fullmatch(name) or name in (".", ".."):
@@ -114,25 +114,27 @@ def chosen(found: Mapping[str, Source], name: str | None, pair: str) -> Source:
 
 def load(source: Source, settings: Settings, metrics: Metrics) -> ServedModel:
     """Raises what the runtime raises for a damaged export, and UsageError for a setting that the model cannot have."""
-    if not source.generates:
-        runtime = open_runtime(source.directory, settings.threads, dtype=settings.dtype)
-        return ServedModel(source.name, runtime)
     path = source.directory / CONFIG
-    config = json_object(path, path.read_bytes())
-    arranged = arrangement(config, processors(), settings.lanes, settings.threads)
-    runtime = open_runtime(source.directory, arranged.threads, dtype=settings.dtype, continuous=True)
-    sizes = (settings.slots, settings.max_source, settings.max_length, settings.queue)
-    engine = Engine(runtime.runtime, arranged.lanes, *sizes, events=metrics.of_engine(source.name))
-    metrics.watch_rows(source.name, lambda: engine.waiting, lambda: engine.running)
-    return ServedModel(source.name, runtime, engine.start(), languages_of_model(runtime, source.languages))
+    arranged = arrangement(json_object(path, path.read_bytes()), processors(), settings.lanes, settings.threads)
+    events = metrics.of_engine(source.name)
+    if source.generates:
+        runtime = open_runtime(source.directory, arranged.threads, dtype=settings.dtype, continuous=True)
+        sizes = (settings.slots, settings.max_source, settings.max_length, settings.queue)
+        engine = Engine(runtime.runtime, arranged.lanes, *sizes, events=events).start()
+        model = ServedModel(source.name, runtime, engine, languages_of_model(runtime, source.languages))
+    else:
+        runtime = open_runtime(source.directory, arranged.threads, dtype=settings.dtype)
+        reader = batched(runtime, arranged.lanes, settings.queue, longest=settings.max_source, events=events)
+        model = ServedModel(source.name, runtime, reader=reader)
+    metrics.watch_rows(source.name, lambda: model.worker.waiting, lambda: model.worker.running)
+    return model
 
 
 def description(model: ServedModel) -> str:
     """One line of what is served."""
     artifact = model.runtime.runtime.artifact
     facts = [model.architecture, artifact.manifest.get("target", "portable"), model.runtime.runtime.dtype]
-    batching = [] if model.engine is None else [model.engine.describe()]
-    return f"{model.name}: {', '.join([*facts, *batching])}"
+    return f"{model.name}: {', '.join([*facts, model.worker.describe()])}"
 
 
 async def warm(model: ServedModel) -> None:
@@ -153,7 +155,10 @@ def serve(exports: Sequence[str], settings: Settings, token: bytes | None, say: 
     """
     found = sources(exports, settings.languages)
     with listening(settings.host, settings.port) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(Server(found, settings, token, say, protocols()).run(listener))
+        server = Server(found, settings, token, say, protocols())
+        runner.run(server.run(listener))
+        if server.gave_up:  # threads may be at work for them still, for which Python would wait
+            os._exit(0)
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -193,6 +198,7 @@ class Server:
         self.connections = Connections(files_for(settings.connections), settings.header_timeout, settings.timeout)
         self.uvicorn = uvicorn.Server(self.config(with_cors(self.frame, settings.cors_origin)))
         self.stopping = asyncio.Event()
+        self.gave_up = False  # on requests that did not end in time
 
     def config(self, app: ASGIApp) -> uvicorn.Config:
         off: dict[str, Any] = dict(log_config=None, access_log=False, server_header=False, proxy_headers=False)
@@ -203,7 +209,10 @@ class Server:
 
     async def run(self, listener: socket.socket) -> None:
         """Raises what `load` raises, when the server has stopped again."""
-        logs.take_over(self.log)
+        with taking_over(self.log):
+            await self._run(listener)
+
+    async def _run(self, listener: socket.socket) -> None:
         serving = asyncio.create_task(self.uvicorn.serve(sockets=[listener]))
         while not self.uvicorn.started and not serving.done():
             await asyncio.sleep(0.001)
@@ -220,9 +229,7 @@ class Server:
             self.uvicorn.should_exit = True
             await serving
             for model in self.models:
-                if model.engine is not None:
-                    model.engine.close()
-            self.log.flush()
+                model.worker.close()
 
     async def start(self) -> bool:
         """Loads the models and lets each answer once; `False` if a signal came before that was done."""
@@ -251,6 +258,7 @@ class Server:
             await asyncio.sleep(0.01)
         if self.frame.running:
             self.log.write("warning", f"{len(self.frame.running)} requests had no answer after {self.settings.drain:g} seconds")
+            self.gave_up = True
             self.frame.end_all()
             await asyncio.sleep(0.1)  # for the last refusals
 
