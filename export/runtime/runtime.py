@@ -194,9 +194,6 @@ class Runtime:
                 decoder, a sequence longer than a learned position table, a row without the end token that a seq2seq
                 classifier reads, or a model without an encoder.
         """
-        if "encoder" not in self.sessions:
-            raise ValueError(f"{self.architecture} has no encoder: use generate")
-        spec = self.specs["encoder"]
         given = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -205,11 +202,19 @@ class Runtime:
             "decoder_attention_mask": decoder_attention_mask,
             **inputs,
         }
-        if "token_type_ids" not in {tensor.name for tensor in spec.inputs} and not np.any(token_type_ids):
-            del given["token_type_ids"]  # zeros are what tokenizers give for models without types
+        feeds = self.feeds(given)
+        return run_by_length(self.sessions["encoder"], self.specs["encoder"], feeds, MAX_TOKENS * self.threads)
+
+    def feeds(self, given: dict[str, Any]) -> dict[str, np.ndarray]:
+        """What the encoder graph takes, by name, of what was `given` to `outputs`. Raises as that."""
+        if "encoder" not in self.sessions:
+            raise ValueError(f"{self.architecture} has no encoder: use generate")
+        spec = self.specs["encoder"]
+        if "token_type_ids" not in {tensor.name for tensor in spec.inputs} and not np.any(given.get("token_type_ids")):
+            given = {**given, "token_type_ids": None}  # zeros are what tokenizers give for models without types
         feeds = check_inputs(spec.inputs, given, self.architecture)
         self._check_sequences(feeds)
-        return run_by_length(self.sessions["encoder"], spec, feeds, MAX_TOKENS * self.threads)
+        return feeds
 
     def _check_sequences(self, feeds: dict[str, np.ndarray]) -> None:
         """What the model asks of tokens and images, beyond the types and ranges of the graph."""

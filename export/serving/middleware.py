@@ -13,13 +13,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from . import health, refusals
-from .app import Errors
+from .app import Errors, within
 from .lifecycle import Lifecycle
 from .logs import Log, described
 from .metrics import Metrics
 from .refusals import Refusal
 from .settings import Settings
 
+PAGE = "/"
 GONE, SLOW, LATE, ENDED = "gone", "slow", "late", "ended"  # why a request was cancelled
 CLIENT_GONE = 499  # in metrics and in the log only
 REQUEST_ID = re.compile(rb"[!-~]{1,128}")
@@ -191,8 +192,9 @@ class Frame:
             raise refusals.busy(self.settings.requests)
 
     async def _authorize(self, exchange: Exchange) -> None:
-        """Raises Refusal unless the request has the token: as a bearer's, or as LibreTranslate's clients send theirs."""
-        if self.token is None:
+        """Raises Refusal unless the request has the token: as a bearer's, or as LibreTranslate's clients send theirs. The page
+        needs none, it asks for one."""
+        if self.token is None or within(exchange.scope["path"]) == PAGE:
             return
         header = exchange.headers.get(b"authorization")
         scheme, _, given = (header or b"").partition(b" ")

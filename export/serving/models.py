@@ -9,6 +9,7 @@ from ..errors import did_you_mean
 from ..runtime.predictions import GENERATORS
 from .engine import Engine
 from .language_pairs import Directions, directions_of
+from .reading import Reader
 from .refusals import Refusal
 
 SEQ2SEQ = GENERATORS[1]
@@ -22,6 +23,7 @@ class ServedModel:
     Args:
         runtime: a `TextRuntime` or an `ImageRuntime`.
         engine: what generates; `None` for a model that only reads.
+        reader: what reads whole sequences; `None` for a model that generates.
         languages: pairs of codes, source and target, that it translates.
     """
 
@@ -29,6 +31,14 @@ class ServedModel:
     runtime: Any
     engine: Engine | None = None
     languages: list[tuple[str, str]] = field(default_factory=list)
+    reader: Reader | None = None
+
+    @property
+    def worker(self) -> Engine | Reader:
+        """What its requests wait for."""
+        found = self.engine or self.reader
+        assert found is not None  # one of them is there
+        return found
 
     @property
     def architecture(self) -> str:

@@ -388,7 +388,9 @@ async def embed(request: Request, body: EmbeddingRequest) -> Any:
         raise UsageError(f"dimensions is {body.dimensions}, expected null: it is not supported here")
     inputs = inputs_of("input", body.input, settings_of(request).max_batch, model.runtime)
     about = {"object": "list", "model": model.name}
-    content = await asyncio.to_thread(embeddings_of, model.runtime, inputs, body.encoding_format == "base64", about)
+    content = await model.reader.call(
+        len(inputs), embeddings_of, model.runtime, inputs, body.encoding_format == "base64", about
+    )
     return Response(content, media_type="application/json")
 
 

@@ -36,6 +36,7 @@ from .metrics import Metrics
 from .middleware import Frame
 from .models import ServedModel, ServedModels
 from .protocols import Protocol
+from .reading import batched
 from .settings import Settings
 from .sizing import arrangement
 
@@ -113,25 +114,27 @@ def chosen(found: Mapping[str, Source], name: str | None, pair: str) -> Source:
 
 def load(source: Source, settings: Settings, metrics: Metrics) -> ServedModel:
     """Raises what the runtime raises for a damaged export, and UsageError for a setting that the model cannot have."""
-    if not source.generates:
-        runtime = open_runtime(source.directory, settings.threads, dtype=settings.dtype)
-        return ServedModel(source.name, runtime)
     path = source.directory / CONFIG
-    config = json_object(path, path.read_bytes())
-    arranged = arrangement(config, processors(), settings.lanes, settings.threads)
-    runtime = open_runtime(source.directory, arranged.threads, dtype=settings.dtype, continuous=True)
-    sizes = (settings.slots, settings.max_source, settings.max_length, settings.queue)
-    engine = Engine(runtime.runtime, arranged.lanes, *sizes, events=metrics.of_engine(source.name))
-    metrics.watch_rows(source.name, lambda: engine.waiting, lambda: engine.running)
-    return ServedModel(source.name, runtime, engine.start(), languages_of_model(runtime, source.languages))
+    arranged = arrangement(json_object(path, path.read_bytes()), processors(), settings.lanes, settings.threads)
+    events = metrics.of_engine(source.name)
+    if source.generates:
+        runtime = open_runtime(source.directory, arranged.threads, dtype=settings.dtype, continuous=True)
+        sizes = (settings.slots, settings.max_source, settings.max_length, settings.queue)
+        engine = Engine(runtime.runtime, arranged.lanes, *sizes, events=events).start()
+        model = ServedModel(source.name, runtime, engine, languages_of_model(runtime, source.languages))
+    else:
+        runtime = open_runtime(source.directory, arranged.threads, dtype=settings.dtype)
+        reader = batched(runtime, arranged.lanes, settings.queue, longest=settings.max_source, events=events)
+        model = ServedModel(source.name, runtime, reader=reader)
+    metrics.watch_rows(source.name, lambda: model.worker.waiting, lambda: model.worker.running)
+    return model
 
 
 def description(model: ServedModel) -> str:
     """One line of what is served."""
     artifact = model.runtime.runtime.artifact
     facts = [model.architecture, artifact.manifest.get("target", "portable"), model.runtime.runtime.dtype]
-    batching = [] if model.engine is None else [model.engine.describe()]
-    return f"{model.name}: {', '.join([*facts, *batching])}"
+    return f"{model.name}: {', '.join([*facts, model.worker.describe()])}"
 
 
 async def warm(model: ServedModel) -> None:
@@ -226,8 +229,7 @@ class Server:
             self.uvicorn.should_exit = True
             await serving
             for model in self.models:
-                if model.engine is not None:
-                    model.engine.close()
+                model.worker.close()
 
     async def start(self) -> bool:
         """Loads the models and lets each answer once; `False` if a signal came before that was done."""
