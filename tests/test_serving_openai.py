@@ -37,6 +37,7 @@ from vanilla_transformer_export.serving.logs import Log
 from vanilla_transformer_export.serving.metrics import Metrics
 from vanilla_transformer_export.serving.middleware import Frame
 from vanilla_transformer_export.serving.models import ServedModel, ServedModels
+from vanilla_transformer_export.serving.reading import batched
 from vanilla_transformer_export.serving.refusals import Refusal, overloaded
 from vanilla_transformer_export.serving.settings import Settings
 
@@ -175,7 +176,9 @@ def serving_of(*served):
 
 @pytest.fixture(scope="module")
 def url(decoder, encoder, engine):
-    with serving_of(ServedModel("decoder", decoder, engine), ServedModel("encoder", encoder)) as url:
+    read = TextRuntime(encoder.runtime.artifact.directory, threads=1)
+    reader = batched(read)
+    with serving_of(ServedModel("decoder", decoder, engine), ServedModel("encoder", read, reader=reader)) as url:
         yield url
 
 

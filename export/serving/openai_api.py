@@ -388,9 +388,12 @@ async def embed(request: Request, body: EmbeddingRequest) -> Any:
         raise UsageError(f"dimensions is {body.dimensions}, expected null: it is not supported here")
     inputs = inputs_of("input", body.input, settings_of(request).max_batch, model.runtime)
     about = {"object": "list", "model": model.name}
-    content = await model.reader.call(
-        len(inputs), embeddings_of, model.runtime, inputs, body.encoding_format == "base64", about
-    )
+    assert model.reader is not None  # every model that embeds has one
+    as_base64 = body.encoding_format == "base64"
+    try:
+        content = await model.reader.call(len(inputs), embeddings_of, model.runtime, inputs, as_base64, about)
+    except TooLong as error:
+        raise Refusal(400, f"{TOO_LONG}{error}") from None
     return Response(content, media_type="application/json")
 
 
