@@ -38,9 +38,9 @@ class Connections:
     def open(self, **settings: Any) -> HttpToolsProtocol:
         """What uvicorn calls for a new connection."""
         connection = HttpToolsProtocol(**settings)
-        if len(connection.connections) >= self.most:
+        if (more := len(connection.connections) - self.most) >= 0:  # many, where they were opened in one turn of the loop
             self.look(connection.connections)
-            for oldest in sorted(self._since, key=lambda each: self._since[each][1])[:AT_ONCE]:
+            for oldest in sorted(self._since, key=lambda each: self._since[each][1])[: max(AT_ONCE, more + 1)]:
                 oldest.transport.abort()
         limit_header(connection)
         return connection
