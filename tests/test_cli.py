@@ -227,6 +227,7 @@ def test_the_version_is_that_of_the_installed_package(start):
         ("generate", "EXPORT [TEXT ...]"),
         ("predict", "EXPORT [TEXT ...]"),
         ("evaluate", "MODEL"),
+        ("serve", "EXPORT [EXPORT ...]"),
         ("doctor", "[-h] [--json]"),
     ],
 )

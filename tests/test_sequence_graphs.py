@@ -120,7 +120,7 @@ def test_40_cases_agree_with_torch(exported, name, target):
 @pytest.mark.parametrize(
     "dtype, operator, step",
     [
-        ("int8", "DynamicQuantizeMatMul", "quantize_products"),
+        ("int8", "MatMulIntegerToFloat", "quantize_products"),
         pytest.param("int4", "MatMulNBits", "quantize_blocks", marks=pytest.mark.slow),
     ],
 )

@@ -163,6 +163,25 @@ def match_rms_norm(node: ir.Node) -> tuple[ir.Value, ir.Value, float] | None:
     return states, scale, float(array(total.inputs[1]))
 
 
+def sum_by_products(model: ir.Model) -> int:
+    """Sums over the tokens of states (B, S, D) times weights (B, S, 1) become products of matrices. `ReduceSum` adds in one
+    order for one row and in another for several, and there with more padding in yet another; a product of two rows of
+    weights has one order."""
+    count = 0
+    for node in [node for node in model.graph if node.op_type == "ReduceSum" and array(node.inputs[1]).tolist() == [1]]:
+        weighted = made_by(node, "Mul")
+        if weighted is None or made_by(made_by(weighted.inputs[1], "Cast"), "Unsqueeze") is None:
+            continue
+        states, weights = weighted.inputs
+        rows = ir.node("Transpose", [weights], {"perm": [0, 2, 1]})
+        twice = ir.node("Concat", [rows.outputs[0]] * 2, {"axis": 1})
+        sums = ir.node("MatMul", [twice.outputs[0], states])
+        first = ir.node("ReduceMax", [sums.outputs[0], node.inputs[1]], {"keepdims": node.attributes.get_int("keepdims", 1)})
+        replace(model, [node], [rows, twice, sums, first])
+        count += 1
+    return count
+
+
 def made_by(value: ir.Value | ir.Node | None, operator: str) -> ir.Node | None:
     """The node that made `value`, or the first input of that node, if it is an `operator`."""
     value = value.inputs[0] if isinstance(value, ir.Node) else value

@@ -7,9 +7,6 @@ from onnx_ir.convenience import replace_nodes_and_values
 SELF_ATTENTION = ("GroupQueryAttention", "DecoderMaskedMultiHeadAttention")
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 RMS_NORM = "SimplifiedLayerNormalization"  # in onnxruntime
-NORMALIZED = ("LayerNormalization", RMS_NORM, "MultiHeadAttention", *SELF_ATTENTION)  # rows of like size
-# What takes or arranges whole rows: these leave the size of each as it is.
-ROWWISE = ("Gather", "GatherND", "Unsqueeze", "Squeeze", "Reshape")
 
 
 def array(value: ir.Value) -> np.ndarray:
@@ -59,10 +56,3 @@ def match_linear(value: ir.Value) -> tuple[ir.Node, ir.Node | None] | None:
     if node is None or node.op_type != "MatMul" or not is_matrix(node.inputs[1]):
         return None
     return node, add
-
-
-def is_normalized(value: ir.Value) -> bool:
-    node = value.producer()
-    while node is not None and node.op_type in ROWWISE:
-        node = node.inputs[0].producer()
-    return node is not None and node.op_type in NORMALIZED

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from .matching import RMS_NORM, array, bias_of, is_normalized, matmuls, replace, weight
+from .matching import array, bias_of, matmuls, replace, weight
 
 INT8_COMPUTE = 4  # the `accuracy_level` of MatMulNBits that quantizes activations too
 BLOCK = 32  # weights of one column that share a scale
@@ -14,32 +14,38 @@ SLICE = 2**24  # weights quantized at a time: what is computed in between is sev
 
 
 def quantize_products(model: ir.Model) -> int:
-    """x W + b with W in int8, one scale for each column, and x in 8 bits, one scale for all of it.
-
-    What a norm returns has rows of like size, and so has attention, which averages what was made of them. Any
-    other x is divided by the root mean square of each row first, and the product multiplied by it, so that a large row costs
-    the others no precision."""
+    """x W + b with W in int8, one scale for each column, and x in 8 bits, one scale for each row, so that what a row gives
+    does not depend on the others of its batch."""
     count = 0
+    rounded = {}
     for node in matmuls(model):
         source, matrix = node.inputs
+        if source not in rounded:
+            rounded[source] = rounded_rows(model, source, before=node)
+        x, step, zero, largest = rounded[source]
         integers, scales = in_slices(int8_columns, array(matrix), axis=1, joined=1)
-        quantized = [
-            weight(model, f"{matrix.name}.int8", integers),
-            weight(model, f"{matrix.name}.scales", scales),
-            weight(model, f"{matrix.name}.zeros", np.zeros(len(scales), np.int8)),
-        ]
-        if is_normalized(source):
-            add = bias_of(node)
-            inputs = [source, *quantized, *([add.inputs[1]] if add else [])]
-            new = [ir.node("DynamicQuantizeMatMul", inputs, domain="com.microsoft")]
-            replace(model, [node, add] if add else [node], new)
-        else:
-            ones = weight(model, f"ones.{len(integers)}", np.ones(len(integers), np.float32))
-            rows = ir.node(RMS_NORM, [source, ones], {"epsilon": 1e-12}, num_outputs=2)
-            product = ir.node("DynamicQuantizeMatMul", [rows.outputs[0], *quantized], domain="com.microsoft")
-            replace(model, [node], [rows, product, ir.node("Div", [product.outputs[0], rows.outputs[1]])])
+        quantized = weight(model, f"{matrix.name}.int8", integers), step, weight(model, f"{matrix.name}.scales", scales), zero
+        product = ir.node("MatMulIntegerToFloat", [x, *quantized], domain="com.microsoft")
+        replace(model, [node], [product, ir.node("Mul", [product.outputs[0], largest])])
         count += 1
     return count
+
+
+def rounded_rows(model: ir.Model, source: ir.Value, before: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value]:
+    """`source` in 8 bits, its step and its zero point, all three of rows whose largest magnitude is 1, and what that is.
+
+    A row of zeros is divided by 0; whatever integers that gives, the product is multiplied by 0."""
+    producer = source.producer()
+    is_positive = producer is not None and producer.op_type == "Relu"
+    name, levels, zero = ("positive", 255, 0) if is_positive else ("signed", 127, 128)
+    absolute = [] if is_positive else [ir.node("Abs", [source])]
+    axes = weight(model, "rows.axes", np.array([-1]))
+    largest = ir.node("ReduceMax", [absolute[0].outputs[0] if absolute else source, axes], {"keepdims": 1})
+    scaled = ir.node("Div", [source, largest.outputs[0]])
+    steps = weight(model, f"{name}.step", np.float32(1 / levels)), weight(model, f"{name}.zero", np.uint8(zero))
+    integers = ir.node("QuantizeLinear", [scaled.outputs[0], *steps])
+    model.graph.insert_before(before, [*absolute, largest, scaled, integers])
+    return integers.outputs[0], *steps, largest.outputs[0]
 
 
 def quantize_integers(model: ir.Model) -> int:

@@ -54,3 +54,29 @@ class Pieces:
     def decode(self, tokens: list[int]) -> str:
         with errors_of(self.path):
             return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+class TokenNames:
+    """What single tokens are called: their text, as it stands behind another token; the name in the vocabulary of one that has
+    no whole text of its own, as special tokens and parts of characters."""
+
+    def __init__(self, tokenizer: Tokenizer, special_ids: Collection[int], path: Path):
+        self.made_of = tokenizer, special_ids, path
+        self.names: dict[int, str] = {}
+        pieces = Pieces(*self.made_of)
+        self.before = next((id for id in range(tokenizer.get_vocab_size()) if pieces.add(id).strip().isalnum()), None)
+
+    def __call__(self, token: int) -> str:
+        if token not in self.names:
+            self.names[token] = self._name(token)
+        return self.names[token]
+
+    def _name(self, token: int) -> str:
+        pieces = Pieces(*self.made_of)
+        name = pieces.tokenizer.id_to_token(token)
+        if name is None:  # the model has more tokens than the tokenizer
+            return f"token_id:{token}"
+        if self.before is not None:
+            pieces.add(self.before)
+        text = pieces.add(token)
+        return name if not text or LACKS_BYTES in text else text

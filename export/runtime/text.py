@@ -17,7 +17,7 @@ from .artifact import TARGET_TOKENIZER
 from .inputs import pad_sequences
 from .languages import Choice, languages_of
 from .options import special_token
-from .pieces import Pieces
+from .pieces import Pieces, TokenNames
 from .runtime import Runtime
 from .tasks import classification, embedding, masks, pairs, question_answering, rows, tagging, translation
 from .tasks.rows import check_unicode, errors_of, named, single_texts
@@ -45,7 +45,7 @@ class TextRuntime:
             tokenizer.no_truncation()
         self.languages = languages_of(self.runtime.artifact)
         # Of the tokenizer, which some tasks have cut texts. None of what generates does: there a long text blocks no short one.
-        cuts = "decoder" not in self.runtime.specs
+        cuts = not {"decoder", "step"} & self.runtime.specs.keys()
         self.lock: contextlib.AbstractContextManager[Any] = threading.Lock() if cuts else contextlib.nullcontext()
 
     # What is read of the export when it is first needed, and the tasks.
@@ -192,6 +192,10 @@ class TextRuntime:
     def special_ids(self) -> frozenset[int]:
         """The tokens that have no text."""
         return frozenset(id for id, token in self.tokenizer.get_added_tokens_decoder().items() if token.special)
+
+    @functools.cached_property
+    def token_names(self) -> TokenNames:
+        return TokenNames(self.tokenizer, self.special_ids, self.path)
 
     def pieces(self) -> Pieces:
         """What makes text of the tokens of a row as they come."""

@@ -48,16 +48,24 @@ def create_app(
     app.state.metrics = metrics or Metrics()
     app.state.errors = Errors(protocols)
     app.state.needs_token = False
-    app.include_router(health.router)
+    for router in [*(protocol.router for protocol in protocols), health.router]:
+        app.router.routes.extend(router.routes)  # routes are tried in order, and those of an included router take longer
     for protocol in protocols:
-        app.include_router(protocol.router)
         app.include_router(protocol.router, prefix=OF_A_MODEL)
-    for kind in (Refusal, RequestValidationError, ValueError, HTTPException, Exception):
+    for kind in (Refusal, RequestValidationError, ValueError, HTTPException):
         app.add_exception_handler(kind, respond)
+    app.add_exception_handler(Exception, respond_to_mistake)
     return app
 
 
 async def respond(request: Request, error: Exception) -> JSONResponse:
+    answer = await respond_to_mistake(request, error)
+    if answer.status_code == 500:
+        raise error  # to the handler of mistakes, after which it is logged
+    return answer
+
+
+async def respond_to_mistake(request: Request, error: Exception) -> JSONResponse:
     return request.app.state.errors.response(request.scope["path"], error)
 
 

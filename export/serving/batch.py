@@ -5,7 +5,8 @@ gives each of them its next token, at its own position and over its own source. 
 changes them: no operator of the step looks across rows.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,11 +17,8 @@ from ..runtime.decoder import next_input_name, position_bytes
 from ..runtime.runtime import Runtime
 from ..targets.spec import TensorSpec, shape_of
 from .runs import Run
+from .sizing import chunk_length
 
-# What one reading of a prompt may cost beside the running rows: multiplications, about a few hundredths of a second of one
-# core. The chunks of a prompt depend on its own length and the model alone, never on the load: other chunks give other bits.
-CHUNK_COST = 2e9
-CHUNKS = (16, 256)  # tokens, the least and the most
 ENCODED_TOKENS = 512  # of the sources that are read together between two steps, padding included
 
 
@@ -28,10 +26,7 @@ class Batch(Protocol):
     """What a lane drives: the runs that it takes part in, each with one row or several."""
 
     running: list[Run]
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing runs and nothing is being read."""
+    unread: Collection[Run]  # which have joined, and whose prompts are not read yet
 
     def takes(self, run: Run, beside: Sequence[Run]) -> bool:
         """Whether `run` can join now, together with those `beside` it."""
@@ -53,15 +48,6 @@ class Room:
     rows: int
     source: int
     length: int
-
-
-@dataclass
-class Reading:
-    """A run whose prompt is being read, in a slot behind those that run; `done` of its tokens are in the cache."""
-
-    run: Run
-    slot: int
-    done: int = 0
 
 
 @dataclass
@@ -89,7 +75,7 @@ class SlotBatch:
         self.session = runtime.sessions[runtime.step]
         self.spec = runtime.specs[runtime.step]
         self.encodes = "encoder" in runtime.sessions
-        self.chunk = chunk_length(runtime)
+        self.chunk = chunk_length(runtime.config)
         self.arrays = {tensor.name: np.zeros(slot_shape(tensor, room), tensor.dtype) for tensor in self.spec.inputs}
         self.logits = np.zeros((room.rows, runtime.config["vocab_size"]), np.float32)
         names = [tensor.name for tensor in self.spec.inputs if tensor.name.startswith("past_key_values")]
@@ -99,20 +85,15 @@ class SlotBatch:
         self.last_source = self.arrays.get("last_source_position")
         self.rows: list[Run | None] = []  # by slot; `None` where one has left, until another joins or the next step
         self.running: list[Run] = []
-        self.reading: list[Reading] = []
+        self.unread: deque[Run] = deque()  # whose prompts are to be read; that of the first is in the last slot as far as it is
         self.reserved = 0  # rows that running runs will have after their first step
-        self.bindings: dict[int, Binding] = {}
-
-    @property
-    def is_idle(self) -> bool:
-        """As `Batch`."""
-        return not self.running and not self.reading
+        self.bindings = [self.bound(count) for count in range(1, room.rows + 1)]
 
     # --------------------------------------------------------------------------------------------------- joining and leaving
 
     def takes(self, run: Run, beside: Sequence[Run]) -> bool:
         """As `Batch`: there must be slots, and what is read between two steps is limited."""
-        taken = len(self.rows) - self.rows.count(None) + self.reserved + sum(reading.run.job.rows for reading in self.reading)
+        taken = len(self.rows) - self.rows.count(None) + self.reserved + sum(other.job.rows for other in self.unread)
         if taken + sum(other.job.rows for other in beside) + run.job.rows > self.capacity:
             return False
         sources = [len(other.job.source or ()) for other in (*beside, run)]
@@ -120,16 +101,14 @@ class SlotBatch:
 
     def join(self, runs: list[Run]) -> None:
         """As `Batch`."""
-        prompts = [run for run in runs if run.reads_prompt]
-        others = [run for run in runs if not run.reads_prompt]
-        states = self.encode(runs) if self.encodes and runs else {}
-        for run in others:
+        ready = [run for run in runs if not run.reads_prompt]
+        states = self.encode(ready) if self.encodes and ready else {}
+        for run in ready:
             self.start(run, states)
-        for run in prompts:
-            self.reading.append(Reading(run, self.reading_slot()))
-            self.put_source(run, self.reading[-1].slot, states)
-        if self.reading:
-            self.read_chunk(self.reading[0])
+        self.unread.extend(run for run in runs if run.reads_prompt)
+        room = self.chunk
+        while self.unread and room > 0:
+            room -= self.read_chunk(self.unread[0])
 
     def encode(self, runs: list[Run]) -> dict[Run, list[np.ndarray]]:
         """What attention over the source of each reads: for each array of `sources` (H, S, d)."""
@@ -167,23 +146,26 @@ class SlotBatch:
         run.slots.append(slot)
         return slot
 
-    def reading_slot(self) -> int:
-        """The last one that is free: runs fill up from the first."""
-        taken = {reading.slot for reading in self.reading}
-        return next(slot for slot in reversed(range(self.capacity)) if slot not in taken)
-
-    def read_chunk(self, reading: Reading) -> None:
-        """The next tokens of a prompt; all but its last one are read here, that one is fed in the next step."""
-        run = reading.run
-        tokens = run.job.prompt[reading.done : min(reading.done + self.chunk, len(run.job.prompt) - 1)]
-        self.read(reading.slot, reading.done, tokens)
-        reading.done += len(tokens)
-        if reading.done == len(run.job.prompt) - 1:
-            self.reading.remove(reading)
-            run.fed = reading.done
-            slot = self.start(run, {})
-            if slot != reading.slot:
-                self.copy(reading.slot, slot, reading.done)
+    def read_chunk(self, run: Run) -> int:
+        """The next tokens of a prompt, which are counted. All but its last one are read here, that one is fed in the next step,
+        in another slot: the last one, where prompts are read, is free again."""
+        slot = self.capacity - 1
+        source = [run.job.source] if run.job.source is not None else []
+        if not run.fed:
+            self.close_gaps()  # the last slot may have a row
+            self.put_source(run, slot, self.encode([run]) if source else {})
+        # Attention over a source takes no more queries than the source has tokens.
+        most = min([self.chunk, *map(len, source)])
+        tokens = run.job.prompt[run.fed : min(run.fed + most, len(run.job.prompt) - 1)]
+        self.read(slot, run.fed, tokens)
+        run.fed += len(tokens)
+        self.lengths[slot] = run.fed
+        if run.fed == len(run.job.prompt) - 1:
+            self.unread.popleft()
+            place = self.start(run, {})
+            if place != slot:
+                self.copy(slot, place, run.fed)
+        return len(tokens)
 
     def read(self, slot: int, done: int, tokens: Sequence[int]) -> None:
         """Feeds `tokens` behind the `done` first ones of one slot."""
@@ -202,10 +184,9 @@ class SlotBatch:
 
     def leave(self, run: Run) -> None:
         """As `Batch`."""
-        for reading in self.reading:
-            if reading.run is run:
-                self.reading.remove(reading)
-                return
+        if run in self.unread:
+            self.unread.remove(run)
+            return
         self.running.remove(run)
         if not run.is_expanded:
             self.reserved -= run.job.rows - 1
@@ -253,7 +234,7 @@ class SlotBatch:
         self.arrays["total_length"][0] = lengths.max() + 1
         if self.last_source is not None:
             self.arrays["total_source_length"][0] = self.last_source[:count].max() + 1
-        self.session.run_bound(self.bound(count).io)
+        self.session.run_bound(self.bindings[count - 1].io)
         lengths += 1
         logits = self.logits[:count]
         likeliest = logits.argmax(axis=1).tolist()
@@ -292,13 +273,9 @@ class SlotBatch:
                 self.running.append(other)
 
     def bound(self, count: int) -> Binding:
-        """Of the first `count` slots; made when it is first needed."""
-        if count not in self.bindings:
-            first = slice(count)
-            rows = ("input_ids", "position_ids", "last_position", "last_source_position")
-            values = {name: array[first] if name in rows else array for name, array in self.arrays.items()}
-            self.bindings[count] = self.bind(first, {name: values[name] for name in values if "past" not in name})
-        return self.bindings[count]
+        """Of the first `count` slots."""
+        totals = {name: self.arrays[name] for name in ("total_length", "total_source_length") if name in self.arrays}
+        return self.bind(slice(count), totals)
 
     def bind(self, slots: slice, values: dict[str, np.ndarray]) -> Binding:
         """The caches and logits of `slots`, and `values` of the other inputs."""
@@ -319,18 +296,7 @@ def slot_shape(tensor: TensorSpec, room: Room) -> list[int]:
 
 def slot_bytes(runtime: Runtime, room: Room) -> int:
     """Of the caches of one slot."""
-    assert runtime.step is not None
-    spec = runtime.specs[runtime.step]
+    spec = runtime.specs[runtime.step or "decoder"]
     sources = [tensor for tensor in spec.inputs if ".encoder." in tensor.name]
     source = sum(4 * int(np.prod(slot_shape(tensor, Room(1, 1, 1)))) for tensor in sources)
     return room.length * position_bytes(spec) + room.source * source
-
-
-def chunk_length(runtime: Runtime) -> int:
-    """Tokens of a prompt that are read at a time: a power of two, fewer for larger models."""
-    config = runtime.config
-    layers = config.get("num_hidden_layers") or config["decoder_layers"]
-    width = config["hidden_size"]
-    cost = layers * width * (4 * width + 3 * config["intermediate_size"]) + width * config["vocab_size"]
-    least, most = CHUNKS
-    return int(np.clip(2 ** int(np.log2(max(CHUNK_COST / cost, 1))), least, most))

@@ -1,6 +1,7 @@
 """What generates: a queue of jobs, and lanes that take them from there."""
 
 import asyncio
+import dataclasses
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -14,9 +15,8 @@ from .batch import Batch, Room, SlotBatch, slot_bytes
 from .jobs import Event, Generated, Job
 from .queue import Queue, Ticket
 from .refusals import TooLong, draining
+from .sizing import rows_of_lane
 
-QUEUE = 1024  # rows that may wait
-SLOTS = 32  # of a lane
 MOST_LENGTH = 512  # tokens that a slot holds where nothing else is said
 
 
@@ -46,38 +46,48 @@ class Engine:
     Args:
         runtime: opened with `continuous=True`, and with as many threads as a lane shall have.
         lanes: threads, each with a batch of its own; they share the runtime.
-        slots: rows that one lane runs at most.
+        slots: rows that all lanes together run at most; by default 64, and no more than fit into 1 GiB.
         max_source, max_length: tokens that are read of a source, and of a prompt with its new tokens, at most; by default the
             model's positions, and no more than 512.
         queue: rows that may wait.
+
+    Raises:
+        UsageError: for fewer slots than lanes, and more tokens than the model has positions.
     """
 
     def __init__(
         self,
         runtime: Runtime,
         lanes: int = 1,
-        slots: int = SLOTS,
+        slots: int | None = None,
         max_source: int | None = None,
         max_length: int | None = None,
-        queue: int = QUEUE,
+        queue: int = 256,
         events: EngineEvents | None = None,
     ):
         self.runtime = runtime
         self.events = events or NoEvents()
         reads = "encoder" in runtime.sessions
         longest = min(runtime.config["max_position_embeddings"], MOST_LENGTH)
-        self.room = Room(slots, (max_source or longest) if reads else 0, max_length or longest)
+        self.room = Room(1, (max_source or longest) if reads else 0, max_length or longest)
+        self.room = dataclasses.replace(self.room, rows=self.rows_of_lane(lanes, slots))
         self.queue = Queue(queue)
         self.lanes = [Lane(self, self.batch()) for _ in range(lanes)]
         self.call: Callable[..., Any] = call_at_once
-        self._resolved: dict[tuple, Any] = {}
+
+    def rows_of_lane(self, lanes: int, slots: int | None) -> int:
+        if slots is None:
+            return rows_of_lane(lanes, slot_bytes(self.runtime, self.room))
+        if slots < lanes:
+            raise UsageError(f"{slots} slots are fewer than {lanes} lanes, expected at least one for each")
+        return slots // lanes
 
     def batch(self) -> Batch:
         if self.runtime.step is not None:
             return SlotBatch(self.runtime, self.room)
         from .whole_batch import WholeBatch
 
-        return WholeBatch(self.runtime, self.room)
+        return WholeBatch(self.runtime, self.room.rows)
 
     def describe(self) -> str:
         """In one line, for who starts it."""
@@ -130,6 +140,16 @@ class Engine:
             raise TooLong(f"{found}, expected at most {self.room.length}")
         if job.rows > self.room.rows:
             raise TooLong(f"{job.rows} beams or sequences, expected at most {self.room.rows}, the slots of a lane")
+
+    @property
+    def waiting(self) -> int:
+        """Rows in the queue."""
+        return self.queue.rows
+
+    @property
+    def running(self) -> int:
+        """Rows of all lanes."""
+        return sum(len(run.slots) for lane in self.lanes for run in list(lane.batch.running))
 
     # ------------------------------------------------------------------------------------------------------------- requests
 
@@ -246,15 +266,16 @@ class Lane(threading.Thread):
 
     def drop(self) -> None:
         """Runs whose request is over, as when its client has gone."""
-        for run in list(self.batch.running):
+        for run in (*self.batch.running, *self.batch.unread):
             if self.gives_up:
                 run.ticket.fail(draining())
             if run.ticket.is_over:
                 self.batch.leave(run)
 
     def fail(self, error: Exception, joining: list) -> None:
-        for run in (*joining, *self.batch.running):
-            run.ticket.fail(RuntimeError(f"the engine failed: {error}"))
+        is_refusal = isinstance(error, UsageError)  # as for more than there is memory for
+        for run in (*joining, *self.batch.running, *self.batch.unread):
+            run.ticket.fail(error if is_refusal else RuntimeError(f"the engine failed: {error}"))
 
     def end(self, touched: set[Ticket]) -> None:
         """Frees what has ended, and tells of it."""

@@ -189,7 +189,7 @@ def model_for(request: Request, body: Translation) -> tuple[ServedModel, Directi
         pairs = [f"{source} to {target}" for model in models for source, target in model.languages]
         more = f" and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
         served = ", ".join(pairs[:SHOWN]) + more
-        raise Refusal(400, f"{source:.40} to {body.target:.40} is not supported, expected one of: {served}")
+        raise Refusal(400, f"{source!r:.50} to {body.target!r:.50} is not supported, expected one of: {served}")
     model = models_of(request).only([model for model, _ in found.values()], "translate")
     return found[model.name]
 

@@ -2,12 +2,14 @@
 closed stream, or a pipe that nobody empties must not stop it. So a thread of its own writes."""
 
 import collections
+import contextlib
 import json
 import logging
 import os
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 from .settings import LEVELS
@@ -80,17 +82,21 @@ def described(error: BaseException) -> str:
     return "".join(traceback.format_exception(error)).strip()
 
 
-def take_over(log: Log) -> None:
-    """From now on what libraries log goes to `log`, warnings too."""
+@contextlib.contextmanager
+def taking_over(log: Log) -> Iterator[None]:
+    """What libraries log goes to `log`, warnings too; where everything is logged, what they say of their work as well."""
     records = Records(log)
     handler = logging.StreamHandler(records)
     handler.setFormatter(records)  # type: ignore[arg-type]
     root = logging.getLogger()
+    before = root.handlers[:], root.level
     root.handlers[:] = [handler]
-    root.setLevel(log_level(log))
+    root.setLevel(logging.DEBUG if log.holds("debug") else logging.WARNING)
     logging.captureWarnings(True)
-
-
-def log_level(log: Log) -> int:
-    """Of libraries at least warnings; where everything is logged, what they say of their work too."""
-    return logging.DEBUG if log.holds("debug") else logging.WARNING
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        root.handlers[:], level = before
+        root.setLevel(level)
+        log.flush()

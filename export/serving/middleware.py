@@ -9,7 +9,6 @@ import re
 import time
 from typing import Any
 
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -55,6 +54,17 @@ class Exchange:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
+        """Of the application. One that is cancelled while its client does not read is to see that where it waits itself, so
+        that what makes a stream is closed: here it goes on to there."""
+        try:
+            await (self.answer(message) if self.cancelled is None else asyncio.sleep(0))
+        except asyncio.CancelledError:
+            if self.cancelled is None:
+                raise
+        if self.cancelled is not None and self._task is not None:
+            self._task.cancel()
+
+    async def answer(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", self.id)]}
@@ -137,10 +147,13 @@ class Frame:
                 await self.app(scope, receive, exchange.send)
             else:
                 await self._limited(exchange)
-        except Exception as error:  # the application has answered
-            if not isinstance(error, ClientDisconnect):
-                self.metrics.failed()
-                self.log.write("error", str(error) or type(error).__name__, id=exchange.id.decode(), error=described(error))
+        except ClientDisconnect:
+            pass
+        except Exception as error:
+            self.metrics.failed()
+            self.log.write("error", str(error) or type(error).__name__, id=exchange.id.decode(), error=described(error))
+            if not exchange.status:
+                await self._refuse(exchange, error)
         finally:
             self._note(exchange, time.perf_counter() - started)
 
@@ -182,23 +195,27 @@ class Frame:
         if self.token is None:
             return
         header = exchange.headers.get(b"authorization")
-        given = await api_key(exchange) if header is None else header.removeprefix(b"Bearer ").strip()
-        if given is None:
+        scheme, _, given = (header or b"").partition(b" ")
+        if header is None:
+            given = await api_key(exchange)
+        elif scheme.lower() != b"bearer":
+            given = b""
+        if not given:
             raise Refusal(401, "no token, expected the header Authorization: Bearer TOKEN")
-        if not hmac.compare_digest(given, self.token):
+        if not hmac.compare_digest(given.strip(), self.token):
             raise Refusal(401, "a wrong token, expected that of this server")
 
-    async def _refuse(self, exchange: Exchange, refusal: Refusal) -> None:
-        response = self.errors.response(exchange.scope["path"], refusal)
-        if refusal.status == 408:  # the rest of the body may never come
+    async def _refuse(self, exchange: Exchange, error: Exception) -> None:
+        response = self.errors.response(exchange.scope["path"], error)
+        if response.status_code == 408:  # the rest of the body may never come
             response.headers["Connection"] = "close"
-        await response(exchange.scope, exchange.receive, exchange.send)
+        await response(exchange.scope, exchange.receive, exchange.answer)
 
     async def _end(self, exchange: Exchange) -> None:
         """The answer to a request that was cancelled. One that has begun stays without its end, by which clients see that."""
         task = asyncio.current_task()
-        if exchange.cancelled is not None and task is not None:
-            task.uncancel()
+        while exchange.cancelled is not None and task is not None and task.uncancel():
+            pass
         if exchange.cancelled == GONE or exchange.status:
             return
         if exchange.cancelled == SLOW:
@@ -248,8 +265,8 @@ class Frame:
         return f"{self._prefix}-{next(self._numbers):x}".encode()
 
 
-async def api_key(exchange: Exchange) -> bytes | None:
-    """`api_key` of a body that is JSON or a form."""
+async def api_key(exchange: Exchange) -> bytes:
+    """`api_key` of a body that is JSON or a form; empty if there is none."""
     body = exchange.body or b""
 
     async def receive() -> Message:
@@ -261,6 +278,6 @@ async def api_key(exchange: Exchange) -> bytes | None:
         else:
             async with Request(exchange.scope, receive).form() as form:
                 found = form.get("api_key")
-    except (ValueError, RecursionError, HTTPException):
-        return None
-    return found.encode("utf-8", "surrogatepass") if isinstance(found, str) else None
+    except Exception:  # whatever the parsers of forms raise
+        return b""
+    return found.encode("utf-8", "surrogatepass") if isinstance(found, str) else b""

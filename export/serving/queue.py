@@ -110,7 +110,7 @@ class Queue:
     def take(self, batch: Batch) -> list[Run] | None:
         """What joins `batch` now. Waits while there is nothing to do; `None` once the queue is closed and all is taken."""
         with self.changed:
-            while not self.tickets and batch.is_idle:
+            while not self.tickets and not batch.running and not batch.unread:
                 if self.is_closed:
                     return None
                 self.changed.wait()

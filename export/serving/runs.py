@@ -31,7 +31,8 @@ class Run:
         self.finished = False
         self.fed = 0  # tokens of the prompt that are in the cache when it starts
         self.forced = list(job.prompt[1:]) if job.scores_prompt else []
-        self.next_tokens = [job.prompt[0] if job.scores_prompt else job.prompt[-1]]
+        self.first_tokens = job.prompt[:1] if job.scores_prompt else job.prompt
+        self.next_tokens = [self.first_tokens[-1]]
         self.tokens: list[int] = []
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.logprobs: list[TokenLogprobs] = []
@@ -49,7 +50,7 @@ class Run:
     @property
     def reads_prompt(self) -> bool:
         """Whether there are tokens to be read at once, before its last one is fed."""
-        return len(self.job.prompt) > 1 and not self.job.scores_prompt
+        return len(self.first_tokens) > 1
 
     def others(self) -> "Sequence[Run]":
         """What the rows that it becomes, beside its first one, belong to."""

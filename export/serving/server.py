@@ -24,21 +24,23 @@ from starlette.types import ASGIApp
 
 from ..errors import UsageError
 from ..runtime.artifact import MANIFEST, json_object
+from ..runtime.devices import processors
 from ..runtime.predictions import GENERATORS, open_runtime
-from . import logs
 from .app import create_app
 from .connections import Connections, files_for
 from .engine import Engine
 from .language_pairs import languages_of_model
 from .lifecycle import Lifecycle
-from .logs import Log
+from .logs import Log, taking_over
 from .metrics import Metrics
 from .middleware import Frame
 from .models import ServedModel, ServedModels
 from .protocols import Protocol
 from .settings import Settings
+from .sizing import arrangement
 
 MODULES = ("libretranslate", "openai_api", "text_embeddings", "pipelines", "page")
+CONFIG = "config.json"
 NAME = re.compile(r"[\w.-]+", re.ASCII)
 Say = Callable[[str], None]
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -90,7 +92,7 @@ def sources(exports: Sequence[str], languages: Sequence[tuple[str | None, str, s
 def named(text: str) -> tuple[str, Path]:
     name, separator, path = text.partition("=")
     if not separator or Path(text).is_dir():
-        name, path = Path(text).resolve().name, text
+        name, path = os.path.basename(os.path.abspath(text)), text
     if not path:
         raise UsageError(f"expected NAME=PATH, got {text!r}")
     if not NAME.fullmatch(name) or name in (".", ".."):
@@ -111,22 +113,25 @@ def chosen(found: Mapping[str, Source], name: str | None, pair: str) -> Source:
 
 def load(source: Source, settings: Settings, metrics: Metrics) -> ServedModel:
     """Raises what the runtime raises for a damaged export, and UsageError for a setting that the model cannot have."""
-    runtime = open_runtime(source.directory, settings.threads, dtype=settings.dtype)
     if not source.generates:
+        runtime = open_runtime(source.directory, settings.threads, dtype=settings.dtype)
         return ServedModel(source.name, runtime)
-    names = ("lanes", "threads", "slots", "max_source", "max_length", "queue")
-    options = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
-    engine = Engine(runtime.runtime, events=metrics.of_engine(source.name), **options)
-    metrics.watch_rows(source.name, lambda: getattr(engine, "waiting", 0), lambda: getattr(engine, "running", 0))
-    return ServedModel(source.name, runtime, engine, languages_of_model(runtime, source.languages))
+    path = source.directory / CONFIG
+    config = json_object(path, path.read_bytes())
+    arranged = arrangement(config, processors(), settings.lanes, settings.threads)
+    runtime = open_runtime(source.directory, arranged.threads, dtype=settings.dtype, continuous=True)
+    sizes = (settings.slots, settings.max_source, settings.max_length, settings.queue)
+    engine = Engine(runtime.runtime, arranged.lanes, *sizes, events=metrics.of_engine(source.name))
+    metrics.watch_rows(source.name, lambda: engine.waiting, lambda: engine.running)
+    return ServedModel(source.name, runtime, engine.start(), languages_of_model(runtime, source.languages))
 
 
 def description(model: ServedModel) -> str:
     """One line of what is served."""
     artifact = model.runtime.runtime.artifact
     facts = [model.architecture, artifact.manifest.get("target", "portable"), model.runtime.runtime.dtype]
-    describe = getattr(model.engine, "describe", None)
-    return f"{model.name}: {', '.join([*facts, *([describe()] if describe else [])])}"
+    batching = [] if model.engine is None else [model.engine.describe()]
+    return f"{model.name}: {', '.join([*facts, *batching])}"
 
 
 async def warm(model: ServedModel) -> None:
@@ -147,7 +152,10 @@ def serve(exports: Sequence[str], settings: Settings, token: bytes | None, say: 
     """
     found = sources(exports, settings.languages)
     with listening(settings.host, settings.port) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(Server(found, settings, token, say).run(listener))
+        server = Server(found, settings, token, say, protocols())
+        runner.run(server.run(listener))
+        if server.gave_up:  # threads may be at work for them still, for which Python would wait
+            os._exit(0)
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -164,9 +172,16 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 class Server:
-    """uvicorn with the application of `sources`, from before they are loaded on."""
+    """uvicorn with the application of `protocols`, from before the sources are loaded on."""
 
-    def __init__(self, found: Sequence[Source], settings: Settings, token: bytes | None, say: Say):
+    def __init__(
+        self,
+        found: Sequence[Source],
+        settings: Settings,
+        token: bytes | None,
+        say: Say,
+        protocols: tuple[Protocol, ...],
+    ):
         self.sources = found
         self.settings = settings
         self.say = say
@@ -174,12 +189,13 @@ class Server:
         self.lifecycle = Lifecycle(loading=True)
         self.metrics = Metrics()
         self.models = ServedModels({})
-        app = create_app(self.models, protocols(), settings, self.lifecycle, self.metrics)
+        app = create_app(self.models, protocols, settings, self.lifecycle, self.metrics)
         app.state.needs_token = token is not None
         self.frame = Frame(app, app.state.errors, settings, self.lifecycle, self.metrics, self.log, token)
         self.connections = Connections(files_for(settings.connections), settings.header_timeout, settings.timeout)
         self.uvicorn = uvicorn.Server(self.config(with_cors(self.frame, settings.cors_origin)))
         self.stopping = asyncio.Event()
+        self.gave_up = False  # on requests that did not end in time
 
     def config(self, app: ASGIApp) -> uvicorn.Config:
         off: dict[str, Any] = dict(log_config=None, access_log=False, server_header=False, proxy_headers=False)
@@ -190,7 +206,10 @@ class Server:
 
     async def run(self, listener: socket.socket) -> None:
         """Raises what `load` raises, when the server has stopped again."""
-        logs.take_over(self.log)
+        with taking_over(self.log):
+            await self._run(listener)
+
+    async def _run(self, listener: socket.socket) -> None:
         serving = asyncio.create_task(self.uvicorn.serve(sockets=[listener]))
         while not self.uvicorn.started and not serving.done():
             await asyncio.sleep(0.001)
@@ -206,7 +225,9 @@ class Server:
             sweeping.cancel()
             self.uvicorn.should_exit = True
             await serving
-            self.log.flush()
+            for model in self.models:
+                if model.engine is not None:
+                    model.engine.close()
 
     async def start(self) -> bool:
         """Loads the models and lets each answer once; `False` if a signal came before that was done."""
@@ -235,6 +256,7 @@ class Server:
             await asyncio.sleep(0.01)
         if self.frame.running:
             self.log.write("warning", f"{len(self.frame.running)} requests had no answer after {self.settings.drain:g} seconds")
+            self.gave_up = True
             self.frame.end_all()
             await asyncio.sleep(0.1)  # for the last refusals
 

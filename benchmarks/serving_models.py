@@ -1,0 +1,70 @@
+"""What is served in benchmarks/serving.py, in the files that each server reads. Made once, in processes of their own."""
+
+import json
+import shutil
+from pathlib import Path
+
+import workload
+
+NEW_TOKENS = 16  # of the model with random weights, which never ends by itself: as many as a caption has on average
+START, END, UNKNOWN = "1", "2", "3"  # of the shipped tokenizers
+DTYPES = ("int8", "fp32")
+
+
+def prepare(model: str, card: Path, root: Path, quick: bool) -> None:
+    """`root/model` gets an export for each dtype, `transformers` and `ctranslate2-int8`: of `card` for "tiny", and for "base"
+    of the paper's base shape with random weights, with the tokenizer of `card`. Both are greedy. What is there is kept."""
+    folder = root / model
+    if (folder / "done").exists():
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    if model == "tiny":
+        shutil.copytree(card, folder / "vanilla")
+        change_json(folder / "vanilla/generation_config.json", num_beams=1)
+        convert_tiny(folder)
+    else:
+        workload.make_checkpoints("seq2seq", quick, folder)
+        for checkpoint in ("vanilla", "transformers"):
+            for name in ("tokenizer.json", "tokenizer_config.json"):
+                shutil.copy(card / name, folder / checkpoint)
+            change_json(folder / checkpoint / "generation_config.json", num_beams=1, max_new_tokens=NEW_TOKENS)
+        workload.convert_ctranslate2("seq2seq", folder / "transformers", folder / "ctranslate2-int8", "int8")
+    from vanilla_transformer_export import export
+
+    for dtype in DTYPES:
+        export(folder / "vanilla", folder / dtype, cases=1, target="cpu", dtype=dtype)
+    (folder / "done").touch()
+
+
+def prepare_decoder(card: Path, root: Path) -> None:
+    from vanilla_transformer_export import export
+
+    if not (root / "decoder").exists():
+        export(card, root / "decoder", cases=1, target="cpu", dtype="int8")
+
+
+def change_json(path: Path, **changes) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def convert_tiny(folder: Path) -> None:
+    """As Marian, which transformers and CTranslate2 know. CTranslate2 takes Marian's start token, which has no embedding, for
+    granted, and that the last row is padding; here the start token is one like any other."""
+    from ctranslate2.converters import transformers as converters
+
+    from vanilla_transformer.conversion import convert
+
+    convert(folder / "vanilla", folder / "transformers", to="marian")
+
+    @converters.register_loader("MarianConfig")
+    class Loader(converters.MarianMTLoader):
+        set_decoder = converters.BartLoader.set_decoder
+
+        def set_config(self, config, model, tokenizer):
+            config.bos_token = config.decoder_start_token = START
+            config.eos_token, config.unk_token, config.add_source_eos = END, UNKNOWN, False
+
+        def _remove_pad_weights(self, spec):
+            """There is no such row."""
+
+    workload.convert_ctranslate2("tiny", folder / "transformers", folder / "ctranslate2-int8", "int8")

@@ -1,0 +1,153 @@
+"""Without HTTP, from token ids to tokens: our engine with all captions in its queue, the runtime's own batches sorted by
+length, and CTranslate2, each at several settings in a process of its own. After a first round the best two of each kind go on,
+in turns."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from engines import CONTEXT
+from measure import spread
+from serving_models import DTYPES
+
+# kind: (threads beside each other, threads of each, rows of each)
+SETTINGS = {
+    "engine": [(2, 1, 32), (2, 1, 64), (1, 2, 32), (1, 2, 64), (1, 1, 64)],
+    "runtime": [(2, 1, 32), (2, 1, 64), (2, 1, 128), (1, 2, 32), (1, 2, 64), (1, 2, 128)],
+    "ctranslate2": [(2, 1, 32), (2, 1, 64), (1, 2, 64)],
+}
+FINALISTS = 2
+
+
+def engine(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
+    from vanilla_transformer_export import Runtime
+    from vanilla_transformer_export.serving.engine import Engine
+
+    runtime = Runtime(folder / dtype, threads=threads, continuous=True)
+    engine = Engine(runtime, lanes=workers, slots=rows, queue=10**6).start()
+
+    async def answers(ids):
+        return await engine.answers([engine.job(row, {}) for row in ids])
+
+    return lambda ids: [found[0].tokens for found in asyncio.run(answers(ids))]
+
+
+def runtime(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
+    """Batches of one length, more or less, the longest first."""
+    from vanilla_transformer_export import Runtime
+    from vanilla_transformer_export.runtime.inputs import pad_sequences
+
+    runtimes = [Runtime(folder / dtype, threads=threads) for _ in range(workers)]
+
+    def generate(ids):
+        order = sorted(range(len(ids)), key=lambda place: -len(ids[place]))
+        batches = [order[start : start + rows] for start in range(0, len(ids), rows)][::-1]
+        tokens = [None] * len(ids)
+
+        def work(runtime):
+            while batches:
+                places = batches.pop()
+                found = runtime.generate(*pad_sequences([ids[place] for place in places], 0))
+                for place, row in zip(places, found[:, 1:].tolist()):
+                    tokens[place] = row
+
+        running = [threading.Thread(target=work, args=[each]) for each in runtimes]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+        return tokens
+
+    return generate
+
+
+def ctranslate2(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
+    """It sorts by length itself."""
+    import ctranslate2
+
+    from vanilla_transformer_export import Runtime
+
+    most = Runtime(folder / dtype).defaults["max_new_tokens"]
+    model = ctranslate2.Translator(
+        str(folder / "ctranslate2-int8"), compute_type="int8", inter_threads=workers, intra_threads=threads
+    )
+
+    def generate(ids):
+        source = [[str(token) for token in row] for row in ids]
+        found = model.translate_batch(source, beam_size=1, max_decoding_length=most, max_batch_size=rows)
+        return [[int(token) for token in row.hypotheses[0]] for row in found]
+
+    return generate
+
+
+KINDS = {"engine": engine, "runtime": runtime, "ctranslate2": ctranslate2}
+loaded: Callable  # in a process of one engine
+
+
+def load(kind, *settings):
+    global loaded
+    loaded = KINDS[kind](*settings)
+    loaded([[5, 6, 7, 2]] * 4)
+
+
+def one_round(ids) -> tuple[float, list[list[int]]]:
+    start = time.perf_counter()
+    tokens = loaded(ids)
+    return time.perf_counter() - start, tokens
+
+
+def offline(run, model: str) -> dict:
+    """Sentences in a second, for each dtype and each setting; `same` is the share of rows whose tokens are the runtime's."""
+    ids = token_ids(run.root / model / "int8", run.captions)
+    return {dtype: compare(run, model, dtype, ids) for dtype in DTYPES}
+
+
+def token_ids(export: Path, texts: list[str]) -> list[list[int]]:
+    from tokenizers import Tokenizer
+
+    return [encoding.ids for encoding in Tokenizer.from_file(str(export / "tokenizer.json")).encode_batch(texts)]
+
+
+def compare(run, model, dtype, ids) -> dict:
+    chosen = {
+        (kind, *setting): ProcessPoolExecutor(1, CONTEXT, load, (kind, run.root / model, dtype, *setting))
+        for kind, settings in SETTINGS.items()
+        if kind != "ctranslate2" or dtype == "int8"
+        for setting in settings
+    }
+    seconds, tokens = {key: [] for key in chosen}, {}
+    for repeat in range(run.repeats + 1):
+        for key, process in list(chosen.items()):
+            took, tokens[key] = process.submit(one_round, ids).result()
+            seconds[key].append(took)
+        if repeat == 0:
+            best = finalists(seconds)
+            for key in set(chosen) - best:
+                chosen.pop(key).shutdown()
+            seconds |= {key: [] for key in best}  # the first round warmed them up
+    for process in chosen.values():
+        process.shutdown()
+    expected = tokens[min((key for key in seconds if key[0] == "runtime"), key=lambda key: np.median(seconds[key]))]
+    return {
+        " ".join(map(str, key)): {
+            "per_second": spread([len(ids) / took for took in rounds]),
+            "same": same(tokens[key], expected),
+        }
+        for key, rounds in seconds.items()
+    }
+
+
+def finalists(seconds: dict) -> set:
+    return {key for kind in KINDS for key in sorted((each for each in seconds if each[0] == kind), key=seconds.get)[:FINALISTS]}
+
+
+def same(tokens, expected, padding=(0, 2)) -> float:
+    return float(np.mean([strip(row, padding) == strip(other, padding) for row, other in zip(tokens, expected)]))
+
+
+def strip(row, padding):
+    return [token for token in row if token not in padding]

@@ -1,0 +1,207 @@
+"""What benchmarks/serving.py measures: each part is a function of a `Run` and a model, and returns what becomes JSON."""
+
+import itertools
+import json
+import re
+import statistics
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from measure import spread
+from serving_offline import offline
+from serving_servers import OURS, Plan, Server, outcome, plans
+
+CONNECTIONS = 64
+SHARES = (0.25, 0.5, 0.75, 0.9, 1.1)  # of the closed loop's rate
+MALFORMED = ["", "{", "[]", '"a"', "{}", '{"q": 5}', '{"q": [1]}', '{"q": "a", "alternatives": "x"}', '{"q": 5' + 4000 * " "]
+PROBE_RATE = 20  # malformed requests in a second, beside the load
+PROMPT = "ROMEO:\n"
+STREAM_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Run:
+    """`captions` are asked for in turn; a round of a server takes `seconds`, and there are `repeats`; `minutes` are those of
+    the parts that look for growth. `root` has the models, see serving_models.py."""
+
+    root: Path
+    captions: list[str]
+    seconds: float
+    repeats: int
+    minutes: float
+    servers: list[str] | None = None
+
+    @property
+    def translations(self) -> dict:
+        bodies = [json.dumps({"q": text, "source": "en", "target": "de"}) for text in self.captions]
+        return {"path": "/translate", "bodies": bodies, "seconds": self.seconds}
+
+    def start(self, stack: ExitStack, name: str, plan: Plan) -> Server:
+        (self.root / "logs").mkdir(parents=True, exist_ok=True)
+        return stack.enter_context(Server(plan, self.root / "logs" / f"{name}.log"))
+
+    def ours(self, stack: ExitStack, model: str) -> Server:
+        """With 8 bits, warmed up."""
+        server = self.start(stack, f"{model}-ours", plans(self.root, model)["ours-int8"])
+        server.load(**self.translations | {"seconds": 2}, connections=CONNECTIONS)
+        return server
+
+
+def saturation(run: Run, model: str) -> dict:
+    """A closed loop on each server, in turns."""
+    chosen = {name: plan for name, plan in plans(run.root, model).items() if run.servers is None or name in run.servers}
+    found = {name: {"ready_seconds": None, "rounds": []} for name in chosen}
+    with ExitStack() as stack:
+        servers = {name: run.start(stack, f"{model}-{name}", plan) for name, plan in chosen.items()}
+        for name, server in servers.items():
+            found[name]["ready_seconds"] = server.seconds
+            server.load(**run.translations | {"seconds": 2}, connections=CONNECTIONS)
+        for repeat in range(run.repeats):
+            for name, server in servers.items():
+                load = server.load(**run.translations, connections=CONNECTIONS, first=repeat * 97)
+                found[name]["rounds"].append(load)
+    for of_server in found.values():
+        of_server["per_second"] = spread([load["per_second"] for load in of_server["rounds"]])
+    return found
+
+
+def latency(run: Run, model: str) -> dict:
+    """One connection, and Poisson arrivals at half the rate of the closed loop, in turns."""
+    with ExitStack() as stack:
+        server = run.ours(stack, model)
+        rate = server.load(**run.translations, connections=CONNECTIONS)["per_second"]
+        rounds = []
+        for repeat in range(run.repeats):
+            unloaded = server.load(**run.translations, connections=1, first=repeat * 97)
+            half = server.load(**run.translations, rate=rate / 2, seed=repeat, first=repeat * 97)
+            rounds.append({"unloaded": unloaded, "half": half})
+    median = statistics.median(each["unloaded"]["latency"]["p50"] for each in rounds)
+    ratios = {
+        rank: spread([each["half"]["latency"][rank] / each["unloaded"]["latency"]["p50"] for each in rounds])
+        for rank in ("p50", "p95", "p99")
+    }
+    return {"closed_per_second": rate, "unloaded_median": median, "ratios": ratios, "rounds": rounds}
+
+
+def rates(run: Run, model: str) -> dict:
+    """Poisson arrivals at rising shares of each server's own closed loop."""
+    found = {}
+    for name in ("ours-int8", "ctranslate2-int8-2x1"):
+        with ExitStack() as stack:
+            server = run.start(stack, f"{model}-{name}", plans(run.root, model)[name])
+            server.load(**run.translations | {"seconds": 2}, connections=CONNECTIONS)
+            rate = server.load(**run.translations, connections=CONNECTIONS)["per_second"]
+            loads = {share: server.load(**run.translations, rate=share * rate) for share in SHARES}
+            found[name] = {"closed_per_second": rate, "loads": loads}
+    return found
+
+
+def refusals(run: Run, model: str) -> dict:
+    """Malformed requests, alone and beside half the rate of the closed loop."""
+    malformed = {"path": "/translate", "bodies": MALFORMED, "seconds": run.seconds, "good": [400, 422]}
+    with ExitStack() as stack:
+        server = run.ours(stack, model)
+        rate = server.load(**run.translations, connections=CONNECTIONS)["per_second"]
+        rounds = []
+        for repeat in range(run.repeats):
+            alone = server.load(**malformed, connections=1)
+            load = server.start_load(**run.translations, rate=rate / 2, seed=repeat)
+            rounds.append({"unloaded": alone, "half": server.load(**malformed, rate=PROBE_RATE, seed=repeat)})
+            outcome(load)
+    medians = [each["unloaded"]["latency"]["p50"] for each in rounds]
+    return {
+        "unloaded_median": spread(medians),
+        "half_p99": spread([each["half"]["latency"]["p99"] for each in rounds]),
+        "rounds": rounds,
+    }
+
+
+def start(run: Run, model: str) -> dict:
+    """From the command to ready."""
+    plan, seconds = plans(run.root, model)["ours-int8"], []
+    for _ in range(run.repeats):
+        with ExitStack() as stack:
+            seconds.append(run.start(stack, f"{model}-start", plan).seconds)
+    return {"seconds": spread(seconds)}
+
+
+def memory(run: Run, model: str) -> dict:
+    """Of the server while a closed loop runs: above what it has when it is ready, and above a process that has only loaded the
+    runtime and the slots."""
+    with ExitStack() as stack:
+        server = run.start(stack, f"{model}-memory", plans(run.root, model)["ours-int8"])
+        ready = server.memory
+        samples, load = sampled(run, server, {"connections": CONNECTIONS})
+    log = (run.root / "logs" / f"{model}-memory.log").read_text()
+    return {"ready": ready, "slots": slot_bytes(log), "samples": samples, "growth": growth(samples), "load": load}
+
+
+def overload(run: Run, model: str) -> dict:
+    """Twice the rate of the closed loop: who is answered gets what is answered to a request alone, who is refused is told when
+    to come back."""
+    with ExitStack() as stack:
+        server = run.ours(stack, model)
+        rate = server.load(**run.translations, connections=CONNECTIONS)["per_second"]
+        alone = [json.dumps(server.post("/translate", json.loads(body)), separators=(",", ":"), ensure_ascii=False)
+                 for body in run.translations["bodies"]]  # fmt: skip
+        samples, load = sampled(run, server, {"rate": 2 * rate, "expected": alone})
+    return {"closed_per_second": rate, "samples": samples, "growth": growth(samples), "load": load}
+
+
+def sampled(run: Run, server: Server, load: dict) -> tuple[list[int], dict]:
+    """The memory of the server each second of a load of `run.minutes`, and what came of the load."""
+    client = server.start_load(**run.translations | {"seconds": 60 * run.minutes}, **load)
+    samples = []
+    while client.poll() is None:
+        samples.append(server.memory)
+        time.sleep(1)
+    return samples, outcome(client)
+
+
+def growth(samples: list[int]) -> int:
+    """Bytes: the median of the last quarter above that of the second one."""
+    quarter = max(1, len(samples) // 4)
+    return int(statistics.median(samples[-quarter:]) - statistics.median(samples[quarter : 2 * quarter] or samples))
+
+
+def slot_bytes(log: str) -> float | None:
+    """As the server says before it starts."""
+    found = re.search(r"slots?\D.*?([\d.]+) MB", log)
+    return 1e6 * float(found[1]) if found else None
+
+
+def decoder(run: Run, card: Path) -> dict:
+    """Completions of the shipped decoder, beside `transformers serve`: whole ones, and streams."""
+    name = {"ours-int8": str(run.root / "decoder"), "transformers-serve": str(card)}
+    theirs = [*OURS[:2], "transformers.cli.transformers", "serve", name["transformers-serve"], "--trust-remote-code"]
+    commands = {
+        "ours-int8": Plan([*OURS, name["ours-int8"]]),
+        "transformers-serve": Plan([*theirs, "--device", "cpu"], ready="/health"),
+    }
+    found = {server: {"whole": [], "streams": []} for server in commands}
+    with ExitStack() as stack:
+        servers = {server: run.start(stack, f"decoder-{server}", plan) for server, plan in commands.items()}
+        for _, (label, server) in itertools.product(range(run.repeats), servers.items()):
+            body = {"model": name[label] if label != "ours-int8" else "decoder", "prompt": PROMPT, "max_tokens": STREAM_TOKENS}
+            for kind, more in (("whole", {}), ("streams", {"stream": True})):
+                bodies = [json.dumps({**body, "temperature": 0, **more})]
+                load = {"path": "/v1/completions", "bodies": bodies, "seconds": run.seconds, "connections": 8}
+                found[label][kind].append(server.load(**load))
+    return found
+
+
+MODELS = ("tiny", "base")
+# What is measured, of which models.
+PARTS = {
+    "offline": (offline, MODELS),
+    "saturation": (saturation, MODELS),
+    "latency": (latency, ("tiny",)),
+    "rates": (rates, ("tiny",)),
+    "refusals": (refusals, ("tiny",)),
+    "start": (start, MODELS),
+    "memory": (memory, ("tiny",)),
+    "overload": (overload, ("tiny",)),
+    "decoder": (decoder, ("decoder",)),
+}

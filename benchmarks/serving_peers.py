@@ -1,0 +1,149 @@
+"""Servers to compare with, each in a process of its own: `python benchmarks/serving_peers.py ctranslate2 ...` is CTranslate2
+behind our own front, `transformers` what is written first: FastAPI with a call of `generate` for each request."""
+
+import argparse
+import asyncio
+import collections
+import threading
+from pathlib import Path
+
+import numpy as np
+
+ROWS = 64  # of all batches together
+
+
+class CTranslate2Engine:
+    """In the place of our engine: `workers` threads, each of which translates what waits when it is free, as one batch.
+
+    CTranslate2 cannot add to a batch that runs. `workers` is its `inter_threads`, `threads` its `intra_threads`.
+    """
+
+    def __init__(self, runtime, model: Path, workers: int, threads: int):
+        import ctranslate2
+
+        from vanilla_transformer_export.serving.batch import Room
+
+        self.runtime = runtime
+        self.room = Room(ROWS, 512, 512)
+        self.translator = ctranslate2.Translator(str(model), compute_type="int8", inter_threads=workers, intra_threads=threads)
+        self.rows = ROWS // workers
+        self.queue = collections.deque()
+        self.changed = threading.Condition()
+        for _ in range(workers):
+            threading.Thread(target=self.work, daemon=True).start()
+
+    def job(self, input_ids, options, prefix=(), top_logprobs=None, scores_prompt=False):
+        from vanilla_transformer_export.serving.jobs import Job
+
+        ids = np.array([input_ids])
+        request = self.runtime.request(ids, np.ones_like(ids), None, options)
+        return Job(request.options, [], [str(token) for token in input_ids])
+
+    async def answers(self, jobs):
+        loop = asyncio.get_running_loop()
+        futures = [loop.create_future() for _ in jobs]
+        with self.changed:
+            self.queue.extend(zip(jobs, futures))
+            self.changed.notify()
+        return await asyncio.gather(*futures)
+
+    def start(self):
+        return self
+
+    def describe(self):
+        return "CTranslate2"
+
+    @property
+    def waiting(self):
+        return len(self.queue)
+
+    running = 0  # which it does not tell
+
+    def close(self, seconds=0.0):
+        return True
+
+    def work(self):
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self.queue)
+                taken = [self.queue.popleft() for _ in range(min(self.rows, len(self.queue)))]
+            found = self.translate([job for job, _ in taken])
+            futures = [future for _, future in taken]
+            futures[0].get_loop().call_soon_threadsafe(deliver, futures, found)
+
+    def translate(self, jobs):
+        from vanilla_transformer_export.serving.jobs import STOP, Generated
+
+        most = max(job.options.max_new_tokens for job in jobs)
+        rows = self.translator.translate_batch([job.source for job in jobs], beam_size=1, max_decoding_length=most)
+        return [[Generated([int(token) for token in row.hypotheses[0]], STOP)] for row in rows]
+
+
+def serve_ctranslate2(options) -> None:
+    """Our own server, with another engine in it."""
+    from vanilla_transformer_export.serving import server
+    from vanilla_transformer_export.serving.settings import Settings
+
+    server.Engine = lambda runtime, *_, **__: CTranslate2Engine(runtime, options.model, options.workers, options.threads)
+    settings = Settings(port=options.port, languages=((None, "en", "de"),), threads=1)
+    server.serve([str(options.export)], settings, None, print)
+
+
+def deliver(futures, answers):
+    for future, answer in zip(futures, answers):
+        if not future.done():
+            future.set_result(answer)
+
+
+def transformers_app(checkpoint: Path, workers: int, threads: int):
+    """`workers` calls of `generate` at a time, each with `threads` threads."""
+    import anyio.to_thread
+    import torch
+    from fastapi import FastAPI
+    from pydantic import BaseModel
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    torch.set_num_threads(threads)
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(checkpoint).eval(), AutoTokenizer.from_pretrained(checkpoint)
+    app = FastAPI()
+
+    class Body(BaseModel):
+        q: str
+
+    @app.get("/health/ready")
+    async def ready():
+        anyio.to_thread.current_default_thread_limiter().total_tokens = workers
+
+    @app.post("/translate")
+    def translate(body: Body):
+        with torch.inference_mode():
+            tokens = model.generate(**tokenizer([body.q], return_tensors="pt"))
+        return {"translatedText": tokenizer.decode(tokens[0], skip_special_tokens=True)}
+
+    return app
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=["ctranslate2", "transformers"])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--export", type=Path, help="ours, of the same checkpoint: its tokenizer and its options")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2, help="of each worker")
+    parser.add_argument("--port", type=int, required=True)
+    return parser.parse_args()
+
+
+def main():
+    options = parse()
+    if options.kind == "ctranslate2":
+        serve_ctranslate2(options)
+        return
+    import uvicorn
+
+    app = transformers_app(options.model, options.workers, options.threads)
+    uvicorn.run(app, port=options.port, log_level="warning", http="httptools", loop="uvloop")
+
+
+if __name__ == "__main__":
+    main()

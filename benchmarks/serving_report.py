@@ -1,0 +1,225 @@
+"""What benchmarks/serving.py measured, as tables: `python benchmarks/serving_report.py benchmarks/results/serving.json`.
+
+Reads the JSON file only. Medians of the rounds, with the smallest and the largest after them.
+"""
+
+import json
+import sys
+from pathlib import Path
+from statistics import median
+
+MEGA = 1e6
+
+
+def tables(result: dict) -> str:
+    parts = [setting(result), floors_table(result), *(TABLES[part](result[part]) for part in TABLES if part in result)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def setting(result):
+    machine = result["hardware"]
+    packages = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    quick = "; tiny models, which measure nothing" if result["quick"] else ""
+    return f"{machine['cpu']}, {machine['cores']} cores ({', '.join(machine['instructions'])}){quick}. {packages}."
+
+
+def table(title, header, rows):
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return f"**{title}**\n\n" + "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def number(value):
+    return "-" if value is None else f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def spread(values, scale=1):
+    return f"{number(scale * values['median'])} ({number(scale * values['min'])} - {number(scale * values['max'])})"
+
+
+def milliseconds(loads, rank, field="latency"):
+    """The median over rounds of a rank."""
+    found = [load[field][rank] for load in loads if load[field]]
+    return number(1000 * median(found)) if found else "-"
+
+
+def errors(loads):
+    """All that was no 200, by name."""
+    counts = {}
+    for load in loads:
+        for status, count in load["statuses"].items():
+            if status != "200":
+                counts[status] = counts.get(status, 0) + count
+    return ", ".join(f"{count} of {status}" for status, count in counts.items()) or "none"
+
+
+# ----------------------------------------------------------------------------------------------------------------- floors
+
+
+def best(speeds: dict, start: str) -> float | None:
+    """The largest median of what begins with `start`."""
+    found = [each["per_second"]["median"] for name, each in speeds.items() if name.startswith(start)]
+    return max(found, default=None)
+
+
+def ratio(first, second):
+    return None if first is None or not second else first / second
+
+
+def floors(result: dict) -> list[tuple[str, float | None, float, bool]]:
+    """What is to be reached: its name, what was measured, the bound, and whether more is better."""
+
+    def found(part, model):
+        return result.get(part, {}).get(model, {}).get("found", {})
+
+    rows = []
+    for model in ("tiny", "base"):
+        for dtype, floor in (("fp32", 1.0), ("int8", 0.9)):
+            speeds = found("offline", model).get(dtype, {})
+            share = ratio(best(speeds, "engine"), best(speeds, "runtime"))
+            rows.append((f"engine without HTTP / the runtime's batches, {model} {dtype}", share, floor, True))
+    for model, floor in (("tiny", 0.75), ("base", 0.9)):
+        offline = best(found("offline", model).get("int8", {}), "runtime")
+        rows.append(
+            (
+                f"over HTTP / the runtime's batches, {model} int8",
+                ratio(best(found("saturation", model), "ours-int8"), offline),
+                floor,
+                True,
+            )
+        )
+    tiny = found("saturation", "tiny")
+    for peer, floor in (("ctranslate2-int8", 1.2), ("transformers", 50)):
+        rows.append((f"over HTTP / {peer}, tiny int8", ratio(best(tiny, "ours-int8"), best(tiny, peer)), floor, True))
+    ratios = found("latency", "tiny").get("ratios", {})
+    for rank, bound in (("p95", 5), ("p99", 7)):
+        rows.append((f"{rank} at half load / unloaded median", ratios.get(rank, {}).get("median"), bound, False))
+    for name, field, bound in (("median unloaded", "unloaded_median", 1), ("p99 at half load", "half_p99", 20)):
+        seconds = found("refusals", "tiny").get(field, {}).get("median")
+        rows.append((f"refusing a malformed request, ms, {name}", seconds and 1000 * seconds, bound, False))
+    for model, bound in (("tiny", 1.5), ("base", 3)):
+        rows.append((f"start to ready, s, {model} int8", found("start", model).get("seconds", {}).get("median"), bound, False))
+    above = found("memory", "tiny").get("above")
+    rows.append(("memory above the loaded model and its slots, MB", above and above / MEGA, 60, False))
+    return rows
+
+
+def floors_table(result):
+    rows = []
+    for name, value, bound, is_floor in floors(result):
+        sign = "at least" if is_floor else "at most"
+        is_met = value is not None and (value >= bound if is_floor else value <= bound)
+        rows.append([name, number(value), f"{sign} {bound}", "-" if value is None else "yes" if is_met else "no"])
+    return table("what is to be reached", ["", "measured", "goal", "reached"], rows)
+
+
+# ----------------------------------------------------------------------------------------------------------------- tables
+
+
+def offline_table(models):
+    rows = [
+        [f"{model}, {dtype}, {name}", spread(each["per_second"]), f"{100 * each['same']:.1f}%"]
+        for model, part in models.items()
+        for dtype, engines in part["found"].items()
+        for name, each in engines.items()
+    ]
+    header = ["kind, threads beside each other, threads of each, rows", "sentences/s", "same tokens as the runtime"]
+    return table("without HTTP", header, rows)
+
+
+def saturation_table(models):
+    rows = []
+    for model, part in models.items():
+        for name, server in part["found"].items():
+            loads = server["rounds"]
+            cpu = [1000 * median(load["cpu_per_request"][side] for load in loads) for side in ("server", "client")]
+            ranks = [milliseconds(loads, rank) for rank in ("p50", "p95", "p99")]
+            memory = number(max(load["memory"] for load in loads) / MEGA)
+            rows.append([f"{model}, {name}", spread(server["per_second"]), *ranks, *map(number, cpu), memory, errors(loads)])
+    header = [
+        "",
+        "requests/s",
+        "p50, ms",
+        "p95",
+        "p99",
+        "processor of the server, ms a request",
+        "of the client",
+        "memory, MB",
+        "errors",
+    ]
+    return table("closed loop of 64 connections", header, rows)
+
+
+def latency_table(models):
+    rows = []
+    for model, part in models.items():
+        found = part["found"]
+        for name in ("unloaded", "half"):
+            loads = [each[name] for each in found["rounds"]]
+            rows.append([f"{model}, {name}", *(milliseconds(loads, rank) for rank in ("p50", "p95", "p99")), errors(loads)])
+        rows.append(
+            [f"{model}, half / unloaded median", *(spread(found["ratios"][rank]) for rank in ("p50", "p95", "p99")), "-"]
+        )
+    return table("one connection, and half the rate of the closed loop", ["", "p50, ms", "p95", "p99", "errors"], rows)
+
+
+def rates_table(models):
+    rows = []
+    for model, part in models.items():
+        for server, found in part["found"].items():
+            for share, load in found["loads"].items():
+                rate = float(share) * found["closed_per_second"]
+                ranks = [milliseconds([load], rank) for rank in ("p50", "p95", "p99")]
+                name = f"{model}, {server}, {100 * float(share):.0f}%"
+                rows.append([name, number(rate), number(load["per_second"]), *ranks, errors([load])])
+    header = ["Poisson arrivals at a share of its own closed loop", "asked/s", "answered/s", "p50, ms", "p95", "p99", "errors"]
+    return table("open loop", header, rows)
+
+
+def start_table(models):
+    return table("start to ready", ["", "s"], [[model, spread(part["found"]["seconds"])] for model, part in models.items()])
+
+
+def growing_table(title):
+    def rows_of(models):
+        rows = []
+        for model, part in models.items():
+            found, load = part["found"], part["found"]["load"]
+            counts = [load["statuses"].get(status, 0) for status in ("200", "429", "503")]
+            sizes = [number(found["samples"][place] / MEGA) for place in (0, -1)]
+            minutes = number(load["seconds"] / 60)
+            wrong = [load["wrong"], load["unpromised"]]
+            rows.append([model, minutes, *counts, errors([load]), *wrong, *sizes, f"{found['growth'] / MEGA:.1f}"])
+        header = ["", "minutes", "200", "429", "503", "all that was no 200", "wrong", "no Retry-After"]
+        return table(title, [*header, "memory at first, MB", "at last", "growth, MB"], rows)
+
+    return rows_of
+
+
+def decoder_table(models):
+    rows = []
+    for name, found in models["decoder"]["found"].items():
+        speeds = [load["per_second"] for load in found["whole"]]
+        firsts = [milliseconds(found["streams"], rank, "first_byte") for rank in ("p50", "p99")]
+        rows.append([name, number(median(speeds)), *firsts, errors(found["whole"] + found["streams"])])
+    header = ["", "completions/s", "time to first token, p50, ms", "p99", "errors"]
+    return table("completions of the shipped decoder, 8 connections", header, rows)
+
+
+TABLES = {
+    "offline": offline_table,
+    "saturation": saturation_table,
+    "latency": latency_table,
+    "rates": rates_table,
+    "start": start_table,
+    "memory": growing_table("memory in a closed loop of 64 connections"),
+    "overload": growing_table("twice the rate of the closed loop, each answer compared with the one given alone"),
+    "decoder": decoder_table,
+}
+
+
+def main(path):
+    print(tables(json.loads(Path(path).read_text())))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,135 @@
+"""The servers of benchmarks/serving.py: how each is started, what it uses, and load on it."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PATIENCE = 180  # seconds until a server is ready
+TICKS = os.sysconf("SC_CLK_TCK")
+OURS = [sys.executable, "-m", "vanilla_transformer_export", "serve"]
+PEERS = [sys.executable, str(HERE / "serving_peers.py")]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Of a server: its command without the port. `most` is how many connections a closed loop has at most, where a server
+    takes so few at a time that more would only wait."""
+
+    command: list[str]
+    ready: str = "/health/ready"
+    most: int = 10**6
+
+
+def plans(root: Path, model: str) -> dict[str, Plan]:
+    """All that serve translations of `model`, each at several settings where the best depends on the machine."""
+    folder, found = root / model, {}
+    for dtype in ("int8", "fp32"):
+        found[f"ours-{dtype}"] = Plan([*OURS, str(folder / dtype), "--languages", "en-de"])
+    for workers, threads in ((2, 1), (1, 2), (1, 1)):
+        settings = ["--workers", str(workers), "--threads", str(threads)]
+        ct2 = ["ctranslate2", str(folder / "ctranslate2-int8"), "--export", str(folder / "int8")]
+        found[f"ctranslate2-int8-{workers}x{threads}"] = Plan([*PEERS, *ct2, *settings])
+        found[f"transformers-{workers}x{threads}"] = Plan(
+            [*PEERS, "transformers", str(folder / "transformers"), *settings], most=2 * workers
+        )
+    return found
+
+
+class Server:
+    """A process that serves on `port`; `seconds` is how long it took to be ready. Its output goes to the file `log`."""
+
+    def __init__(self, plan: Plan, log: Path, environment: dict[str, str] | None = None):
+        self.plan, self.port, start = plan, free_port(), time.perf_counter()
+        with log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [*plan.command, "--port", str(self.port)], stdout=out, stderr=out, env={**os.environ, **(environment or {})}
+            )
+        while self.status(plan.ready) != 200:
+            if self.process.poll() is not None or time.perf_counter() > start + PATIENCE:
+                self.stop()
+                raise RuntimeError(f"{' '.join(plan.command)} was not ready: {log.read_text()[-500:]}")
+            time.sleep(0.01)
+        self.seconds = time.perf_counter() - start
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def stop(self) -> int:
+        self.process.terminate()
+        try:
+            return self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.port}{path}"
+
+    def status(self, path: str) -> int | None:
+        try:
+            with urllib.request.urlopen(self.url(path), timeout=PATIENCE) as answer:
+                return answer.status
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return None
+
+    def post(self, path: str, body: dict) -> dict:
+        request = urllib.request.Request(self.url(path), json.dumps(body).encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            return json.load(answer)
+
+    @property
+    def cpu(self) -> float:
+        """Seconds, of all its threads."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+    @property
+    def memory(self) -> int:
+        """Bytes in use now."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+    def start_load(self, **load) -> subprocess.Popen:
+        """`load` as serving_client.py has it."""
+        command = [sys.executable, str(HERE / "serving_client.py")]
+        client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        client.stdin.write(json.dumps({"port": self.port, **load}))
+        client.stdin.close()
+        return client
+
+    def load(self, **load) -> dict:
+        """What the client saw, with the seconds of processor that the server used meanwhile, and its memory afterwards."""
+        if "connections" in load:
+            load["connections"] = min(load["connections"], self.plan.most)
+        before = self.cpu
+        found = outcome(self.start_load(**load))
+        answers = max(1, sum(found["statuses"].values()))
+        cpu = {"server": (self.cpu - before) / answers, "client": found.pop("client_cpu") / answers}
+        return {**found, "cpu_per_request": cpu, "memory": self.memory}
+
+
+def outcome(client: subprocess.Popen) -> dict:
+    with client.stdout:
+        text = client.stdout.read()
+    if client.wait():
+        raise RuntimeError(f"the client ended with code {client.returncode}")
+    return json.loads(text)
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]

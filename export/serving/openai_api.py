@@ -1,0 +1,454 @@
+"""OpenAI's endpoints of completions, embeddings and models (https://platform.openai.com/docs/api-reference)."""
+
+import asyncio
+import base64
+import json
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, create_model
+from starlette.types import Receive, Scope, Send
+from tokenizers import Encoding
+
+from ..errors import UsageError
+from ..runtime import options as generation
+from ..runtime.options import special_token
+from ..runtime.tasks import embedding
+from ..runtime.tasks.rows import Row, check_unicode
+from ..runtime.text import TextRuntime, prompt
+from .app import one_line, refusal_of
+from .completions import Chunk, Completion, joined
+from .engine import Engine
+from .jobs import Job
+from .models import ServedModel
+from .protocols import Protocol, models_of, name_in_path, settings_of
+from .refusals import Refusal, TooLong
+
+router = APIRouter(tags=["OpenAI"])
+
+GREEDY = 1e-5  # a temperature below means the likeliest token, as in vLLM
+LONG = 2000  # characters that take about a millisecond to be cut into tokens: more are cut in a thread
+TOO_LONG = "the context is too long: "
+DONE = b"data: [DONE]\n\n"
+INPUTS = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}},
+        {"type": "array", "items": {"type": "integer"}},
+        {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+    ]
+}
+EXPECTED = "a text, a list of texts, a list of token ids or a list of such lists"
+STOPS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": 4}, {"type": "null"}]}
+# Options of `Runtime.generate` that are fields of a request under their own names: all but those for which OpenAI has another
+# name, and those that say nothing to a decoder of one row.
+NAMED_OTHERWISE = {"max_new_tokens", "max_length", "num_return_sequences", "do_sample", "temperature", "top_p", "seed"}
+OPTIONS = [name for name in generation.FIELDS if name not in {*NAMED_OTHERWISE, "pad_token_id", "decoder_start_token_id"}]
+NEUTRAL = {"best_of": 1, "suffix": "", "logit_bias": {}, "presence_penalty": 0, "frequency_penalty": 0}  # nothing else goes
+WORDS = {"max_new_tokens": "max_tokens", "num_return_sequences": "n", "input_ids": "prompt"}  # ours and theirs, in errors
+ERRORS = {401: ("authentication_error", "invalid_api_key"), 404: ("invalid_request_error", "model_not_found")}
+ERRORS |= {429: ("rate_limit_error", "rate_limit_exceeded")}
+
+
+# ----------------------------------------------------------------------------------------------------------------- requests
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool | None = Field(None, description="Whether a last part tells the number of tokens.")
+    include_obfuscation: bool | None = Field(None, description="Has no effect.")
+
+
+class Fields(BaseModel):
+    """Those that OpenAI has. `null` is as if a field were not there; a field that is not known is refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    model: str | None = Field(None, description="The name of a model; the only one that fits if not given.")
+    user: str | None = Field(None, description="Has no effect.")
+
+
+class CompletionFields(Fields):
+    prompt: Annotated[Any, WithJsonSchema(INPUTS)] = Field(
+        None, description=f"What is continued: {EXPECTED}; the model's first token if empty or not given.", examples=["ROMEO:"]
+    )
+    max_tokens: int | None = Field(16, ge=0, le=2**31, description="New tokens at most; 0 with echo only.")
+    temperature: float | None = Field(
+        None, ge=0, le=2, description="0 takes the likeliest token; that of generation_config.json if not given, else 1."
+    )
+    top_p: float | None = Field(None, ge=0, le=1, description=generation.FIELDS["top_p"].metadata["help"])
+    n: int | None = Field(1, ge=1, le=128, description="Answers to each prompt; more than one are sampled, or of beams.")
+    stop: Annotated[Any, WithJsonSchema(STOPS)] = Field(None, description="A text, or up to 4, at which an answer ends.")
+    seed: int | None = Field(None, ge=0, description="The same seed gives the same answers.")
+    echo: bool | None = Field(False, description="Whether the answer begins with the prompt.")
+    logprobs: int | None = Field(None, ge=0, le=5, description="How many of the likeliest tokens are told at each place.")
+    stream: bool | None = Field(False, description="Whether the answer comes in parts, as server-sent events.")
+    stream_options: StreamOptions | None = Field(None, description="With stream only.")
+    best_of: int | None = Field(None, description="Not supported, but for 1.")
+    suffix: str | None = Field(None, description="Not supported.")
+    logit_bias: dict[str, float] | None = Field(None, description="Not supported.")
+    presence_penalty: float | None = Field(0, description="Not supported, but for 0.")
+    frequency_penalty: float | None = Field(0, description="Not supported, but for 0.")
+
+
+class EmbeddingRequest(Fields):
+    input: Annotated[Any, WithJsonSchema(INPUTS)] = Field(description=f"What is embedded: {EXPECTED}.", examples=["a dog"])
+    encoding_format: Literal["float", "base64"] | None = Field(
+        "float", description="base64 is that of the vector's numbers, float32, the lowest byte first."
+    )
+    dimensions: int | None = Field(None, description="Not supported.")
+
+
+if TYPE_CHECKING:
+    CompletionRequest = CompletionFields
+else:
+    own = {name: (Any, Field(None, description=generation.FIELDS[name].metadata["help"])) for name in OPTIONS}
+    CompletionRequest = create_model("CompletionRequest", __base__=CompletionFields, **own)
+
+
+def error_body(status: int, message: str) -> dict[str, Any]:
+    kind, code = ERRORS.get(status, ("invalid_request_error" if status < 500 else "server_error", None))
+    if message.startswith(TOO_LONG):
+        code = "context_length_exceeded"
+    name = message.split(" ", 1)[0].partition(".")[0]
+    param = name if name in CompletionRequest.model_fields or name in EmbeddingRequest.model_fields else None
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+PROTOCOL = Protocol("OpenAI", router, error_body)
+
+
+# -------------------------------------------------------------------------------------------------------------- completions
+
+
+class Prompt(NamedTuple):
+    ids: list[int]
+    text: str | None = None  # if it was given
+
+
+@router.post("/v1/completions")
+async def complete(request: Request, body: CompletionRequest) -> Any:
+    """Continues each prompt, `n` times. Besides the fields of OpenAI it takes options of `Runtime.generate`."""
+    model = models_of(request).choose(completes, "complete texts", name_in_path(request), body.model)
+    engine: Engine = model.engine  # type: ignore[assignment]
+    options, stops = options_of(body, model.runtime.runtime.defaults), stops_of(body.stop)
+    check_fields(body)
+    prompts = await prompts_of(body.prompt, model.runtime, settings_of(request).max_batch)
+    asked = [
+        Completion(
+            model.runtime,
+            job_of(engine, each, options, body),
+            first=place * (body.n or 1),
+            begins=echoed(each, model.runtime) if body.echo else "",
+            stops=stops,
+            is_empty=body.max_tokens == 0,
+        )
+        for place, each in enumerate(prompts)
+    ]
+    about = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time()), "model": model.name}
+    if body.stream:
+        with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        return EventStream(events(await begun(parts(engine, asked)), about, asked if with_usage else None))
+    choices = await whole(engine, asked)
+    return JSONResponse({**about, "choices": choices, "usage": usage_of(asked)})
+
+
+def completes(model: ServedModel) -> bool:
+    return model.completes
+
+
+def check_fields(body: CompletionFields) -> None:
+    """Raises UsageError for what is not supported, and for fields that do not go together."""
+    for name, neutral in NEUTRAL.items():
+        if (value := getattr(body, name)) not in (None, neutral):
+            raise UsageError(f"{name} is {shown(value)}, expected null or {json.dumps(neutral)}: it is not supported here")
+    if body.stream_options is not None and not body.stream:
+        raise UsageError("stream_options is given without stream, expected stream to be true")
+    if body.max_tokens == 0 and not body.echo:
+        raise UsageError("max_tokens is 0 without echo, expected at least 1")
+
+
+def stops_of(stop: Any) -> list[str]:
+    stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
+    if not isinstance(stops, list) or len(stops) > 4 or not all(isinstance(each, str) and each for each in stops):
+        raise UsageError(f"stop is {shown(stop)}, expected a text or up to 4, none of them empty")
+    return stops
+
+
+def options_of(body: CompletionFields, defaults: dict[str, Any]) -> dict[str, Any]:
+    """Those of `Runtime.generate`. What the request does not have is taken from `defaults`, of generation_config.json, as in
+    vLLM; what that has not is what OpenAI has, one row that is sampled from all tokens.
+
+    Raises:
+        UsageError: for a value that an option cannot have, and for values that do not go together.
+    """
+    given = {name: value for name in OPTIONS if (value := getattr(body, name)) is not None}
+    options = generation.check({"num_beams": 1, **given})
+    beams, n = options["num_beams"], body.n or 1
+    temperature = body.temperature
+    if temperature is None:
+        temperature = 0 if beams > 1 else defaults.get("temperature", 1.0)
+    is_sampled = temperature >= GREEDY
+    if is_sampled and beams > 1:
+        raise UsageError(f"temperature is {temperature:g} with num_beams {beams}, expected temperature 0 with beams")
+    if not is_sampled and n > beams:
+        expected = f"at most num_beams, {beams}," if beams > 1 else "1"
+        raise UsageError(f"n is {n} with temperature {temperature:g}, expected {expected} where nothing is sampled")
+    options |= {"max_new_tokens": 16 if body.max_tokens is None else max(1, body.max_tokens), "num_return_sequences": n}
+    options["do_sample"] = is_sampled
+    if is_sampled:
+        sampling = {"temperature": temperature, "top_p": body.top_p, "seed": body.seed}
+        options |= {name: value for name, value in sampling.items() if value is not None}
+        options.setdefault("top_k", defaults.get("top_k", 0))
+    return options
+
+
+def job_of(engine: Engine, each: Prompt, options: dict[str, Any], body: CompletionFields) -> Job:
+    """Raises Refusal and UsageError for what the engine cannot do, in the words of the request."""
+    scores_prompt = bool(body.echo) and body.logprobs is not None
+    most, read, new = engine.room.length, len(each.ids), options["max_new_tokens"]
+    if read + new - 1 > most:  # the last one is not read again
+        found = f"{read} tokens of the prompt and max_tokens {new}"
+        raise Refusal(400, f"{TOO_LONG}{found}, expected at most {most + 1} together")
+    try:
+        return engine.job(each.ids, options, top_logprobs=body.logprobs, scores_prompt=scores_prompt)
+    except (TooLong, UsageError) as error:
+        raise UsageError(in_their_words(error)) from None
+
+
+def in_their_words(error: Exception) -> str:
+    text = str(error)
+    for ours, theirs in WORDS.items():
+        text = text.replace(ours, theirs)
+    return text
+
+
+async def prompts_of(given: Any, runtime: TextRuntime, most: int) -> list[Prompt]:
+    """Without a prompt, and for an empty one, the model's first token. Raises UsageError where it has none, for what are no
+    prompts, and for more than `most` of them."""
+    inputs: list[Any] = [""] if given is None else inputs_of("prompt", given, most, runtime)
+    if not isinstance(inputs[0], str):
+        return [Prompt(ids) for ids in inputs]
+    encodings = await offloaded(sum(map(len, inputs)), runtime, lambda: runtime.encode(inputs, special_tokens=True))
+    found: list[list[int]] = [prompt(encoding) for encoding in encodings]
+    first = special_token("bos_token_id", runtime.runtime.artifact.generation_config, runtime.runtime.config)
+    for place, ids in enumerate(found):
+        if not ids and first is None:
+            seen = f"prompt {place} of {len(found)} is {shown(inputs[place])}, which has no tokens"
+            raise UsageError(f"{seen}: expected words, as the model has no first token of its own")
+    return [Prompt(ids or [first], text) for ids, text in zip(found, inputs, strict=True)]
+
+
+def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[Any]:
+    """Texts, or rows of ids. Raises UsageError for anything else, more than `most`, and ids that the model does not have."""
+    inputs = [given] if isinstance(given, str) else given
+    if not isinstance(inputs, list) or not inputs:
+        raise UsageError(f"{name} is {shown(given)}, expected {EXPECTED}")
+    if all(type(each) is int for each in inputs):
+        inputs = [inputs]
+    if len(inputs) > most:
+        raise UsageError(f"{name} has {len(inputs)} items, expected at most {most}")
+    if all(isinstance(each, str) for each in inputs):
+        for place, text in enumerate(inputs):
+            check_unicode(text, f"{name} {place} of {len(inputs)}")
+        return inputs
+    size, longest = (runtime.runtime.config[field] for field in ("vocab_size", "max_position_embeddings"))
+    for row in inputs:
+        if not isinstance(row, list) or not row or not all(type(each) is int for each in row):
+            raise UsageError(f"{name} has {shown(row)}, expected {EXPECTED}")
+        if len(row) > longest:
+            raise Refusal(400, f"{TOO_LONG}{name} has {len(row)} tokens, expected at most {longest}, the model's positions")
+        if outside := [token for token in row if not 0 <= token < size]:
+            raise UsageError(f"{name} has the token {outside[0]}, expected ids in [0, {size - 1}], the vocabulary")
+    return inputs
+
+
+Result = TypeVar("Result")
+
+
+async def offloaded(size: int, runtime: TextRuntime, function: Callable[[], Result]) -> Result:
+    """What `function` returns, in a thread if it works on many characters or would wait for the tokenizer."""
+    return await asyncio.to_thread(function) if size > LONG or runtime.lock.locked() else function()
+
+
+def shown(value: Any) -> str:
+    return f"{value!r:.80}"
+
+
+def echoed(each: Prompt, runtime: TextRuntime) -> str:
+    return each.text if each.text is not None else runtime.decode([each.ids])[0]
+
+
+def usage_of(asked: Sequence[Completion]) -> dict[str, int]:
+    read, new = sum(len(each.job.prompt) for each in asked), sum(each.tokens for each in asked)
+    return {"prompt_tokens": read, "completion_tokens": new, "total_tokens": read + new}
+
+
+async def whole(engine: Engine, asked: Sequence[Completion]) -> list[Chunk]:
+    """All choices. Answers that a stop text may end are heard as they come, so that they end there."""
+    if asked[0].stops and not asked[0].is_replayed:
+        return joined([chunk async for chunk in parts(engine, asked)])
+    found = await engine.answers([each.job for each in asked])
+    return [choice for each, generated in zip(asked, found, strict=True) for choice in each.whole(generated)]
+
+
+async def parts(engine: Engine, asked: Sequence[Completion]) -> AsyncGenerator[Chunk, None]:
+    """Of all choices, as they come. Closed early, it leaves nothing running."""
+    if len(asked) == 1:
+        async with aclosing(asked[0].chunks(engine)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+        return
+    queue: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue()
+
+    async def forward(each: Completion) -> None:
+        try:
+            async with aclosing(each.chunks(engine)) as chunks:
+                async for chunk in chunks:
+                    queue.put_nowait(chunk)
+            queue.put_nowait(None)
+        except Exception as error:
+            queue.put_nowait(error)
+
+    tasks = [asyncio.create_task(forward(each)) for each in asked]
+    try:
+        running = len(tasks)
+        while running:
+            found = await queue.get()
+            if isinstance(found, Exception):
+                raise found
+            if found is None:
+                running -= 1
+            else:
+                yield found
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# ------------------------------------------------------------------------------------------------------------------ streams
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events. Cancelled, it closes what makes them; that the client has gone it learns by that."""
+
+    def __init__(self, content: AsyncGenerator[bytes, None]):
+        super().__init__(content, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self.content = content
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self.content):
+            await self.stream_response(send)
+
+
+async def begun(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
+    """The same, when the first of them is there: until then the request can be refused with a status."""
+    first = await anext(chunks)
+
+    async def all_of() -> AsyncGenerator[Chunk, None]:
+        async with aclosing(chunks):
+            yield first
+            async for chunk in chunks:
+                yield chunk
+
+    return all_of()
+
+
+async def events(
+    chunks: AsyncGenerator[Chunk, None], about: dict[str, Any], counted: Sequence[Completion] | None
+) -> AsyncGenerator[bytes, None]:
+    """One for each chunk, then one with the number of tokens if they are to be `counted`. An error is an event too."""
+    usage = {} if counted is None else {"usage": None}
+    try:
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                yield event({**about, "choices": [chunk], **usage})
+        if counted is not None:
+            yield event({**about, "choices": [], "usage": usage_of(counted)})
+    except Exception as error:
+        refusal = refusal_of(error, PROTOCOL.validation)
+        yield event(error_body(refusal.status, one_line(refusal.message)))
+        if refusal.status == 500:  # for the log
+            raise
+    yield DONE
+
+
+def event(content: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+
+
+# --------------------------------------------------------------------------------------------------------------- embeddings
+
+
+@router.post("/v1/embeddings")
+async def embed(request: Request, body: EmbeddingRequest) -> Any:
+    """One vector for each input, as `TextRuntime.embed` gives it. Token ids are embedded as they are."""
+    model = models_of(request).choose(embeds, "embed texts", name_in_path(request), body.model)
+    if body.dimensions is not None:
+        raise UsageError(f"dimensions is {body.dimensions}, expected null: it is not supported here")
+    inputs = inputs_of("input", body.input, settings_of(request).max_batch, model.runtime)
+    about = {"object": "list", "model": model.name}
+    content = await asyncio.to_thread(embeddings_of, model.runtime, inputs, body.encoding_format == "base64", about)
+    return Response(content, media_type="application/json")
+
+
+def embeds(model: ServedModel) -> bool:
+    return model.architecture.endswith(embedding.HEADS)
+
+
+def embeddings_of(runtime: TextRuntime, inputs: list[Any], as_base64: bool, about: dict[str, Any]) -> bytes:
+    """The answer, in JSON. Raises as `TextRuntime.embed`."""
+    rows, prompt_length = rows_of(runtime, inputs)
+    vectors = embedding.vectors(runtime, rows, prompt_length)
+    values = [base64_of(vector) for vector in vectors] if as_base64 else vectors.tolist()
+    data = [{"object": "embedding", "index": index, "embedding": value} for index, value in enumerate(values)]
+    tokens = sum(len(row.ids) for row in rows)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return json.dumps({**about, "data": data, "usage": usage}, allow_nan=False, separators=(",", ":")).encode()
+
+
+def rows_of(runtime: TextRuntime, inputs: list[Any]) -> tuple[Sequence[Encoding | Row], int]:
+    """What is read of each input, and how many of its tokens are a prompt's; ids are read as they are."""
+    if not isinstance(inputs[0], str):
+        return [Row(ids, [0] * len(ids)) for ids in inputs], 0
+    for place, text in enumerate(inputs):
+        if not text.strip():
+            raise UsageError(f"input {place} of {len(inputs)} is {shown(text)}, expected words")
+    return embedding.rows_to_embed(runtime, inputs, embedding.chosen_prompt(embedding.sentence_config(runtime), None, None))
+
+
+def base64_of(vector: np.ndarray) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+
+
+# ------------------------------------------------------------------------------------------------------------------- models
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> Any:
+    """The models here, or the one that the path names."""
+    name = name_in_path(request)
+    named = models_of(request) if name is None else [model_of(request, name)]
+    return JSONResponse({"object": "list", "data": [described(model) for model in named]})
+
+
+@router.get("/v1/models/{id}")
+async def show_model(request: Request, id: str) -> Any:
+    return JSONResponse(described(model_of(request, id)))
+
+
+def model_of(request: Request, name: str) -> ServedModel:
+    return models_of(request).choose(lambda model: True, "do this", name)
+
+
+def described(model: ServedModel) -> dict[str, Any]:
+    made = int(model.runtime.runtime.artifact.directory.stat().st_mtime)
+    return {"id": model.name, "object": "model", "created": made, "owned_by": "vanilla-transformer"}

@@ -1,0 +1,166 @@
+"""The page at `/`: one file, which asks the server for all that it shows."""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from importlib.resources import files
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
+from pydantic import BaseModel, Field
+
+from ..runtime.predictions import task_of
+from ..runtime.tasks.translation import Plan, joined
+from .jobs import Job
+from .models import ServedModel
+from .protocols import Protocol, models_of, name_in_path
+from .refusals import Refusal
+from .translating import offloaded, planned
+
+MOST_TOKENS = 2048  # that one continuation may be asked for
+PAGE = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+
+router = APIRouter(tags=["page"], include_in_schema=False)
+
+
+def hashes(element: str) -> str:
+    """Of what `PAGE` has in `element`, as a Content-Security-Policy takes them."""
+    found = re.findall(rf"<{element}>(.*?)</{element}>", PAGE, re.DOTALL)
+    return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in found)
+
+
+# Nothing from elsewhere, no script and no style but those of the page, and no other page around it.
+POLICY = (
+    f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; connect-src 'self'; "
+    "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+class Given(BaseModel):
+    """What is translated, or continued."""
+
+    text: str
+    model: str | None = None
+    source: str = ""
+    target: str = ""
+    max_new_tokens: int = Field(64, ge=1, le=MOST_TOKENS)
+    temperature: float = Field(0, ge=0, le=100)
+
+
+@router.get("/")
+async def page() -> HTMLResponse:
+    return HTMLResponse(PAGE, headers=HEADERS)
+
+
+@router.get("/page/models")
+async def models(request: Request) -> JSONResponse:
+    """What the page shows of each model, or of the one in the path: its name, and what it is for."""
+    name = name_in_path(request)
+    return JSONResponse([facts_of(model) for model in models_of(request) if name in (None, model.name)])
+
+
+def facts_of(model: ServedModel) -> dict[str, Any]:
+    task = "translate" if model.translates else task_of(model.architecture, None)[0]
+    facts = {"name": model.name, "task": task, "architecture": model.architecture}
+    if task == "translate":
+        facts["pairs"] = model.languages
+    if task == "fill-mask" and (mask := model.runtime.tokenizer_settings.special_tokens["mask_token"]) is not None:
+        facts["mask"] = model.runtime.tokenizer.id_to_token(mask)
+    return facts
+
+
+@router.post("/page/stream")
+async def stream(request: Request, body: Given) -> StreamingResponse:
+    """Server-sent events: `{"text": ...}` for each piece of the translation or of the continuation, and `{"done": true}`. What
+    goes wrong after the first piece is `{"error": ...}`. Greedy, since beams are not known before the end, or with a
+    `temperature`."""
+    model = models_of(request).choose(
+        lambda model: model.translates or model.completes, "generate text", name_in_path(request), body.model
+    )
+    pieces = await (translation(model, body) if model.translates else completion(model, body))
+    first = await anext(pieces, "")  # a request that is refused has an answer with a status
+    return StreamingResponse(events(first, pieces), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
+async def events(first: str, pieces: AsyncIterator[str]) -> AsyncIterator[str]:
+    async with aclosing(pieces):  # type: ignore[type-var]
+        yield event({"text": first})
+        try:
+            async for piece in pieces:
+                yield event({"text": piece})
+        except (Refusal, ValueError) as error:
+            yield event({"error": str(error)})
+            return
+    yield event({"done": True})
+
+
+def event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content)}\n\n"
+
+
+async def translation(model: ServedModel, body: Given) -> AsyncIterator[str]:
+    """The pieces of what `translate` gives without beams."""
+    direction = model.directions.find(body.source, body.target)
+    if direction is None:
+        pairs = ", ".join(f"{source} to {target}" for source, target in model.languages[:10])
+        raise Refusal(400, f"{body.source!r:.40} to {body.target!r:.40} is not served, expected one of: {pairs}")
+    text = f"{direction.word} {body.text}" if direction.word else body.text
+    options = {"num_beams": 1, "do_sample": False}
+    plan, jobs = await offloaded(len(text), planned, model, [text], direction.src_lang, direction.tgt_lang, options)
+    return sentences(model, plan, jobs)
+
+
+async def sentences(model: ServedModel, plan: Plan, jobs: list[Job]) -> AsyncIterator[str]:
+    """One after the other, with what stands between them."""
+    waiting = iter(jobs)
+    before: list[tuple[str, bool]] = []
+    given = 0  # characters
+    for part, is_sentence in plan.parts[0]:
+        text = "" if is_sentence else part
+        if is_sentence:
+            async with aclosing(pieces_of(model, next(waiting))) as pieces:
+                async for piece in pieces:
+                    text += piece
+                    whole = joined([*before, (text, True)])
+                    yield whole[given:]
+                    given = len(whole)
+        before.append((text, is_sentence))
+    if rest := joined(before)[given:]:
+        yield rest
+
+
+async def completion(model: ServedModel, body: Given) -> AsyncIterator[str]:
+    assert model.engine is not None  # every model that completes has one
+    [tokens] = await offloaded(len(body.text), model.runtime.rows, [body.text])
+    most = max(1, min(body.max_new_tokens, model.engine.room.length + 1 - len(tokens)))
+    sampled = {"do_sample": True, "temperature": body.temperature} if body.temperature else {"do_sample": False}
+    job = model.engine.job(tokens, {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": most, **sampled})
+    return pieces_of(model, job)
+
+
+async def pieces_of(model: ServedModel, job: Job) -> AsyncIterator[str]:
+    assert model.engine is not None
+    pieces = model.runtime.pieces()
+    async with aclosing(model.engine.stream(job)) as tokens:
+        async for token in tokens:
+            if piece := pieces.add(token.token):
+                yield piece
+    if rest := pieces.end():
+        yield rest
+
+
+def error_body(status: int, message: str) -> dict[str, Any]:
+    return {"error": message}
+
+
+PROTOCOL = Protocol("page", router, error_body)

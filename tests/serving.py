@@ -1,0 +1,149 @@
+"""A server in a thread of this process, with endpoints that do what the tests of the frame need, and no model."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+
+import uvloop
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel, Field
+
+from vanilla_transformer_export.serving.protocols import Protocol
+from vanilla_transformer_export.serving.refusals import Refusal, TooLong
+from vanilla_transformer_export.serving.server import Server, listening
+from vanilla_transformer_export.serving.settings import Settings
+
+router = APIRouter(tags=["stub"])
+SEEN: list[str] = []  # what became of the slow ones
+
+
+class Body(BaseModel):
+    q: str | list[str]
+    n: int = Field(1, ge=1, le=10)
+    x: float = 0.0
+
+
+@router.post("/stub")
+async def stub(body: Body) -> JSONResponse:
+    return JSONResponse({"q": body.q, "n": body.n})
+
+
+@router.post("/slow")
+async def slow(body: Body) -> JSONResponse:
+    """`x` seconds."""
+    SEEN.append("begun")
+    try:
+        await asyncio.sleep(body.x)
+    except asyncio.CancelledError:
+        SEEN.append("cancelled")
+        raise
+    SEEN.append("done")
+    return JSONResponse({})
+
+
+@router.post("/stream")
+async def stream(body: Body) -> StreamingResponse:
+    """Events of 10 kB without end, `x` seconds apart."""
+
+    async def events():
+        try:
+            while True:
+                SEEN.append("event")
+                yield b"data: " + b"x" * 10_000 + b"\n\n"
+                await asyncio.sleep(body.x)
+        finally:
+            SEEN.append("closed")
+
+    return StreamingResponse(events(), media_type="text/event-stream")
+
+
+RAISED = {
+    "refusal": Refusal(429, "too many, expected fewer", retry_after=3),
+    "long": TooLong("9 tokens, expected at most 8"),
+    "value": ValueError("a\nb is \ud800, expected c"),
+    "mistake": KeyError("secret"),
+}
+
+
+@router.get("/raise/{name}")
+async def fail(name: str) -> JSONResponse:
+    if name == "nan":
+        return JSONResponse({"x": float("nan")})
+    if name == "half":
+        return JSONResponse({"x": "\ud800"})
+    raise RAISED[name]
+
+
+PROTOCOL = Protocol("stub", router, lambda status, message: {"stub": {"status": status, "message": message}}, validation=422)
+
+
+class Served:
+    """`server` at `port`; `lines` are what it says."""
+
+    def __init__(self, settings: Settings, token: bytes | None, protocols: tuple[Protocol, ...]):
+        self.lines: list[str] = []
+        self.listener = listening("127.0.0.1", 0)
+        self.port = self.listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.error: BaseException | None = None
+        self._made = threading.Event()
+        self._arguments = ([], settings, token, self.lines.append, protocols)
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+        self._made.wait()
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                self.loop = runner.get_loop()
+                self.server = Server(*self._arguments)
+                self._made.set()
+                runner.run(self.server.run(self.listener))
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._made.set()
+
+    def stop(self) -> None:
+        """As SIGTERM does."""
+        self.loop.call_soon_threadsafe(self.server.stop, 15)
+
+    def send(self, content: bytes) -> socket.socket:
+        """A connection on which `content` was sent."""
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        connection.sendall(content)
+        return connection
+
+
+@contextlib.contextmanager
+def served(token: bytes | None = None, protocols: tuple[Protocol, ...] = (PROTOCOL,), **settings):
+    found = Served(Settings(**{"grace": 0.05, "drain": 5.0, "log_level": "error", **settings}), token, protocols)
+    wait_for(lambda: "ready" in found.lines or found.error)
+    try:
+        yield found
+    finally:
+        if found.thread.is_alive():
+            found.stop()
+        found.thread.join(20)
+    if found.error is not None:
+        raise found.error
+
+
+def wait_for(holds, seconds: float = 10.0):
+    """What `holds` returns, when it is true."""
+    limit = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < limit, "nothing happened"
+        time.sleep(0.005)
+    return found
+
+
+def request(path: str, body: object = None, *headers: str) -> bytes:
+    """The bytes of a POST, or of a GET without a body."""
+    content = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", "Host: x", "Content-Type: application/json", *headers]
+    return "\r\n".join([*lines, f"Content-Length: {len(content)}", "", ""]).encode() + content

@@ -1,0 +1,172 @@
+"""The application without a model: what a wrong request is told, in the format of each protocol, and never a 500."""
+
+import asyncio
+import json
+import re
+
+import httpx
+import pytest
+from serving import served
+
+from vanilla_transformer_export.serving.app import create_app
+from vanilla_transformer_export.serving.models import ServedModels
+from vanilla_transformer_export.serving.server import protocols
+
+JSON = {"Content-Type": "application/json"}
+# What is no JSON, or none that has a place here; and a part of what the answer must say.
+BAD_BODIES = {
+    "nothing": (b"", "the body is empty, expected a JSON object"),
+    "half": (b'{"q": "a"', "the body is not JSON at character 9"),
+    "brace": (b"{", "the body is not JSON at character 1"),
+    "zeros": (b"\x00\x01\x02", "the body is not JSON at character 0"),
+    "two": (b'{"q": "a"}{"q": "b"}', "the body is not JSON at character 10: Extra data"),
+    "comma": (b'{"q": "a",}', "the body is not JSON at character"),
+    "quotes": (b"{'q': 'a'}", "the body is not JSON at character 1"),
+    "comment": (b'{"q": "a" /* b */}', "the body is not JSON at character 10"),
+    "newline": (b'{"q": "a\nb"}', "the body is not JSON at character 8: Invalid control character"),
+    "escape": (b'{"q": "\\x"}', "the body is not JSON at character 7"),
+    "utf-8": (b'{"q": "\xff"}', "the body cannot be read: 'utf-8' codec can't decode byte 0xff"),
+    "latin-1": ('{"q": "für"}'.encode("latin-1"), "can't decode byte 0xfc"),
+    "half a character": (b'{"q": "\\ud83d"}', "the body has '\\ud83d', half of a character"),
+    "half in bytes": (b'{"q": "\xed\xa0\xbd"}', "the body has '\\ud83d', half of a character"),
+    "deep list": (b"[" * 100_000, "the body is nested too deeply"),
+    "deep object": (b'{"q":' * 100_000, "the body is nested too deeply"),
+    "digits": (b'{"q": ' + b"9" * 5000 + b"}", "value has 5000 digits"),
+    "list": (b"[]", "the body is [], expected a JSON object"),
+    "number": (b"5", "the body is 5, expected a JSON object"),
+    "text": (b'"q"', "the body is 'q', expected a JSON object"),
+    "null": (b"null", "the body is None, expected a JSON object"),
+    "NaN": (b'{"q": "a", "x": NaN}', "the body has the value NaN, expected a number that JSON has"),
+    "Infinity": (b'{"q": "a", "x": [-Infinity]}', "the body has the value -Infinity"),
+}
+
+
+@pytest.fixture(scope="module")
+def client():
+    with served() as server, httpx.Client(base_url=server.url) as client:
+        yield client
+
+
+def message_of(answer):
+    """Of the format of the stub."""
+    assert answer.headers["content-type"] == "application/json"
+    [name, said] = answer.json().popitem()
+    assert (name, said["status"], "\n" in said["message"]) == ("stub", answer.status_code, False)
+    return said["message"]
+
+
+@pytest.mark.parametrize("path", ["/stub", "/models/a-name/stub"])
+@pytest.mark.parametrize("name", BAD_BODIES)
+def test_a_body_that_is_no_json_object_is_an_error_of_the_protocol(client, name, path):
+    content, said = BAD_BODIES[name]
+    answer = client.post(path, content=content, headers=JSON)
+    assert (answer.status_code, said in message_of(answer)) == (422, True), answer.text
+
+
+@pytest.mark.parametrize(
+    "body, message",
+    [
+        ({}, "q is missing, expected it in the body"),
+        ({"q": 5}, "q is 5, expected a valid string or a valid list"),
+        ({"q": None}, "q is None, expected a valid string or a valid list"),
+        ({"q": ["a", 5]}, "q is ['a', 5], expected a valid string"),
+        ({"q": {"a": "b" * 500}}, "q is {'a': 'bbb"),
+        ({"q": "a", "n": 0}, "n is 0, expected a number greater than or equal to 1"),
+        ({"q": "a", "n": "x"}, "n is 'x', expected a valid integer, unable to parse string as an integer"),
+        ({"q": "a", "n": 10**400}, "n is 1000"),
+        ({"q": "a", "x": 10**400}, "x is 1000"),
+        ({"q": "a", "x": [], "n": 11}, "n is 11, expected a number less than or equal to 10 (and 1 more are wrong)"),
+    ],
+    ids=lambda value: json.dumps(value)[:30] if isinstance(value, dict) else "",
+)
+def test_a_wrong_value_is_named_with_what_is_expected(client, body, message):
+    said = message_of(answer := client.post("/stub", json=body))
+    assert (answer.status_code, said.startswith(message)) == (422, True), said
+    assert len(said) < 300
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ";;", None])
+def test_a_body_of_another_content_type_is_an_error_that_says_which_one_is_expected(client, content_type):
+    headers = {} if content_type is None else {"Content-Type": content_type}
+    answer = client.post("/stub", content=b'{"q": "a"}', headers=headers)
+    assert answer.status_code == 422
+    assert message_of(answer) == "the body has another Content-Type, expected application/json"
+
+
+def test_texts_that_only_look_like_what_json_has_not_are_taken(client):
+    for text in ("NaN, Infinity \\ud83d", "한국어", "\U0001f600"):
+        for content in (json.dumps({"q": text}), json.dumps({"q": text}, ensure_ascii=False)):
+            answer = client.post("/stub", content=content.encode(), headers=JSON)
+            assert (answer.status_code, answer.json()) == (200, {"q": text, "n": 1})
+
+
+@pytest.mark.parametrize(
+    "name, status, message",
+    [
+        ("refusal", 429, "too many, expected fewer"),
+        ("long", 413, "9 tokens, expected at most 8"),
+        ("value", 422, "a b is \\ud800, expected c"),
+        *((name, 500, "the server made a mistake, which its log describes") for name in ("mistake", "nan", "half")),
+    ],
+)
+def test_what_a_handler_raises_is_an_answer_in_the_format_of_its_protocol(client, name, status, message):
+    answer = client.get(f"/raise/{name}")
+    said = message_of(answer)
+    assert (answer.status_code, said.startswith(message), "secret" in said) == (status, True, False)
+    assert answer.headers.get("Retry-After") == ("3" if name == "refusal" else None)
+
+
+@pytest.mark.parametrize(
+    "method, path, status, body",
+    [
+        ("GET", "/nowhere", 404, {"error": "nothing is at this path, expected one of those in /openapi.json"}),
+        ("GET", "/", 404, {"error": "nothing is at this path, expected one of those in /openapi.json"}),
+        ("GET", "//", 404, {"error": "nothing is at this path, expected one of those in /openapi.json"}),
+        ("GET", "/docs", 404, {"error": "nothing is at this path, expected one of those in /openapi.json"}),
+        ("POST", "/health", 405, {"error": "this method does not go with this path, expected GET"}),
+    ],
+)
+def test_a_path_of_no_protocol_has_a_plain_error(client, method, path, status, body):
+    answer = client.request(method, path)
+    assert (answer.status_code, answer.json()) == (status, body)
+
+
+@pytest.mark.parametrize(
+    "method, path, status",
+    [("GET", "/stub", 405), ("PUT", "/models/a/stub", 405), ("GET", "/raise/a/b", 404), ("GET", "/models/a/raise/a/b", 404)],
+)
+def test_a_wrong_method_and_a_path_below_one_of_a_protocol_have_its_format(client, method, path, status):
+    answer = client.request(method, path)
+    assert (answer.status_code, message_of(answer) != "") == (status, True)
+    assert answer.headers.get("Allow") == ("POST" if status == 405 else None)
+
+
+def test_the_document_of_the_interface_has_every_route_and_its_body(client):
+    paths = client.get("/openapi.json").json()["paths"]
+    assert {"/stub", "/models/{model}/stub", "/health/ready", "/metrics"} <= paths.keys()
+    assert "requestBody" in paths["/stub"]["post"]
+
+
+# ------------------------------------------------------------------------------------------------ the protocols there are
+
+
+def posts():
+    found = [(protocol, route.path) for protocol in protocols() for route in protocol.router.routes if "POST" in route.methods]
+    return [pytest.param(protocol, re.sub(r"{\w+}", "x", path), id=path) for protocol, path in found]
+
+
+@pytest.mark.parametrize("protocol, path", posts())
+def test_every_protocol_refuses_what_is_no_json_in_its_own_format(protocol, path):
+    """On one event loop, without a server."""
+    app = create_app(ServedModels({}), (protocol,))
+    expected = protocol.error_body(400, "")
+
+    async def check():
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            for name, (content, _) in BAD_BODIES.items():
+                answer = await client.post(path, content=content, headers=JSON)
+                assert 400 <= answer.status_code < 500, (name, answer.text)
+                assert answer.json().keys() == expected.keys(), (name, answer.text)
+
+    asyncio.run(check())

@@ -1,0 +1,168 @@
+"""Text in HTML: what is translated of it, and that nothing else changes."""
+
+import time
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vanilla_transformer_export.serving.html_text import replaced, text_runs
+
+
+def texts(html):
+    return [run.text for run in text_runs(html)]
+
+
+def shouted(html):
+    runs = text_runs(html)
+    return replaced(html, runs, [run.text.upper() for run in runs])
+
+
+@pytest.mark.parametrize(
+    "html, expected",
+    [
+        ("a dog", "A DOG"),
+        ("<p class=\"x>y\" title='a'>a dog</P >\n", "<p class=\"x>y\" title='a'>A DOG</P >\n"),
+        ("<p>a <b>big</b> dog</p>", "<p>A <b>BIG</b> DOG</p>"),
+        ("<p>\n  a dog\n  runs\t</p>", "<p>\n  A DOG RUNS\t</p>"),  # a line break is white space
+        ("<!DOCTYPE html><!-- a --><!--><p>b<![CDATA[c]]><?d?>", "<!DOCTYPE html><!-- a --><!--><p>B<![CDATA[c]]><?d?>"),
+        ("<script>if (a<b) '</p>'</scripts></SCRIPT >a", "<script>if (a<b) '</p>'</scripts></SCRIPT >A"),
+        ("<style>p{}</style><textarea>a<p>b</textarea>c", "<style>p{}</style><textarea>a<p>b</textarea>C"),
+        ("<pre>a</pre><code>b <i>c</i></code>d<kbd>e</kbd>", "<pre>a</pre><code>b <i>c</i></code>D<kbd>e</kbd>"),
+        ("a<br>b<img alt=c>d<hr/>e", "A<br>B<img alt=c>D<hr/>E"),
+        ("<i translate=no>a <b>b</b></i>c", "<i translate=no>a <b>b</b></i>C"),
+        ("<i TRANSLATE='No'>a<b translate=yes>b</b>c</i>", "<i TRANSLATE='No'>a<b translate=yes>B</b>c</i>"),
+        ('<i class="x notranslate">a</i><i class=translate>b</i>', '<i class="x notranslate">a</i><i class=translate>B</i>'),
+        ("<i data-translate=no>a</i><i title='translate=no'>b</i>", "<i data-translate=no>A</i><i title='translate=no'>B</i>"),
+        ("<ul><li translate=no>a<li>b</ul>", "<ul><li translate=no>a<li>B</ul>"),
+        ("<p translate=no>a<p>b<div translate=no>c<p>d</div>e", "<p translate=no>a<p>B<div translate=no>c<p>d</div>E"),
+        ("<div translate=no><p>a</div>b</p></i>c", "<div translate=no><p>a</div>B</p></i>C"),
+        ("<svg/>a<svg><text>b</text></svg>c", "<svg/>A<svg><text>b</text></svg>C"),
+        ("3 < 4 a <5 b<", "3 &lt; 4 A &lt;5 B&lt;"),
+        ("<p>3 < 4</p> 12 &ndash; &#8364;", "<p>3 < 4</p> 12 &ndash; &#8364;"),  # nothing with letters
+        ("a &amp; b &lt;i&gt; c &quot;d&quot;", "A &amp; B &lt;I&gt; C &quot;D&quot;"),
+        ("a&nbsp;b &eacute; é &Eacute;", "A&nbsp;B &Eacute; &Eacute; &Eacute;"),
+        ("a & b &amp c &unknown; &copy 5", "A &amp; B &amp; C &amp;UNKNOWN; © 5"),
+        ("a <b class='", "A <b class='"),  # never ends: nothing of it is shown
+        ("a <!-- b", "A <!-- b"),
+        ("a </ b", "A </ b"),
+        ("<title>a</title><noscript>b</noscript>", "<title>A</title><noscript>B</noscript>"),
+    ],
+)  # fmt: skip
+def test_text_between_tags_is_replaced(html, expected):
+    assert shouted(html) == expected
+    runs = text_runs(html)
+    assert replaced(html, runs, [run.text for run in runs]) == html
+
+
+def test_what_is_put_in_is_escaped():
+    html = "<p>a &quot; b</p>"
+    assert replaced(html, text_runs(html), ["""<script> & "'"""]) == "<p>&lt;script&gt; &amp; &quot;'</p>"
+
+
+TAGS = st.sampled_from(["p", "b", "span", "div", "li", "td", "a"])
+WORDS = st.text(st.characters(codec="utf-8", categories=["Lu", "Ll", "Lo"]), min_size=1, max_size=5)
+OTHERS = st.sampled_from(["&amp;", "&#233;", "3 < 4", "&nbsp;", ".", "&lt;"])
+TEXT = st.lists(st.one_of(WORDS, OTHERS), min_size=1).map(" ".join)
+KEPT = ["<script>a<b</script>", "<code>x <i>y</i></code>", "<i translate='no'>z</i>"]
+NO_TEXT = st.sampled_from(["<!-- a > b -->", "<br>", *KEPT])
+ATTRIBUTES = st.sampled_from(["", " title='a > b'", ' class="x" hidden', " href=x/y"])
+
+
+@st.composite
+def elements(draw, inner):
+    name, attributes = draw(TAGS), draw(ATTRIBUTES)
+    parts = draw(st.lists(inner, max_size=3))
+    return f"<{name}{attributes}>{''.join(parts)}</{name}>"
+
+
+DOCUMENTS = st.recursive(st.one_of(TEXT, NO_TEXT), elements)
+BROKEN = st.lists(
+    st.one_of(
+        st.sampled_from(
+            ["<", ">", "</", "/>", "<!--", "-->", "--!>", "<!", "<?", "&", "&#", ";", "'", '"', "=", " ", "\n", "\x00"]
+        ),
+        st.sampled_from(["<p>", "</p>", "<code>", "<script>", "</script", "<a b='", "<i translate=no>", "<svg/>", "</i>"]),
+        st.text(max_size=4),
+    )
+).map("".join)
+
+
+@given(st.one_of(DOCUMENTS, BROKEN))
+def test_html_whose_text_stays_is_the_same_byte_for_byte(html):
+    runs = text_runs(html)
+    assert replaced(html, runs, [run.text for run in runs]) == html
+
+
+@given(st.one_of(DOCUMENTS, BROKEN))
+def test_other_text_leaves_the_markup_as_it_is(html):
+    """And is found again, in the same places."""
+    runs = text_runs(html)
+    changed = replaced(html, runs, [f"<{number}> & é" for number in range(len(runs))])
+    assert [run.text for run in text_runs(changed)] == [f"<{number}> & é" for number in range(len(runs))]
+    rest = [html[run.end : after.start] for run, after in zip(runs, runs[1:])]
+    found = text_runs(changed)
+    assert [changed[run.end : after.start] for run, after in zip(found, found[1:])] == rest
+
+
+class Texts(HTMLParser):
+    """The standard library's, of documents that are in order."""
+
+    def __init__(self, html):
+        super().__init__(convert_charrefs=True)
+        self.found, self.kept = [""], 0
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append("")
+        self.kept += bool(self.kept) and tag != "br" or tag in ("script", "code") or dict(attributes).get("translate") == "no"
+
+    def handle_endtag(self, tag):
+        self.found.append("")
+        self.kept -= bool(self.kept)
+
+    def handle_comment(self, data):
+        self.found.append("")
+
+    def handle_data(self, data):
+        if not self.kept:
+            self.found[-1] += data
+
+
+@given(DOCUMENTS)
+def test_the_text_is_what_a_parser_finds(html):
+    found = [" ".join(text.strip(" ").split(" ")) for text in Texts(html).found]
+    assert texts(html) == [text for text in found if any(map(str.isalpha, text))]
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        *(
+            "<",
+            "<a",
+            "<a b=",
+            "<a b='",
+            "<a b='\">",
+            "<a a a",
+            "<a class='",
+            "=\"'",
+            "</",
+            "</a",
+            "<!",
+            "<!--",
+            "<?",
+            "<![",
+            "&",
+            "&a",
+        ),
+        *("<p>", "</p>", "<li><p>", "<i><b></i></b>", "<p translate=no>a", "<script>", "<style></style", "a < b > c & d; "),
+    ],
+)
+def test_time_does_not_grow_with_the_square_of_the_length(unit):
+    html = unit * (2**17 // len(unit))
+    start = time.process_time()
+    assert len(shouted(html)) >= len(html)
+    assert time.process_time() - start < 5  # what does takes minutes

@@ -1,0 +1,439 @@
+"""LibreTranslate's endpoints with its own client: what they answer is what `TextRuntime.translate` gives alone."""
+
+import asyncio
+import contextlib
+import dataclasses
+import threading
+import time
+from types import SimpleNamespace
+from urllib.error import HTTPError
+
+import httpx
+import pytest
+import uvicorn
+from checkpoints import EOS, copy_of, edit_json, list_file, seal
+from hypothesis import given
+from hypothesis import strategies as st
+from libretranslatepy import LibreTranslateAPI
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as NLLB
+
+from vanilla_transformer_export import TextRuntime
+from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.runtime.languages import Languages
+from vanilla_transformer_export.serving.app import create_app
+from vanilla_transformer_export.serving.engine import Engine
+from vanilla_transformer_export.serving.language_pairs import language_name, languages_of_model, names_by_code
+from vanilla_transformer_export.serving.libretranslate import PROTOCOL
+from vanilla_transformer_export.serving.models import ServedModel, ServedModels
+from vanilla_transformer_export.serving.settings import Settings
+from vanilla_transformer_export.serving.translating import LONG, translate
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
+SLOTS = 8
+CARD = "---\nlanguage:\n- en\n- de\nbase_model: someone/tiny-en-de\n---\n\n# A card\n"
+WORDS = [f"w{number}" for number in range(40)]
+TEXT = "w5 w6 w30 . W7 w9 w21 .\n\n w20 w21 w22 "
+ENGLISH = dict(source="en", target="de")
+
+
+@pytest.fixture(scope="module")
+def directory(exported_for, tmp_path_factory):
+    """An export with a tokenizer of the words w0 to w39, of languages and "."; and a card that says which it translates."""
+    found = copy_of(exported_for("seq2seq", "cpu")[1], tmp_path_factory.mktemp("translator"))
+    words = [*WORDS, *(f"v{number}" for number in range(4)), ">>deu<<", ">>fra<<", "unknown", "."]
+    tokenizer = Tokenizer(models.WordLevel({word: id for id, word in enumerate(words)}, unk_token="unknown"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["w0", f"w{EOS}", "unknown", ">>deu<<", ">>fra<<"])
+    tokenizer.save(str(found / "tokenizer.json"))
+    list_file(found, "tokenizer.json")
+    edit_json(found / "generation_config.json", max_new_tokens=10, num_beams=2)
+    seal(found)
+    (found / "README.md").write_text(CARD)
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(directory):
+    return TextRuntime(directory, threads=1)
+
+
+@pytest.fixture(scope="module")
+def load(directory):
+    """`ServedModel`, whose engine runs till the end; its languages may be others."""
+    engines = []
+
+    def make(name, languages=None, given=()):
+        runtime = TextRuntime(directory, threads=1, continuous=True)
+        if languages is not None:
+            runtime.languages = languages
+        engines.append(Engine(runtime.runtime, slots=SLOTS, max_source=40, max_length=30).start())
+        return ServedModel(name, runtime, engines[-1], languages_of_model(runtime, given))
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture(scope="module")
+def model(load):
+    return load("tiny")
+
+
+@contextlib.contextmanager
+def serving(*served, **settings):
+    """The address of a server of these models."""
+    app = create_app(ServedModels({model.name: model for model in served}), (PROTOCOL,), Settings(**settings))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def url(model):
+    with serving(model, max_batch=4) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(url):
+    with httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+def answer(client, body, path="/translate"):
+    found = client.post(path, json={**ENGLISH, **body})
+    assert found.status_code == 200, found.text
+    return found.json()
+
+
+def message(found, status=400):
+    assert (found.status_code, list(found.json())) == (status, ["error"]), found.text
+    return found.json()["error"]
+
+
+# ----------------------------------------------------------------------------------------------------------------- the client
+
+
+def test_libretranslate_s_client_gets_what_translate_gives(url, alone):
+    api = LibreTranslateAPI(url)
+    for text in ("w5 w6", TEXT, "w5 ü. W6!"):
+        assert api.translate(text, "en", "de") == alone.translate([text])[0]
+    assert api.languages() == [
+        {"code": "en", "name": "English", "targets": ["de"]},
+        {"code": "de", "name": "German", "targets": []},
+    ]
+    with pytest.raises(HTTPError, match="403"):
+        api.detect("w5")
+    with pytest.raises(HTTPError, match="400"):
+        api.translate("w5", "en", "fr")
+
+
+@given(st.lists(st.sampled_from([*WORDS, ".", "!", "\n", "\n\n", "?", " ", "Å", "W9", "。"]), min_size=1, max_size=12))
+def test_any_text_is_translated_as_alone(model, alone, words):
+    text = " ".join(["w3", *words])
+    [[found]] = asyncio.run(translate(model, [text]))
+    assert [found] == alone.translate([text])
+
+
+def test_texts_in_forms_are_those_in_json(client, alone):
+    text = "w5 ü . W6\nw7"
+    expected = {"translatedText": alone.translate([text])[0]}
+    fields = {"q": text.replace("\n", "\r\n"), **ENGLISH, "format": "", "alternatives": "0"}  # as browsers send them
+    assert client.post("/translate", data=fields).json() == expected
+    assert client.post("/translate", files={name: (None, value) for name, value in fields.items()}).json() == expected
+    raw = "&".join(f"{name}={value}" for name, value in fields.items()).encode()  # as `curl -d` sends it
+    assert (
+        client.post("/translate", content=raw, headers={"Content-Type": "application/x-www-form-urlencoded"}).json() == expected
+    )
+    assert answer(client, {"q": text, "format": None, "alternatives": None, "secret": "x"}) == expected
+    several = client.post("/translate", data={"q": ["w5", "w6"], **ENGLISH}).json()
+    assert several == {"translatedText": alone.translate(["w5", "w6"])}
+
+
+def test_a_list_has_a_list_and_texts_without_letters_stay(client, alone):
+    first, last = alone.translate(["w5", TEXT])
+    found = answer(client, {"q": ["w5", " \n", "", TEXT], "alternatives": -1})
+    assert found == {"translatedText": [first, " \n", "", last]}
+    assert answer(client, {"q": ["\N{DOG FACE} 1"]}) == {"translatedText": ["\N{DOG FACE} 1"]}
+    assert answer(client, {"q": " "}) == {"translatedText": " "}
+
+
+def test_alternatives_are_the_next_best_of_as_many_beams(client, alone):
+    """Of several sentences the second of each makes the second."""
+    sentences = ["w5 w6 w30 .", "W7 w9 ."]
+    best = [alone.generate([sentence], num_beams=4, num_return_sequences=4) for sentence in sentences]
+    joined = [" ".join(own) for own in zip(*best)]
+    expected = [other for other in dict.fromkeys(joined[1:]) if other != joined[0]]
+    assert len(expected) > 1
+    found = {"translatedText": joined[0], "alternatives": expected}
+    assert answer(client, {"q": " ".join(sentences), "alternatives": 3}) == found
+    again = answer(client, {"q": [" ".join(sentences), " "], "alternatives": "3"})
+    assert again == {"translatedText": [joined[0], " "], "alternatives": [expected, []]}
+    one = answer(client, {"q": sentences[0], "alternatives": 1})  # the model's two beams
+    assert one["translatedText"] == alone.translate(sentences[:1])[0]
+
+
+def test_html_is_translated_between_its_tags(client, alone):
+    html = '<p class="a">w5 w6 <b>w30</b> &amp; W7.\n <code>w8</code><!-- w9 --></p>'
+    parts = alone.translate(["w5 w6", "w30", "& W7."])
+    expected = '<p class="a">{} <b>{}</b> {}\n <code>w8</code><!-- w9 --></p>'.format(
+        *(each.replace("&", "&amp;") for each in parts)
+    )
+    assert answer(client, {"q": html, "format": "html", "alternatives": 2}) == {"translatedText": expected, "alternatives": []}
+    found = answer(client, {"q": [html, "<br>", ""], "format": "html", "alternatives": 1})
+    assert found == {"translatedText": [expected, "<br>", ""], "alternatives": [[], [], []]}
+
+
+def test_long_texts_are_as_short_ones(client, alone):
+    lines = [" ".join(WORDS[start : start + 16]) for start in range(3, 24)]
+    found = answer(client, {"q": "\n".join(lines)})
+    assert found["translatedText"] == alone.translate(["\n".join(lines)])[0]
+    html = answer(client, {"q": "<p>".join(lines), "format": "html"})["translatedText"]
+    assert html == "<p>".join(alone.translate(lines))
+    assert sum(map(len, lines)) > LONG
+
+
+def test_other_requests(client):
+    settings = client.get("/frontend/settings").json()
+    assert settings == {
+        "apiKeys": False,
+        "charLimit": -1,
+        "filesTranslation": False,
+        "frontendTimeout": 500,
+        "keyRequired": False,
+        "language": {"source": {"code": "en", "name": "English"}, "target": {"code": "de", "name": "German"}},
+        "suggestions": False,
+        "supportedFilesFormat": [],
+    }
+    assert client.get("/health").json() == {"status": "ok"}
+    for path in ("/detect", "/suggest", "/translate_file", "/models/tiny/detect"):
+        assert "disabled on this server" in message(client.post(path, json={"q": "w5"}), 403)
+
+
+# ------------------------------------------------------------------------------------------------------------------ languages
+
+
+def test_the_source_may_be_auto_where_there_is_one(client, alone):
+    [expected] = alone.translate(["w5"])
+    detected = {"confidence": 0, "language": "en"}
+    assert answer(client, {"q": "w5", "source": "auto"}) == {"translatedText": expected, "detectedLanguage": detected}
+    assert answer(client, {"q": ["w5"], "source": "auto"})["detectedLanguage"] == [detected]
+
+
+def test_the_model_is_that_of_the_path_or_of_the_languages(model, load, alone):
+    back = load("back", given=[("de", "en")])
+    twin = load("twin", given=[("en", "de"), ("en", "fr")])
+    [expected] = alone.translate(["w5"])
+    with serving(model, back, twin) as url, httpx.Client(base_url=url) as client:
+        french = {"q": "w5", "source": "EN", "target": "Fr"}
+        assert answer(client, french) == answer(client, {"q": "w5"}, "/models/tiny/translate") == {"translatedText": expected}
+        assert answer(client, {"q": "w5", "model": "twin"}) == {"translatedText": expected}
+        assert {each["code"]: each["targets"] for each in client.get("/languages").json()} == {
+            "en": ["de", "fr"],
+            "de": ["en"],
+            "fr": [],
+        }
+        assert [each["code"] for each in client.get("/models/back/languages").json()] == ["en", "de"]
+        said = message(client.post("/translate", json={"q": "w5", **ENGLISH}))
+        assert said == "2 models translate, expected the name of one of them: tiny, twin"
+        said = message(client.post("/models/back/translate", json={"q": "w5", **ENGLISH}))
+        assert said == "'en' to 'de' is not supported, expected one of: de to en"
+        said = message(client.post("/translate", json={"q": "w5", **ENGLISH, "source": "auto"}))
+        assert said == "source is auto, which works where one source language is served, expected one of: de, en"
+        assert "no model 'x', expected one of tiny, back, twin" in message(client.get("/models/x/languages"), 404)
+
+
+TOKENS = {"eng_Latn": 40, "deu_Latn": 41, "zho_Hans": 42, "zho_Hant": 43}
+MULTILINGUAL = Languages(TOKENS, "eng_Latn", [None], [EOS], "forced_bos_token_id")
+
+
+def test_languages_of_the_tokenizer_have_their_own_names_and_those_of_iso(load, alone, monkeypatch):
+    monkeypatch.setattr(alone, "languages", MULTILINGUAL)
+    with serving(load("many", MULTILINGUAL)) as url, httpx.Client(base_url=url) as client:
+        languages = client.get("/languages").json()
+        assert {each["code"]: each["name"] for each in languages} == {
+            "en": "English",
+            "de": "German",
+            "zh-Hans": "Chinese (Hans)",
+            "zh-Hant": "Chinese (Hant)",
+        }
+        assert languages[0]["targets"] == ["de", "en", "zh-Hant"]
+        found = set()
+        for source, target, own in (
+            ("en", "de", ("eng_Latn", "deu_Latn")),
+            ("deu_Latn", "zh", ("deu_Latn", "zho_Hans")),
+            ("ZH_hant", "ENG_latn", ("zho_Hant", "eng_Latn")),
+        ):
+            [expected] = alone.translate(["w5 w6. W7."], src_lang=own[0], tgt_lang=own[1])
+            assert answer(client, {"q": "w5 w6. W7.", "source": source, "target": target}) == {"translatedText": expected}
+            found.add(expected)
+        assert len(found) == 3
+        assert "expected one of: en to de, en to zh-Hans, " in message(
+            client.post("/translate", json={"q": "w5", "source": "en", "target": "en"})
+        )
+
+
+def test_languages_that_are_words_stand_in_front_of_each_text(load, alone, monkeypatch):
+    words = Languages(words=[">>deu<<", ">>fra<<"])
+    monkeypatch.setattr(alone, "languages", words)
+    model = load("words", words)
+    assert model.languages == [("en", "de"), ("en", "fr")]
+    with serving(model) as url, httpx.Client(base_url=url) as client:
+        for target, word in (("de", ">>deu<<"), ("fra", ">>fra<<")):
+            [expected] = alone.translate([f"{word} w5 w6. W7."])
+            assert answer(client, {"q": "w5 w6. W7.", "target": target}) == {"translatedText": expected}
+
+
+def test_where_nothing_is_known_of_the_languages_any_are_taken_but_auto(model, alone):
+    unknown = dataclasses.replace(model, languages=[])
+    with serving(unknown) as url, httpx.Client(base_url=url) as client:
+        assert answer(client, {"q": "w5", "target": "xx"}) == {"translatedText": alone.translate(["w5"])[0]}
+        assert client.get("/languages").json() == []
+        assert client.get("/frontend/settings").json()["language"]["source"] == {"code": "", "name": ""}
+        said = message(client.post("/translate", json={"q": "w5", **ENGLISH, "source": "auto"}))
+        assert said.endswith("expected one of: the code of a language")
+
+
+def test_codes_have_two_letters_where_a_language_is_the_only_one():
+    codes = names_by_code(NLLB)
+    assert len(codes) == len(NLLB) and sorted(codes.values()) == sorted(NLLB)
+    chosen = {"en": "eng_Latn", "ar": "arb_Arab", "zh-Hant": "zho_Hant", "lv": "lvs_Latn", "no": None, "ace_Latn": "ace_Latn"}
+    assert {code: codes.get(code) for code in chosen} == chosen
+    mbart = names_by_code(["en_XX", "de_DE", "pt_XX"])
+    assert mbart == {"en": "en_XX", "de": "de_DE", "pt": "pt_XX"}
+    words = names_by_code([">>fr<<", ">>fr_BE<<", ">>deu<<", ">>ger<<", ">>cmn_Hans<<", ">>xyz<<"])
+    expected = {
+        "fr": ">>fr<<",
+        "fr-BE": ">>fr_BE<<",
+        "deu": ">>deu<<",
+        "ger": ">>ger<<",
+        "zh": ">>cmn_Hans<<",
+        "xyz": ">>xyz<<",
+    }
+    assert words == expected
+    assert [language_name(code) for code in ("sw", "zh-Hant", "ace_Latn")] == ["Swahili", "Chinese (Hant)", "ace_Latn"]
+
+
+def card(*lines, name="x"):
+    return "\n".join(["---", *lines, f"base_model: {name}", "---", "# A card of en-fr"])
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        (card("language: [de, en]", name="me/opus-mt-de-en"), [("de", "en")]),
+        (card("language:", "  - 'no'", '  - "en"', name="x-en-no"), [("en", "no")]),
+        (card("language: en", name="x-en-de"), []),
+        (card("language: [en, de]"), []),  # which is the source
+        (card("language: [en, de]", name="x-en-de-en"), []),
+        (card("license: mit", name="x-en-de"), []),
+        ("# no metadata en-de", []),
+        (None, []),
+    ],
+)
+def test_the_card_says_what_is_translated_if_its_name_does(directory, tmp_path, text, expected):
+    artifact = SimpleNamespace(directory=tmp_path)
+    runtime = SimpleNamespace(
+        runtime=SimpleNamespace(artifact=artifact, architecture="VanillaSeq2SeqForConditionalGeneration"), languages=Languages()
+    )
+    if text is not None:
+        (tmp_path / "README.md").write_text(text)
+    assert languages_of_model(runtime) == expected
+    assert languages_of_model(runtime, [("it", "pt"), ("it", "pt")]) == [("it", "pt")]
+    runtime.runtime.architecture = "VanillaSeq2SeqForSequenceClassification"
+    assert languages_of_model(runtime, [("it", "pt")]) == []
+
+
+def test_languages_that_are_given_must_be_those_of_the_model(alone, monkeypatch):
+    monkeypatch.setattr(alone, "languages", MULTILINGUAL)
+    assert languages_of_model(alone, [("EN", "zho_Hant"), ("deu-latn", "en")]) == [("en", "zh-Hant"), ("de", "en")]
+    with pytest.raises(UsageError, match="^languages en-fr: 'fr' is no language of the model, expected one of .*'de', 'en'"):
+        languages_of_model(alone, [("en", "fr")])
+    monkeypatch.setattr(alone, "languages", Languages(words=[">>deu<<"]))
+    assert languages_of_model(alone, [("fr", "deu")]) == [("fr", "de")]
+    with pytest.raises(UsageError, match="'fr' is no language"):
+        languages_of_model(alone, [("de", "fr")])
+
+
+# ------------------------------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"q": None}, "q is None, expected a valid string or a valid array"),
+        ({"q": 5}, "q is 5, expected a valid string or a valid array"),
+        ({"q": ["w5", None]}, "q is ['w5', None], expected"),
+        ({"q": {"w5": 1}}, "q is {'w5': 1}, expected"),
+        ({"q": ""}, "q is '', expected a text or a list of texts"),
+        ({"q": []}, "q is [], expected a text or a list of texts"),
+        ({"q": ["w5"] * 5}, "q has 5 texts, expected at most 4"),
+        ({"source": "fr"}, "'fr' to 'de' is not supported, expected one of: en to de"),
+        ({"target": "d" * 99}, f"'en' to '{'d' * 49} is not supported, expected one of: en to de"),
+        ({"target": "en"}, "'en' to 'en' is not supported, expected one of: en to de"),
+        ({"target": ""}, "'en' to '' is not supported, expected one of: en to de"),
+        ({"target": ["de"]}, "target is ['de'], expected a valid string"),
+        ({"target": "auto"}, "'en' to 'auto' is not supported"),
+        ({"format": "pdf"}, "format is 'pdf', expected 'text' or 'html'"),
+        ({"format": ["html"]}, "format is ['html'], expected 'text' or 'html'"),
+        ({"alternatives": "two"}, "alternatives is 'two', expected a valid integer"),
+        ({"alternatives": 1.5}, "alternatives is 1.5, expected a valid integer"),
+        ({"alternatives": SLOTS}, f"alternatives is {SLOTS}, expected at most {SLOTS - 1}"),
+        ({"alternatives": 10**30}, f"expected at most {SLOTS - 1}"),
+        ({"model": 5}, "model is 5, expected a valid string"),
+        ({"api_key": 5}, "api_key is 5, expected a valid string"),
+    ],
+    ids=ascii,
+)  # fmt: skip
+def test_a_wrong_value_is_named(client, changes, said):
+    assert said in message(client.post("/translate", json={"q": "w5", **ENGLISH, **changes}))
+
+
+@pytest.mark.parametrize("field", ["q", "source", "target"])
+def test_a_missing_field_is_named(client, field):
+    body = {name: value for name, value in {"q": "w5", **ENGLISH}.items() if name != field}
+    expected = f"{field} is missing, expected it in the body"
+    assert expected in message(client.post("/translate", json=body))
+    assert expected in message(client.post("/translate", data=body))
+
+
+@pytest.mark.parametrize(
+    "kind, content, said",
+    [
+        ("application/json", b"", "the body is not JSON: EOF"),
+        ("application/json", b'{"q": "w5",', "the body is not JSON: EOF"),
+        ("application/json", b'{"q": "\xff"}', "the body is not JSON: "),
+        ("application/json", b'{"q": "\\ud83d", "source": "en", "target": "de"}', "the body is not JSON: "),
+        ("application/json", b"[" * 100_000, "the body is not JSON: recursion limit exceeded"),
+        ("application/json", b"[1]", "the body is [1], expected"),
+        ("text/plain", b"w5", "the body is not JSON: "),
+        ("application/x-www-form-urlencoded", b"q=%ff&source=en&target=de", "the body is no form in UTF-8"),
+        ("application/x-www-form-urlencoded", b"q=\xff&source=en&target=de", "the body is no form in UTF-8"),
+        ("application/x-www-form-urlencoded", b"", "q is missing"),
+        ("multipart/form-data", b"w5", "boundary"),
+        ("multipart/form-data; boundary=x", b"w5", ""),
+    ],
+    ids=ascii,
+)  # fmt: skip
+def test_a_body_that_is_none_is_an_error(client, kind, content, said):
+    assert said in message(client.post("/translate", content=content, headers={"Content-Type": kind}))
+
+
+def test_a_file_in_a_form_is_an_error(client):
+    files = {"q": ("a.txt", b"w5"), "source": (None, "en"), "target": (None, "de")}
+    assert "Too many files" in message(client.post("/translate", files=files))
+
+
+def test_a_sentence_that_no_slot_holds_is_too_long(client):
+    long = "w5 " * 41
+    for body in ({"q": long}, {"q": f"<p>{long}</p>", "format": "html"}, {"q": f"w5. W{long}"}):
+        found = client.post("/translate", json={**ENGLISH, **body})
+        assert message(found, 413) == "the source has 41 tokens, expected at most 40"

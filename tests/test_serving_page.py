@@ -1,0 +1,218 @@
+"""The page at `/`: what it is made of, what it asks the server for, and the stream that it shows."""
+
+import asyncio
+import base64
+import hashlib
+import json
+import re
+from contextlib import aclosing
+from html.parser import HTMLParser
+
+import httpx
+import pytest
+from checkpoints import EOS, copy_of, list_file, seal
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from vanilla_transformer_export import TextRuntime
+from vanilla_transformer_export.serving import page
+from vanilla_transformer_export.serving.app import create_app
+from vanilla_transformer_export.serving.engine import Engine
+from vanilla_transformer_export.serving.jobs import Event
+from vanilla_transformer_export.serving.models import ServedModel, ServedModels
+from vanilla_transformer_export.serving.refusals import draining
+
+MOST_BYTES = 20_000
+TEXT = "w5 w6 w30. W7 w9 w21!\n\n w20 w21 w22"
+
+
+def with_words(directory, parent):
+    """An export of the models of tests/targets.py, with a tokenizer of the words w0 to w47."""
+    found = copy_of(directory, parent)
+    words = {f"w{number}": number for number in range(48)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w3"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["w0", "w1", f"w{EOS}"])
+    tokenizer.save(str(found / "tokenizer.json"))
+    list_file(found, "tokenizer.json")
+    seal(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def served(exported_for, tmp_path_factory):
+    """A translator, a decoder and a classifier, as a server has them."""
+    found = {}
+    for name, kind, languages in (("pair", "seq2seq", [("en", "de"), ("de", "en")]), ("poet", "causal", [])):
+        runtime = TextRuntime(
+            with_words(exported_for(kind, "cpu")[1], tmp_path_factory.mktemp(name)), threads=1, continuous=True
+        )
+        found[name] = ServedModel(name, runtime, Engine(runtime.runtime, slots=4).start(), languages)
+    reader = TextRuntime(with_words(exported_for("encoder", "cpu")[1], tmp_path_factory.mktemp("reader")), threads=1)
+    yield ServedModels({**found, "reader": ServedModel("reader", reader)})
+    for model in found.values():
+        model.engine.close()
+
+
+@pytest.fixture(scope="module")
+def app(served):
+    return create_app(served, (page.PROTOCOL,))
+
+
+def alone(served, name):
+    """Its model, without an engine."""
+    return TextRuntime(served.models[name].runtime.runtime.artifact.directory, threads=1)
+
+
+def ask(app, method, path, **body):
+    async def answer():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            return await client.request(method, path, **({"json": body} if body else {}))
+
+    return asyncio.run(answer())
+
+
+def events(answer) -> list[dict]:
+    parts = answer.text.split("\n\n")
+    assert parts.pop() == "" and all(part.startswith("data: ") for part in parts)
+    return [json.loads(part.removeprefix("data: ")) for part in parts]
+
+
+class Elements(HTMLParser):
+    """The start tags of a page; those of fields with whether they stand in a label."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found, self.unlabelled, self.labels = [], [], 0
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.found.append((tag, attributes))
+        self.labels += tag == "label"
+        if tag in ("textarea", "input", "select") and not self.labels and "hidden" not in attributes:
+            self.unlabelled.append((tag, attributes))
+
+    def handle_endtag(self, tag):
+        self.labels -= tag == "label"
+
+
+@pytest.mark.parametrize("path", ["/", "/models/pair/"])
+def test_a_browser_may_run_nothing_but_what_the_page_has(app, path):
+    answer = ask(app, "GET", path)
+    assert answer.status_code == 200 and answer.headers["content-type"] == "text/html; charset=utf-8"
+    policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
+    for element, directive in (("script", "script-src"), ("style", "style-src")):
+        [content] = re.findall(f"<{element}>(.*?)</{element}>", answer.text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert policy[directive] == f"'sha256-{digest}'"
+    assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+    assert policy["connect-src"] == "'self'"
+
+
+def test_the_page_is_small_and_takes_nothing_from_elsewhere():
+    assert len(page.PAGE.encode()) < MOST_BYTES
+    elements = Elements(page.PAGE)
+    for tag, attributes in elements.found:
+        places = [attributes.get(name, "") for name in ("src", "href", "action")]
+        assert not any(place and not place.startswith(("data:", "openapi.json")) for place in places), (tag, attributes)
+        assert not any(name.startswith("on") or name == "style" for name in attributes)  # which the policy stops
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|url\(|@import", page.PAGE)
+
+
+def test_every_field_has_a_label():
+    elements = Elements(page.PAGE)
+    assert elements.unlabelled == [] and sum(tag == "textarea" for tag, _ in elements.found) > 5
+    assert any(attributes.get("aria-live") == "polite" for _, attributes in elements.found)
+
+
+def test_the_page_learns_what_is_served(app):
+    facts = {each["name"]: each for each in ask(app, "GET", "/page/models").json()}
+    assert [each["task"] for each in facts.values()] == ["translate", "generate", "fill-mask"]
+    assert facts["pair"]["pairs"] == [["en", "de"], ["de", "en"]]
+    assert [each["name"] for each in ask(app, "GET", "/models/poet/page/models").json()] == ["poet"]
+
+
+def test_every_task_that_is_served_has_its_fields(app):
+    """A task of the page is a template, what it asks is under the same name."""
+    templates = {attributes["id"] for tag, attributes in Elements(page.PAGE).found if tag == "template"}
+    assert {each["task"] for each in ask(app, "GET", "/page/models").json()} <= templates
+    named = re.findall(r"^  '?([\w-]+)'?: \{$", page.PAGE, re.MULTILINE)
+    assert set(named) == templates
+
+
+@pytest.mark.parametrize("text", [TEXT, "w5", "\n w9 w12 w33.\n", "w5 w6. w8 w9."])
+def test_the_pieces_of_a_translation_joined_are_what_is_answered_alone(app, served, text):
+    answer = ask(app, "POST", "/page/stream", text=text, source="en", target="de", model="pair")
+    *pieces, last = events(answer)
+    assert last == {"done": True} and answer.headers["content-type"].startswith("text/event-stream")
+    expected = alone(served, "pair").translate([text], num_beams=1)
+    assert ["".join(piece["text"] for piece in pieces)] == expected
+    assert len(pieces) > 1
+
+
+def test_the_pieces_of_a_continuation_joined_are_what_is_answered_alone(app, served):
+    *pieces, _ = events(ask(app, "POST", "/models/poet/page/stream", text="w5 w9", max_new_tokens=9))
+    expected = alone(served, "poet").generate(["w5 w9"], max_new_tokens=9)
+    assert ["".join(piece["text"] for piece in pieces)] == expected
+
+
+def test_a_temperature_samples(app):
+    asked = dict(text="w5 w9", max_new_tokens=12, model="poet")
+    texts = {ask(app, "POST", "/page/stream", **asked, temperature=temperature).text for temperature in (0, 0, 5, 5, 5)}
+    assert len(texts) == 4
+
+
+@pytest.mark.parametrize(
+    "body, status, words",
+    [
+        (dict(text=" ", model="pair", source="en", target="de"), 400, "words"),
+        (dict(text="w5", model="pair", source="en", target="fr"), 400, "en to de"),
+        (dict(text="w5", model="nobody"), 404, "pair"),
+        (dict(text="w5", model="reader"), 400, "generate text"),
+        (dict(text="w5"), 400, "expected the name"),
+        (dict(text="w5 " * 99, model="poet"), 413, "99 tokens"),
+        (dict(text="w5", model="poet", max_new_tokens=0), 400, "max_new_tokens"),
+        (dict(text=5, model="poet"), 400, "text"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_words(app, body, status, words):
+    answer = ask(app, "POST", "/page/stream", **body)
+    assert answer.status_code == status and words in answer.json()["error"]
+
+
+class Failing:
+    """An engine that gives two tokens and then fails; `closed` tells whether its stream was."""
+
+    def __init__(self, served):
+        self.room, self.job, self.closed = served.engine.room, served.engine.job, False
+
+    async def stream(self, job):
+        try:
+            for token in (5, 6):
+                yield Event(0, token)
+            raise draining()
+        finally:
+            self.closed = True
+
+
+def test_an_error_after_the_first_piece_is_an_event(served):
+    poet = served.models["poet"]
+    failing = create_app(ServedModels({"poet": ServedModel("poet", poet.runtime, Failing(poet))}), (page.PROTOCOL,))
+    found = events(ask(failing, "POST", "/page/stream", text="w5"))
+    assert found == [{"text": "w5"}, {"text": " w6"}, {"error": draining().message}]
+
+
+def test_a_client_that_goes_away_leaves_no_stream(served):
+    poet = served.models["poet"]
+    model = ServedModel("poet", poet.runtime, Failing(poet))
+
+    async def one_piece():
+        pieces = await page.completion(model, page.Given(text="w5"))
+        first = await anext(pieces)
+        async with aclosing(page.events(first, pieces)) as shown:
+            await anext(shown)
+            await anext(shown)
+
+    asyncio.run(one_piece())
+    assert model.engine.closed
