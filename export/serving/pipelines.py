@@ -13,7 +13,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
@@ -24,7 +23,7 @@ from ..runtime import options as generation
 from ..runtime.predictions import GENERATORS, IMAGES_LABELLED, LABELLED
 from ..runtime.tasks.classification import checked_candidates
 from ..runtime.tasks.embedding import HEADS as STATES
-from ..runtime.tasks.rows import check_one_of, rows_of, run, single_texts, softmax
+from ..runtime.tasks.rows import rows_of, run, single_texts, softmax
 from ..runtime.text import TextRuntime
 from .app import one_line, refusal_of
 from .completions import StopTexts
@@ -200,11 +199,8 @@ def objects(*keys: str) -> Callable[[Any, int], Inputs]:
 def images(given: Any, most: int) -> Inputs:
     """An image's bytes, or base64 of them; or a list of such texts."""
     rows = given if isinstance(given, list) else [given]
-    return Inputs([image_of(row) for row in checked_number(rows, most)], isinstance(given, list))
-
-
-def checked_number(rows: list[Any], most: int) -> list[Any]:
-    return checked([None] * len(rows), True, most) and rows
+    checked([None] * len(rows), True, most)
+    return Inputs(rows, isinstance(given, list))
 
 
 def image_of(given: Any) -> Any:
@@ -304,13 +300,13 @@ def check_tag_windows(model: ServedModel, inputs: Inputs, options: dict[str, Any
 
 def check_windows(tokens: int, new: int, why: str) -> None:
     """Raises TooLong for more windows than are read, where each has so many `new` tokens."""
-    if 0 < new and tokens // new > MOST_WINDOWS:
+    if new > 0 and tokens // new > MOST_WINDOWS:
         raise TooLong(f"{why} may be {tokens // new} windows, expected at most {MOST_WINDOWS}: give shorter texts, or less")
 
 
 def answered(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
     found = runtime.answer([row["question"] for row in rows], [row["context"] for row in rows], **options)
-    return found if options.get("top_k", 1) > 1 else [each[0] if each else [] for each in found]
+    return found if options.get("top_k", 1) > 1 else [each[0] for each in found]
 
 
 def check_question(model: ServedModel, inputs: Inputs, options: dict[str, Any]) -> None:
@@ -369,12 +365,12 @@ def labelled(labels: Sequence[str], scores: Sequence[float]) -> list[dict[str, A
 
 
 def images_classified(runtime: Any, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
-    return runtime.classify(rows, **options)
+    return runtime.classify([image_of(row) for row in rows], **options)
 
 
 def image_features(runtime: Any, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
     """States (1, S, D) of each, as in the pipeline; with `pool` (D,)."""
-    found = [runtime.embed([row], **options)[0].tolist() for row in rows]
+    found = [runtime.embed([image_of(row)], **options)[0].tolist() for row in rows]
     return found if options.get("pool") else [[states] for states in found]
 
 
