@@ -434,6 +434,15 @@ def test_a_file_in_a_form_is_an_error(client):
     assert "Too many files" in message(client.post("/translate", files=files))
 
 
+def test_more_sentences_than_a_request_may_have_are_too_many(client):
+    for body, said in (
+        ({"q": "w5\n" * 4097}, "the texts have 4097 sentences together, expected at most 4096"),
+        ({"q": "w5<p>" * 4097, "format": "html"}, "the html has 4097 pieces of text, expected at most 4096"),
+        ({"q": "w5 " * 4097}, "a sentence has 12290 characters, expected at most 640"),
+    ):
+        assert message(client.post("/translate", json={**ENGLISH, **body}), 413) == said
+
+
 def test_a_sentence_that_no_slot_holds_is_too_long(client):
     long = "w5 " * 41
     for body in ({"q": long}, {"q": f"<p>{long}</p>", "format": "html"}, {"q": f"w5. W{long}"}):
