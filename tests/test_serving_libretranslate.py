@@ -220,6 +220,19 @@ def test_other_requests(client):
         assert "disabled on this server" in message(client.post(path, json={"q": "w5"}), 403)
 
 
+def test_the_openapi_document_has_the_body_in_all_its_forms(client):
+    document = client.get("/openapi.json").json()
+    operation = document["paths"]["/translate"]["post"]
+    content = operation["requestBody"]["content"]
+    assert set(content) == {"application/json", "application/x-www-form-urlencoded", "multipart/form-data"}
+    assert {tuple(each["schema"]["required"]) for each in content.values()} == {("q", "source", "target")}
+    assert {"200", "400", "413", "429", "503"} <= set(operation["responses"])
+    [error] = {
+        each["content"]["application/json"]["schema"]["$ref"] for each in map(operation["responses"].get, ("400", "503"))
+    }
+    assert list(document["components"]["schemas"][error.rpartition("/")[2]]["properties"]) == ["error"]
+
+
 # ------------------------------------------------------------------------------------------------------------------ languages
 
 

@@ -20,7 +20,13 @@ NO_LIMIT = -1
 FRONTEND_TIMEOUT = 500  # milliseconds that LibreTranslate's page waits after a key; its default
 SHOWN = 10  # pairs of languages in an error
 
-router = APIRouter(tags=["LibreTranslate"])
+
+class Error(BaseModel):
+    error: str
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": Error} for status in (400, 401, 403, 413, 429, 500, 503)}
+router = APIRouter(tags=["LibreTranslate"], responses=ERRORS)
 
 
 class Translation(BaseModel):
