@@ -3,16 +3,13 @@
 import asyncio
 import contextlib
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from checkpoints import perturbed
-from heads import HEADS, MANY, PAIRS, close, save_head, tokenizer_for, word_pieces
-from targets import SIZES
+from heads import HEADS, MANY, PAIRS, close, save_head, tokenizer_for
 
-from vanilla_transformer_export import ImageRuntime, Runtime, TextRuntime, export
+from vanilla_transformer_export import Runtime, TextRuntime, export
 from vanilla_transformer_export.runtime.inputs import pad_sequences
 from vanilla_transformer_export.serving import reading
 from vanilla_transformer_export.serving.reading import Reader, batched, padded
