@@ -291,7 +291,8 @@ class SlotBatch:
 
 def slot_shape(tensor: TensorSpec, room: Room) -> list[int]:
     sizes = {"rows": room.rows, "target_length": 1, "max_length": room.length, "max_source": room.source}
-    return shape_of(tensor, sizes)
+    whole = {"batch_size": room.rows, "source_length": room.source, "past_source_length": room.source}  # without a step
+    return shape_of(tensor, sizes | whole)
 
 
 def slot_bytes(runtime: Runtime, room: Room) -> int:
