@@ -444,7 +444,7 @@ def test_a_stop_text_of_bytes_that_come_one_by_one(client, decoder):
         body = openai_api.CompletionRequest(stop=stop, temperature=0, max_tokens=8)
         job = engine.job([START], openai_api.options_of(body, {}))
         asked = openai_api.Completion(decoder, job, 0, "", [stop], False)
-        [choice] = asyncio.run(openai_api.whole(engine, [asked]))
+        [choice] = json.loads(asyncio.run(openai_api.whole(engine, [asked], {})))["choices"]
         assert (choice["text"], asked.tokens) == (expected, tokens)
 
 
