@@ -1,11 +1,15 @@
 """`/predict/{task}`, asked by huggingface_hub's client: what transformers' pipelines give on the checkpoint."""
 
 import base64
+import contextlib
 import io
+import re
 
 import httpx
+import huggingface_hub
 import numpy as np
 import pytest
+from checkpoints import perturbed
 from heads import HEADS, MANY, PAIRS, TEXTS, close, save_head, tokenizer_for
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
@@ -16,12 +20,11 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from vanilla_transformer_export import ImageRuntime, TextRuntime, export
 
-TASKS = {
-    "classify": "text-classification",
-    "tag": "token-classification",
-    "answer": "question-answering",
-    "fill_mask": "fill-mask",
-}
+
+@pytest.fixture(autouse=True)
+def reaches_this_machine(monkeypatch):
+    """Offline, the client asks no server at all."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +47,7 @@ def made(tmp_path_factory):
 @pytest.fixture(scope="module")
 def asked(made):
     """A head, and a task -> the pipeline on the checkpoint, and a client of a server."""
-    from contextlib import ExitStack
-
-    with ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         urls = {}
 
         def ask(name, task):
@@ -92,6 +93,7 @@ def test_labels_of_texts(asked):
     found = client(url, "text-classification").text_classification(MANY[0], top_k=2, function_to_apply="sigmoid")
     same(items(found, "label", "score"), pipe(MANY[0], top_k=2, function_to_apply="sigmoid"))
     close(post(url, "text-classification", MANY).json(), pipe(MANY, top_k=None), absolute=1e-4)
+    close(post(url, "text-classification", MANY[0], top_k=1).json(), pipe([MANY[0]], top_k=1), absolute=1e-4)
     pairs = [{"text": text, "text_pair": pair} for text, pair in PAIRS]
     close(post(url, "text-classification", pairs, top_k=1).json(), pipe(pairs, top_k=1), absolute=1e-4)
 
@@ -110,7 +112,7 @@ WRONG = {
     "no inputs": (b"{}", "inputs is missing"),
     "an empty list": (b'{"inputs": []}', "inputs is empty, expected at least one"),
     "an empty text": (b'{"inputs": " "}', "expected words"),
-    "a number": (b'{"inputs": 5}', "text 0 of 1 is 5, expected a string"),
+    "a number": (b'{"inputs": 5}', "text 0 of 1 is 5, expected two texts"),
     "an unknown option": (b'{"inputs": "a", "parameters": {"topk": 1}}', "'topk', expected some of .*did you mean 'top_k'"),
     "another type": (b'{"inputs": "a", "parameters": {"top_k": "3"}}', "parameters.top_k is '3', expected a valid integer"),
     "a wrong value": (b'{"inputs": "a", "parameters": {"top_k": 0}}', "top_k must be a whole number of at least 1, got 0"),
@@ -125,7 +127,7 @@ def test_what_is_wrong_is_told(asked, name):
     body, said = WRONG[name]
     found = httpx.post(f"{url}/predict/text-classification", content=body, headers={"content-type": "application/json"})
     assert found.status_code == 400, found.text
-    assert pytest.importorskip("re").search(said, found.json()["error"]), found.text
+    assert re.search(said, found.json()["error"]), found.text
 
 
 def test_what_the_model_does_not_do_is_told(asked):
@@ -208,8 +210,6 @@ def test_choices_and_next_sentences(made):
 
 @pytest.mark.slow
 def test_images(tmp_path):
-    from checkpoints import perturbed
-
     fields = {"hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4, "num_hidden_layers": 2}
     sizes = {**fields, "image_size": 16, "patch_size": 4}
     runtimes = {}

@@ -3,6 +3,7 @@
 import contextlib
 
 import httpx
+import huggingface_hub
 import numpy as np
 import pytest
 from heads import HEADS, MANY, PAIRS, TEXTS, close, save_head, tokenizer_for, word_pieces
@@ -15,6 +16,12 @@ from transformers import AutoTokenizer, pipeline
 from vanilla_transformer_export import TextRuntime, export
 
 PROMPTS = {"query": "the book : "}
+
+
+@pytest.fixture(autouse=True)
+def reaches_this_machine(monkeypatch):
+    """Offline, the client asks no server at all."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
 
 
 @pytest.fixture(scope="module")
