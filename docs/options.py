@@ -1,21 +1,24 @@
-"""Writes what follows from the generation options: `.venv/bin/python docs/options.py`. The table in docs/runtime.md, and the
-lines in the docstring of `Runtime.generate`."""
+"""Writes what follows from the generation options, and from the settings of a server: `.venv/bin/python docs/options.py`. The
+tables in docs/runtime.md and docs/serving.md, and the lines in the docstring of `Runtime.generate`."""
 
 from pathlib import Path
 
 from vanilla_transformer_export.runtime.options import options_table, options_text
+from vanilla_transformer_export.serving.settings import settings_table
 
-PAGE = Path(__file__).with_name("runtime.md")
-CODE = PAGE.parents[1] / "export" / "runtime" / "runtime.py"
+TABLES = {"runtime.md": ("options", options_table), "serving.md": ("settings", settings_table)}
+FOLDER = Path(__file__).parent
+CODE = FOLDER.parent / "export" / "runtime" / "runtime.py"
 INDENT = " " * 12  # of the lines in the docstring
-BEGIN, END = "<!-- options table -->\n", "<!-- end -->"
+END = "<!-- end -->"
 
 
-def with_table(text: str) -> str:
+def with_table(text: str, name: str, table: str) -> str:
     """The text of the page, with the table of today between its marks."""
-    before, rest = text.split(BEGIN)
+    begin = f"<!-- {name} table -->\n"
+    before, rest = text.split(begin)
     _, after = rest.split(END)
-    return f"{before}{BEGIN}{options_table()}\n{END}{after}"
+    return f"{before}{begin}{table}\n{END}{after}"
 
 
 def with_docstring(code: str) -> str:
@@ -28,4 +31,6 @@ def with_docstring(code: str) -> str:
 
 if __name__ == "__main__":
     CODE.write_text(with_docstring(CODE.read_text(encoding="utf-8")), encoding="utf-8")
-    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page, (name, table) in TABLES.items():
+        path = FOLDER / page
+        path.write_text(with_table(path.read_text(encoding="utf-8"), name, table()), encoding="utf-8")

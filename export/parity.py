@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from .runtime.decoder import GenerationRequest
+from .runtime.decoder import GenerationRequest, cross_states, next_input_name
 from .runtime.inputs import move_padding
 from .runtime.options import Options, as_list
 from .runtime.runtime import Runtime
@@ -21,6 +21,7 @@ from .targets.spec import shape_of
 TOLERANCE = 1e-4  # times what `scale_of` says, float32
 OF_LARGEST = 0.1  # sums that a vector's largest value comes from round all of its values by as much
 LATER_STEPS = (1, 3, 1)  # tokens fed per step once a cache is there
+STEP = "step"  # the role of a graph
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -157,6 +158,9 @@ def verify(
     """
     runtime = Runtime(directory, device=device, dtype=dtype)
     check_same_model(runtime, model)
+    stepping = None
+    if runtime.artifact.manifest.get("step") == STEP:
+        stepping = Runtime(directory, device=device, dtype=dtype, continuous=True)
     compare = compare_sequences
     if "decoder" in runtime.specs:
         compare = compare_seq2seq if model.config.is_encoder_decoder else compare_decoder
@@ -174,7 +178,7 @@ def verify(
                 continue
             padding = ("none", "right", "empty row")[number % 3]
             ids, mask = sample(rng, model.config.vocab_size, longest, padding)
-            case = Case(runtime, models, rng, report, f"case {number} {ids.shape}, padding: {padding}")
+            case = Case(runtime, models, rng, report, f"case {number} {ids.shape}, padding: {padding}", stepping)
             compare(case, ids, mask)
             report.cases += 1
     if runtime.dtype in HALF:
@@ -185,13 +189,14 @@ def verify(
 @dataclass(frozen=True)
 class Case:
     """One random batch of those that are compared: the export, the models of `references`, where random numbers come from,
-    where what is found goes to, and a name for that."""
+    where what is found goes to, a name for that, and the export with its step, if it has one beside the decoder."""
 
     runtime: Runtime
     models: list[PreTrainedModel]
     rng: np.random.Generator
     report: Report
     name: str
+    stepping: Runtime | None = None
 
     @property
     def config(self) -> PretrainedConfig:
@@ -337,6 +342,42 @@ def compare_seq2seq(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
     options = Options(max_new_tokens=sum(LATER_STEPS))
     request = GenerationRequest(options, tokens[:, :first], np.ones_like(tokens[:, :first]), (ids, mask))
     compare_steps(case, request, tokens, expected, real)
+    if case.stepping is not None:
+        compare_rows(case, case.stepping, (ids, mask), tokens, expected, real)
+
+
+def compare_rows(
+    case: Case,
+    stepping: Runtime,
+    source: tuple[np.ndarray, np.ndarray],
+    tokens: np.ndarray,
+    expected: list[np.ndarray],
+    real: np.ndarray,
+) -> None:
+    """The logits of the step, in which each row has a source of its own length; `tokens` (B, T) are fed one by one."""
+    spec = stepping.specs[STEP]
+    ids, mask = source
+    lengths = np.maximum(mask.sum(axis=1), 1)
+    sizes = {"rows": len(ids), "max_length": tokens.shape[1]}
+    states = {
+        tensor.name: np.zeros(shape_of(tensor, sizes), np.float32) for tensor in spec.inputs if ".decoder." in tensor.name
+    }
+    states |= cross_states(stepping.encode_source(ids, mask))
+    names = [tensor.name for tensor in spec.outputs]
+    for place in range(tokens.shape[1]):
+        counts = {
+            "position_ids": np.full((len(ids), 1), place),
+            "last_position": np.full(len(ids), place, np.int32),
+            "total_length": np.array([place + 1], np.int32),
+            "last_source_position": (lengths - 1).astype(np.int32),
+            "total_source_length": lengths.max(keepdims=True).astype(np.int32),
+        }
+        feeds = {"input_ids": tokens[:, place : place + 1], **counts, **states}
+        logits, *present = stepping.sessions[STEP].run(names, feeds)
+        states = {next_input_name(name): array for name, array in zip(names[1:], present)}
+        wanted = [each[:, place] for each in expected]
+        case.compare(logits, wanted, real[:, place], f"step {place + 1}")
+        case.report.compare_tokens(logits, wanted[0], real[:, place], f"{case.name}, step {place + 1}")
 
 
 def compare_decoder(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:

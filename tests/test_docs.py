@@ -19,7 +19,7 @@ from vanilla_transformer_export import Options, cli
 
 DOCS = [page for page in PAGES if page.name != "README.md"]
 # Blocks that only say what they need.
-NOT_RUN = {"README.md": 2, "quickstart.md": 1, "clients.md": 1, "training.md": 4, "runtime.md": 1}
+NOT_RUN = {"README.md": 2, "quickstart.md": 1, "clients.md": 1, "training.md": 4, "runtime.md": 1, "serving.md": 2}
 FAST = ("README.md", "models.md")  # in `make test`; the other pages run with `make test-all`
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -201,12 +201,14 @@ def test_the_table_of_renamed_keys_is_that_of_the_code():
 
 def test_what_follows_from_the_options_is_that_of_the_code(tmp_path):
     """The table of the page and the lines of the docstring, which the script writes again where they are others."""
-    places = ("docs/options.py", "docs/runtime.md", "export/runtime/runtime.py")
+    places = ("docs/options.py", "docs/runtime.md", "docs/serving.md", "export/runtime/runtime.py")
     texts = {place: (ROOT / place).read_text() for place in places}
     for place, text in texts.items():
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / place).write_text(
-            text.replace("| `num_beams` |", "| `beams` |").replace("num_beams: hypo", "num_beams: hyper")
+            text.replace("| `num_beams` |", "| `beams` |")
+            .replace("num_beams: hypo", "num_beams: hyper")
+            .replace("| `--port N` | `8000` |", "| `--port N` | `80` |")
         )
     runpy.run_path(str(tmp_path / "docs/options.py"), run_name="__main__")
     for place, text in texts.items():

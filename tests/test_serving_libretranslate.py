@@ -3,30 +3,26 @@
 import asyncio
 import contextlib
 import dataclasses
-import threading
-import time
 from types import SimpleNamespace
 from urllib.error import HTTPError
 
 import httpx
 import pytest
-import uvicorn
 from checkpoints import EOS, copy_of, edit_json, list_file, seal
 from hypothesis import given
 from hypothesis import strategies as st
 from libretranslatepy import LibreTranslateAPI
+from serving import served
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as NLLB
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.runtime.languages import Languages
-from vanilla_transformer_export.serving.app import create_app
 from vanilla_transformer_export.serving.engine import Engine
 from vanilla_transformer_export.serving.language_pairs import language_name, languages_of_model, names_by_code
 from vanilla_transformer_export.serving.libretranslate import PROTOCOL
-from vanilla_transformer_export.serving.models import ServedModel, ServedModels
-from vanilla_transformer_export.serving.settings import Settings
+from vanilla_transformer_export.serving.models import ServedModel
 from vanilla_transformer_export.serving.translating import LONG, translate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
@@ -81,19 +77,15 @@ def model(load):
 
 
 @contextlib.contextmanager
-def serving(*served, **settings):
-    """The address of a server of these models."""
-    app = create_app(ServedModels({model.name: model for model in served}), (PROTOCOL,), Settings(**settings))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
+def serving(*models, token=None, **settings):
+    """The address of a server of these."""
+    with served(token, (PROTOCOL,), **settings) as server:
+        served_models = server.server.models.models
+        served_models.update({model.name: model for model in models})
+        try:
+            yield server.url
+        finally:
+            served_models.clear()  # their engines go on
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +126,16 @@ def test_libretranslate_s_client_gets_what_translate_gives(url, alone):
         api.detect("w5")
     with pytest.raises(HTTPError, match="400"):
         api.translate("w5", "en", "fr")
+
+
+def test_the_api_key_is_the_token_of_the_server(model, alone):
+    with serving(model, token=b"secret") as url:
+        assert LibreTranslateAPI(url, "secret").translate("w5", "en", "de") == alone.translate(["w5"])[0]
+        for key in ("wrong", None):
+            with pytest.raises(HTTPError, match="401"):
+                LibreTranslateAPI(url, key).translate("w5", "en", "de")
+        settings = httpx.get(f"{url}/frontend/settings", headers={"Authorization": "Bearer secret"}).json()
+        assert settings["apiKeys"] is settings["keyRequired"] is True
 
 
 @given(st.lists(st.sampled_from([*WORDS, ".", "!", "\n", "\n\n", "?", " ", "Å", "W9", "。"]), min_size=1, max_size=12))
@@ -411,7 +413,7 @@ def test_a_missing_field_is_named(client, field):
         ("application/json", b"", "the body is not JSON: EOF"),
         ("application/json", b'{"q": "w5",', "the body is not JSON: EOF"),
         ("application/json", b'{"q": "\xff"}', "the body is not JSON: "),
-        ("application/json", b'{"q": "\\ud83d", "source": "en", "target": "de"}', "the body is not JSON: "),
+        ("application/json", b'{"q": "\\ud83d", "source": "en", "target": "de"}', "half of a character"),
         ("application/json", b"[" * 100_000, "the body is not JSON: recursion limit exceeded"),
         ("application/json", b"[1]", "the body is [1], expected"),
         ("text/plain", b"w5", "the body is not JSON: "),

@@ -9,6 +9,7 @@ import json
 import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
@@ -36,6 +37,7 @@ from vanilla_transformer_export.serving.logs import Log
 from vanilla_transformer_export.serving.metrics import Metrics
 from vanilla_transformer_export.serving.middleware import Frame
 from vanilla_transformer_export.serving.models import ServedModel, ServedModels
+from vanilla_transformer_export.serving.reading import batched
 from vanilla_transformer_export.serving.refusals import Refusal, overloaded
 from vanilla_transformer_export.serving.settings import Settings
 
@@ -52,6 +54,11 @@ def tokenizer():
     made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", START)])
     made.add_special_tokens(list(specials.values()))
     return made
+
+
+def ended(row):
+    """The tokens without padding, and why there are no more."""
+    return (row[: row.index(EOS) + 1], STOP) if EOS in row else (row, LENGTH)
 
 
 class OneByOne:
@@ -105,7 +112,7 @@ class OneByOne:
         if job.options.num_beams > 1:
             prompt = np.array([job.prompt])
             rows, _ = self.runtime._generated(GenerationRequest(job.options, prompt, np.ones_like(prompt), None))
-            return [Generated(row[len(job.prompt) :], LENGTH) for row in rows.tolist()]
+            return [Generated(*ended(row[len(job.prompt) :])) for row in rows.tolist()]
         places = range(1, len(job.prompt)) if job.scores_prompt else ()
         read = [self.known(self.logits(job.prompt[:place]), job.prompt[place], job.top_logprobs) for place in places]
         found = []
@@ -150,12 +157,12 @@ def engine(decoder):
     return OneByOne(decoder.runtime)
 
 
-@pytest.fixture(scope="module")
-def url(decoder, encoder, engine):
-    """Of a server with both."""
-    served = ServedModels({"decoder": ServedModel("decoder", decoder, engine), "encoder": ServedModel("encoder", encoder)})
+@contextlib.contextmanager
+def serving_of(*served):
+    """The address of a server of these models, in a thread."""
     settings, lifecycle, metrics = Settings(max_batch=6), Lifecycle(), Metrics()
-    app = serving.create_app(served, (openai_api.PROTOCOL,), settings, lifecycle, metrics)
+    by_name = ServedModels({model.name: model for model in served})
+    app = serving.create_app(by_name, (openai_api.PROTOCOL,), settings, lifecycle, metrics)
     framed = Frame(app, app.state.errors, settings, lifecycle, metrics, Log("error"))
     server = uvicorn.Server(uvicorn.Config(framed, port=0, log_config=None, lifespan="off"))
     thread = threading.Thread(target=server.run, daemon=True)
@@ -165,6 +172,14 @@ def url(decoder, encoder, engine):
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     thread.join()
+
+
+@pytest.fixture(scope="module")
+def url(decoder, encoder, engine):
+    read = TextRuntime(encoder.runtime.artifact.directory, threads=1)
+    reader = batched(read)
+    with serving_of(ServedModel("decoder", decoder, engine), ServedModel("encoder", read, reader=reader)) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -207,8 +222,7 @@ def test_greedy_completions_are_the_texts_of_the_runtime(client, decoder):
 def new_tokens(decoder, text, **options):
     """Without padding, with the end token."""
     ids = np.array([decoder.encode([text], special_tokens=True)[0].ids])
-    row = decoder.runtime.generate(ids, **options)[0, ids.shape[1] :].tolist()
-    return row[: row.index(EOS) + 1] if EOS in row else row
+    return ended(decoder.runtime.generate(ids, **options)[0, ids.shape[1] :].tolist())[0]
 
 
 def test_why_an_answer_ended_and_how_many_tokens_it_has(client, decoder):
@@ -356,8 +370,7 @@ def test_sampled_tokens_have_the_probabilities_of_the_model_whatever_the_samplin
     new = decoder.runtime.generate(
         np.array([[4, 5]]), do_sample=True, seed=3, top_k=0, temperature=0.5, top_p=0.5, max_new_tokens=6
     )
-    tokens = new[0, 2:].tolist()
-    tokens = tokens[: tokens.index(EOS) + 1] if EOS in tokens else tokens
+    tokens = ended(new[0, 2:].tolist())[0]
     exact = torch_logprobs(exported, [4, 5, *tokens])[1:]
     expected = [exact[place, token] for place, token in enumerate(tokens)]
     assert found.choices[0].logprobs.token_logprobs == pytest.approx(expected, abs=1e-5)
@@ -502,6 +515,32 @@ def test_a_stream_is_the_answer_in_parts(client, asked):
     assert parts == [{key: choice[key] for key in ("text", "finish_reason", "logprobs")} for choice in expected]
     _, usage = collected(client.completions.create(**options, stream=True))
     assert usage is None
+
+
+def test_the_engine_that_batches_gives_the_same(client, decoder):
+    """What all these requests at once get is what each of them gets alone."""
+    engine = Engine(decoder.runtime).start()
+    try:
+        with contextlib.ExitStack() as stack:
+            url = stack.enter_context(serving_of(ServedModel("decoder", decoder, engine)))
+            batching = stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0))
+            pool = stack.enter_context(ThreadPoolExecutor(len(STREAMED)))
+            asked = [dict(model="decoder", prompt="ab cd", seed=2, max_tokens=20) | each for each in STREAMED]
+            found = list(pool.map(lambda each: batching.completions.create(**each), asked))
+            streams = list(pool.map(lambda each: collected(batching.completions.create(**each, stream=True))[0], asked))
+    finally:
+        engine.close()
+    for each, one, parts in zip(asked, found, streams):
+        expected = client.completions.create(**each)
+        assert one.usage == expected.usage
+        for choices in (parts, [choice.to_dict() for choice in one.choices]):
+            for choice, other in zip(choices, [choice.to_dict() for choice in expected.choices], strict=True):
+                assert (choice["text"], choice["finish_reason"]) == (other["text"], other["finish_reason"]), each
+                if other["logprobs"] is not None:
+                    known, others = choice["logprobs"], other["logprobs"]
+                    assert known["tokens"] == others["tokens"] and known["text_offset"] == others["text_offset"]
+                    for row, other_row in zip(known["top_logprobs"], others["top_logprobs"], strict=True):
+                        assert row == pytest.approx(other_row, abs=1e-5)
 
 
 def test_the_events_of_a_stream(url, decoder):
@@ -706,17 +745,19 @@ def test_the_default_values_of_what_is_not_supported_are_no_matter(client):
     assert texts == texts[:1] * 3
 
 
-def test_a_long_text_is_cut_into_tokens_beside_the_event_loop(url, decoder):
+def test_a_long_text_is_cut_into_tokens_beside_the_event_loop(url, decoder, monkeypatch):
     assert (
         post(url, prompt="a" * 100_000)
         .json()["error"]["message"]
         .startswith("the context is too long: 100001 tokens of the prompt")
     )
-    with decoder.lock:  # as while another thread has it
-        pending = threading.Thread(target=post, args=(url,), kwargs=dict(prompt="ab", max_tokens=1))
-        pending.start()
-        time.sleep(0.05)
-        assert httpx.get(f"{url}/v1/models").status_code == 200
+    encode = decoder.encode
+    monkeypatch.setattr(decoder, "encode", lambda *given: (time.sleep(0.5), encode(*given))[1])
+    pending = threading.Thread(target=post, args=(url,), kwargs=dict(prompt="a" * 100_000))
+    pending.start()
+    time.sleep(0.1)
+    began = time.monotonic()
+    assert httpx.get(f"{url}/v1/models").status_code == 200 and time.monotonic() - began < 0.3
     pending.join()
 
 

@@ -10,7 +10,8 @@ from html.parser import HTMLParser
 
 import httpx
 import pytest
-from checkpoints import EOS, copy_of, list_file, seal
+from checkpoints import EOS, copy_of, edit_json, list_file, seal
+from serving import served as in_thread
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from vanilla_transformer_export import TextRuntime
@@ -21,6 +22,7 @@ from vanilla_transformer_export.serving.jobs import Event
 from vanilla_transformer_export.serving.models import ServedModel, ServedModels
 from vanilla_transformer_export.serving.refusals import draining
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
 MOST_BYTES = 20_000
 TEXT = "w5 w6 w30. W7 w9 w21!\n\n w20 w21 w22"
 
@@ -34,6 +36,8 @@ def with_words(directory, parent):
     tokenizer.add_special_tokens(["w0", "w1", f"w{EOS}"])
     tokenizer.save(str(found / "tokenizer.json"))
     list_file(found, "tokenizer.json")
+    if (found / "generation_config.json").exists():
+        edit_json(found / "generation_config.json", max_new_tokens=20)
     seal(found)
     return found
 
@@ -139,6 +143,16 @@ def test_every_task_that_is_served_has_its_fields(app):
     assert {each["task"] for each in ask(app, "GET", "/page/models").json()} <= templates
     named = re.findall(r"^  '?([\w-]+)'?: \{$", page.PAGE, re.MULTILINE)
     assert set(named) == templates
+
+
+def test_the_page_comes_without_the_token_and_says_that_one_is_needed():
+    with in_thread(token=b"secret", protocols=(page.PROTOCOL,)) as server:
+        assert httpx.get(f"{server.url}/").text == page.PAGE
+        answers = [
+            httpx.get(f"{server.url}/page/models", headers=headers) for headers in ({}, {"Authorization": "Bearer secret"})
+        ]
+    assert [answer.status_code for answer in answers] == [401, 200]
+    assert "token" in answers[0].json()["error"]
 
 
 @pytest.mark.parametrize("text", [TEXT, "w5", "\n w9 w12 w33.\n", "w5 w6. w8 w9."])

@@ -150,7 +150,7 @@ class Runtime:
         self.artifact.check_unchanged()
         self.decoders: DecoderFactory | None = None
         if "decoder" in self.specs and self.step is None:
-            loaded = LoadedExport(self.config, self.specs, self.sessions, sessions.make, self.device, self._encode_source)
+            loaded = LoadedExport(self.config, self.specs, self.sessions, sessions.make, self.device, self.encode_source)
             self.decoders = self._target.open(loaded)
 
     def encode(
@@ -231,7 +231,7 @@ class Runtime:
         if self.architecture == READS_AT_END:
             check_ends(feeds["input_ids"], feeds["attention_mask"], as_list(self.config.get("eos_token_id")))
 
-    def _encode_source(self, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
+    def encode_source(self, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
         """As `outputs`, of what has been checked."""
         feeds = {"input_ids": ids, "attention_mask": mask}
         return run_by_length(self.sessions["encoder"], self.specs["encoder"], feeds, MAX_TOKENS * self.threads)

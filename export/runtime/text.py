@@ -44,9 +44,9 @@ class TextRuntime:
             tokenizer.no_padding()
             tokenizer.no_truncation()
         self.languages = languages_of(self.runtime.artifact)
-        # Of the tokenizer, which some tasks have cut texts. None of what generates does: there a long text blocks no short one.
-        cuts = not {"decoder", "step"} & self.runtime.specs.keys()
-        self.lock: contextlib.AbstractContextManager[Any] = threading.Lock() if cuts else contextlib.nullcontext()
+        self.lock = threading.Lock()  # of the tokenizer, which some tasks have cut texts
+        # None of what generates does: there a long text blocks no short one.
+        self.may_cut = not {"decoder", "step"} & self.runtime.specs.keys()
 
     # What is read of the export when it is first needed, and the tasks.
     tokenizer_settings = functools.cached_property(rows.tokenizer_settings)
@@ -245,7 +245,7 @@ class TextRuntime:
         for text, name in named(texts):
             check_unicode(text, name)
         chosen = tokenizer or self.tokenizer
-        with self.lock, errors_of(self.path):
+        with self.lock if self.may_cut else contextlib.nullcontext(), errors_of(self.path):
             if len(texts) == 1:  # without the threads of a batch
                 return [chosen.encode(texts[0], add_special_tokens=special_tokens)]
             return chosen.encode_batch(texts, add_special_tokens=special_tokens)

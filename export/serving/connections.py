@@ -1,7 +1,6 @@
-"""Open connections: how many, and how long one may be without a request. uvicorn has a limit for neither a header that is half
-sent nor what a client does not read."""
+"""Open connections: how many, how long one may be without a request, and how long a header may be. uvicorn has no limit for a
+header, neither of time nor of size, and none for what a client does not read."""
 
-import asyncio
 import resource
 import time
 from collections.abc import Callable
@@ -9,7 +8,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-SWEEP = 0.5  # seconds between two looks at all connections
+MOST_HEADER = 64 * 1024  # bytes, beyond what came with its first ones
+TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 AT_ONCE = 16  # connections that are closed together where there are too many
 PIPELINED = 16  # requests of one connection that may wait for the one before
 SPARE = 128  # files that are open besides connections
@@ -38,14 +38,11 @@ class Connections:
             self.look(connection.connections)
             for oldest in sorted(self._since, key=lambda each: self._since[each][1])[:AT_ONCE]:
                 oldest.transport.abort()
+        limit_header(connection)
         return connection
 
-    async def sweep_on(self, connections: set[Any]) -> None:
-        while True:
-            await asyncio.sleep(SWEEP)
-            self.sweep(connections)
-
     def sweep(self, connections: set[Any]) -> None:
+        """To be called about once a second."""
         self.look(connections)
         now = self._clock()
         for connection, (_, since) in self._since.items():
@@ -65,6 +62,23 @@ class Connections:
             if request is None or request.response_complete or connection.transport.is_closing():
                 last, since = before.get(connection, (request, now))
                 self._since[connection] = (request, since if last is request else now)
+
+
+def limit_header(connection: HttpToolsProtocol) -> None:
+    """Counts the bytes of a header that has begun and is not whole."""
+    feed, last, size = connection.data_received, None, 0
+
+    def receive(data: bytes) -> None:
+        nonlocal last, size
+        feed(data)
+        if (scope := connection.scope) is None or "method" in scope:  # which it has when its header is whole
+            return
+        last, size = scope, size + len(data) if last is scope else 0
+        if size > MOST_HEADER and not connection.transport.is_closing():
+            connection.transport.write(TOO_LARGE)
+            connection.transport.close()
+
+    connection.data_received = receive  # type: ignore[method-assign]
 
 
 def files_for(connections: int) -> int:

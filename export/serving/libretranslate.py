@@ -151,9 +151,10 @@ async def body_of(request: Request) -> Translation:
 async def form_of(request: Request, kind: str) -> dict[str, Any]:
     """Its fields, with line breaks as they are elsewhere: browsers send two characters for one. Raises Refusal 400 for what
     is no form in UTF-8."""
+    pairs: list[tuple[str, str]]
     if kind == FORMS[1]:
         async with request.form(max_files=0) as form:
-            pairs = list(form.multi_items())
+            pairs = [(name, str(value)) for name, value in form.multi_items()]
     else:
         body = await request.body()
         try:
@@ -235,12 +236,6 @@ async def frontend_settings(request: Request) -> JSONResponse:
             "supportedFilesFormat": [],
         }
     )
-
-
-@router.get("/health")
-async def health() -> JSONResponse:
-    """Whether the process answers."""
-    return JSONResponse({"status": "ok"})
 
 
 @router.post("/detect")

@@ -5,9 +5,9 @@ import base64
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -29,11 +29,11 @@ from .jobs import Job
 from .models import ServedModel
 from .protocols import Protocol, models_of, name_in_path, settings_of
 from .refusals import Refusal, TooLong
+from .translating import offloaded
 
 router = APIRouter(tags=["OpenAI"])
 
 GREEDY = 1e-5  # a temperature below means the likeliest token, as in vLLM
-LONG = 2000  # characters that take about a millisecond to be cut into tokens: more are cut in a thread
 TOO_LONG = "the context is too long: "
 DONE = b"data: [DONE]\n\n"
 INPUTS = {
@@ -236,7 +236,7 @@ async def prompts_of(given: Any, runtime: TextRuntime, most: int) -> list[Prompt
     inputs: list[Any] = [""] if given is None else inputs_of("prompt", given, most, runtime)
     if not isinstance(inputs[0], str):
         return [Prompt(ids) for ids in inputs]
-    encodings = await offloaded(sum(map(len, inputs)), runtime, lambda: runtime.encode(inputs, special_tokens=True))
+    encodings = await offloaded(sum(map(len, inputs)), runtime.encode, inputs, True)
     found: list[list[int]] = [prompt(encoding) for encoding in encodings]
     first = special_token("bos_token_id", runtime.runtime.artifact.generation_config, runtime.runtime.config)
     for place, ids in enumerate(found):
@@ -268,14 +268,6 @@ def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[An
         if outside := [token for token in row if not 0 <= token < size]:
             raise UsageError(f"{name} has the token {outside[0]}, expected ids in [0, {size - 1}], the vocabulary")
     return inputs
-
-
-Result = TypeVar("Result")
-
-
-async def offloaded(size: int, runtime: TextRuntime, function: Callable[[], Result]) -> Result:
-    """What `function` returns, in a thread if it works on many characters or would wait for the tokenizer."""
-    return await asyncio.to_thread(function) if size > LONG or runtime.lock.locked() else function()
 
 
 def shown(value: Any) -> str:
@@ -396,7 +388,12 @@ async def embed(request: Request, body: EmbeddingRequest) -> Any:
         raise UsageError(f"dimensions is {body.dimensions}, expected null: it is not supported here")
     inputs = inputs_of("input", body.input, settings_of(request).max_batch, model.runtime)
     about = {"object": "list", "model": model.name}
-    content = await asyncio.to_thread(embeddings_of, model.runtime, inputs, body.encoding_format == "base64", about)
+    assert model.reader is not None  # every model that embeds has one
+    as_base64 = body.encoding_format == "base64"
+    try:
+        content = await model.reader.call(len(inputs), embeddings_of, model.runtime, inputs, as_base64, about)
+    except TooLong as error:
+        raise Refusal(400, f"{TOO_LONG}{error}") from None
     return Response(content, media_type="application/json")
 
 

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import functools
+import gc
 import importlib
 import importlib.util
+import itertools
 import math
 import os
 import re
@@ -31,11 +33,12 @@ from .connections import Connections, files_for
 from .engine import Engine
 from .language_pairs import languages_of_model
 from .lifecycle import Lifecycle
-from .logs import Log, taking_over
+from .logs import Log, described, taking_over
 from .metrics import Metrics
 from .middleware import Frame
 from .models import ServedModel, ServedModels
 from .protocols import Protocol
+from .reading import batched
 from .settings import Settings
 from .sizing import arrangement
 
@@ -44,6 +47,7 @@ CONFIG = "config.json"
 NAME = re.compile(r"[\w.-]+", re.ASCII)
 Say = Callable[[str], None]
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+TICK, TICKS = 0.1, 5  # seconds between two looks at all requests, and how many there are to one at all connections
 LAST_WORDS = 1  # seconds that uvicorn waits for clients that do not read their answers
 
 
@@ -113,25 +117,27 @@ def chosen(found: Mapping[str, Source], name: str | None, pair: str) -> Source:
 
 def load(source: Source, settings: Settings, metrics: Metrics) -> ServedModel:
     """Raises what the runtime raises for a damaged export, and UsageError for a setting that the model cannot have."""
-    if not source.generates:
-        runtime = open_runtime(source.directory, settings.threads, dtype=settings.dtype)
-        return ServedModel(source.name, runtime)
     path = source.directory / CONFIG
-    config = json_object(path, path.read_bytes())
-    arranged = arrangement(config, processors(), settings.lanes, settings.threads)
-    runtime = open_runtime(source.directory, arranged.threads, dtype=settings.dtype, continuous=True)
-    sizes = (settings.slots, settings.max_source, settings.max_length, settings.queue)
-    engine = Engine(runtime.runtime, arranged.lanes, *sizes, events=metrics.of_engine(source.name))
-    metrics.watch_rows(source.name, lambda: engine.waiting, lambda: engine.running)
-    return ServedModel(source.name, runtime, engine.start(), languages_of_model(runtime, source.languages))
+    arranged = arrangement(json_object(path, path.read_bytes()), processors(), settings.lanes, settings.threads)
+    events = metrics.of_engine(source.name)
+    if source.generates:
+        runtime = open_runtime(source.directory, arranged.threads, dtype=settings.dtype, continuous=True)
+        sizes = (settings.slots, settings.max_source, settings.max_length, settings.queue)
+        engine = Engine(runtime.runtime, arranged.lanes, *sizes, events=events).start()
+        model = ServedModel(source.name, runtime, engine, languages_of_model(runtime, source.languages))
+    else:
+        runtime = open_runtime(source.directory, arranged.threads, dtype=settings.dtype)
+        reader = batched(runtime, arranged.lanes, settings.queue, longest=settings.max_source, events=events)
+        model = ServedModel(source.name, runtime, reader=reader)
+    metrics.watch_rows(source.name, lambda: model.worker.waiting, lambda: model.worker.running)
+    return model
 
 
 def description(model: ServedModel) -> str:
     """One line of what is served."""
     artifact = model.runtime.runtime.artifact
     facts = [model.architecture, artifact.manifest.get("target", "portable"), model.runtime.runtime.dtype]
-    batching = [] if model.engine is None else [model.engine.describe()]
-    return f"{model.name}: {', '.join([*facts, *batching])}"
+    return f"{model.name}: {', '.join([*facts, model.worker.describe()])}"
 
 
 async def warm(model: ServedModel) -> None:
@@ -213,7 +219,7 @@ class Server:
         serving = asyncio.create_task(self.uvicorn.serve(sockets=[listener]))
         while not self.uvicorn.started and not serving.done():
             await asyncio.sleep(0.001)
-        sweeping = asyncio.create_task(self.connections.sweep_on(self.uvicorn.server_state.connections))
+        watching = asyncio.create_task(self.watch())
         try:
             with self.signals():
                 host, port = listener.getsockname()[:2]
@@ -222,12 +228,23 @@ class Server:
                     await self.stopping.wait()
                     await self.drain()
         finally:
-            sweeping.cancel()
+            watching.cancel()
             self.uvicorn.should_exit = True
             await serving
+            gc.unfreeze()
             for model in self.models:
-                if model.engine is not None:
-                    model.engine.close()
+                model.worker.close()
+
+    async def watch(self) -> None:
+        """Ends what takes too long."""
+        for tick in itertools.count():
+            await asyncio.sleep(TICK)
+            try:
+                self.frame.sweep()
+                if tick % TICKS == 0:
+                    self.connections.sweep(self.uvicorn.server_state.connections)
+            except Exception as error:  # of one look; the next one comes
+                self.log.write("error", "a look at what is running failed", error=described(error))
 
     async def start(self) -> bool:
         """Loads the models and lets each answer once; `False` if a signal came before that was done."""
@@ -242,6 +259,7 @@ class Server:
             await warm(model)
             self.models.models[source.name] = model
         stopped.cancel()
+        gc.freeze()  # what is loaded stays: looking for garbage in it would hold all requests up
         self.lifecycle.loading = False
         self.say("ready")
         return True
@@ -263,7 +281,7 @@ class Server:
     def stop(self, number: int) -> None:
         """Of a signal."""
         if self.stopping.is_set():
-            self.log.flush()
+            self.log.flush(0.1)
             os._exit(128 + number)
         self.lifecycle.leaving = True
         self.stopping.set()

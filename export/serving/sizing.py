@@ -22,12 +22,12 @@ class Arrangement:
 
 
 def cost_of_token(config: dict) -> float:
-    """Multiplications by weights that a decoder needs for one more token, by its config.json."""
+    """Multiplications by weights for one more token that is generated or read, by the model's config.json."""
     layers = config.get("decoder_layers") or config["num_hidden_layers"]
     width = config["hidden_size"]
     attention = width * config["num_attention_heads"] * config["head_dim"] * (6 if "decoder_layers" in config else 4)
     feed_forward = width * config["intermediate_size"] * (3 if config.get("gated") else 2)
-    return layers * (attention + feed_forward) + width * config["vocab_size"]
+    return layers * (attention + feed_forward) + width * config.get("vocab_size", 0)
 
 
 def arrangement(config: dict, cores: int, lanes: int | None = None, threads: int | None = None) -> Arrangement:

@@ -1,0 +1,212 @@
+"""The page at `/` in a browser: what it shows for each head is what the server answers, on a phone and on a desk."""
+
+import pytest
+from playwright.sync_api import expect
+
+WIDTHS = {360: dict(width=360, height=740), 1280: dict(width=1280, height=800)}
+ENGLISH = "A dog runs across a green field. Two men are sleeping in the park."
+CONTEXT = "the big dog finds a red bird, the film wins."
+# model: what is typed into the fields of a name, in the order of the Tab key
+TYPED = {
+    "translator-en-de": {"Text": ENGLISH},
+    "poet": {"Beginning of the text": "ROMEO:\n"},
+    "opinions": {"Text": "A warm and funny film that never bores."},
+    "names": {"Text": "\U0001f600 the old man sees a red bird"},
+    "answers": {"Question": "who sees a bird?", "Text that has the answer": CONTEXT},
+    "masks": {"Text with a mask": "the big <mask> finds a bird"},
+    "vectors": {"First text": "the dog finds a bird", "Second text": "who sees the old man?"},
+}
+
+
+@pytest.fixture(params=WIDTHS, ids=str)
+def page(request, chromium, server):
+    context = chromium.new_context(viewport=WIDTHS[request.param], color_scheme="dark" if request.param > 1000 else "light")
+    found = context.new_page()
+    found.width, found.complaints, found.places = request.param, [], set()
+    found.on("console", lambda message: found.complaints.append(message.text))
+    found.on("pageerror", lambda error: found.complaints.append(str(error)))
+    found.on("request", lambda request: found.places.add(request.url.split("/")[2]))
+    found.goto(server.url)
+    yield found
+    context.close()
+
+
+def choose(page, model):
+    page.get_by_role("combobox", name="Model").select_option(model)
+
+
+def answered(page):
+    expect(page.get_by_role("status")).to_contain_text("done in", timeout=30_000)
+    return page.locator("#output")
+
+
+def send(page, model):
+    """By the keyboard alone, from the choice of the model on."""
+    choose(page, model)
+    page.get_by_role("combobox", name="Model").focus()
+    for name, text in TYPED[model].items():
+        page.keyboard.press("Tab")
+        expect(page.get_by_role("textbox", name=name, exact=True)).to_be_focused()
+        page.keyboard.insert_text(text.replace("<mask>", page.evaluate("model.mask ?? ''")))
+    page.keyboard.press("Control+Enter")
+    return answered(page)
+
+
+def shown_bars(output):
+    """[(label, the share that is shown)]"""
+    return [tuple(item.locator("> span").all_inner_texts()[:2]) for item in output.locator("li").all()]
+
+
+def percent(score):
+    return f"{100 * score:.1f} %"
+
+
+def test_a_translation_is_what_the_server_answers(page, server):
+    found = send(page, "translator-en-de")
+    # The page has no beams, the model has five: greedy search of the same text, from the page's own stream in pieces.
+    assert found.inner_text().startswith("Ein Hund") and found.inner_text().endswith(" Zwei Männer schlafen im Park.")
+    assert found.locator("p").get_attribute("lang") == "de"
+
+
+def test_a_continuation_follows_its_beginning(page, server):
+    found = send(page, "poet")
+    page.get_by_role("spinbutton", name="New tokens at most").fill("9")
+    page.get_by_role("button", name="Continue").click()
+    answered(page)
+    expected = server.post("/models/poet/v1/completions", model="poet", prompt="ROMEO:\n", max_tokens=9, temperature=0)[
+        "choices"
+    ][0]["text"]
+    assert found.text_content() == "ROMEO:\n" + expected
+
+
+def test_labels_have_bars(page, server):
+    expected = server.post("/models/opinions/predict/text-classification", inputs=TYPED["opinions"]["Text"])
+    rows = expected[0] if isinstance(expected[0], list) else expected
+    found = send(page, "opinions")
+    assert shown_bars(found)[0] == (rows[0]["label"], percent(rows[0]["score"])) and len(shown_bars(found)) == 2
+    widths = [bar.bounding_box()["width"] for bar in found.locator(".bar > span").all()]
+    assert widths[0] > widths[1]
+
+
+def test_entities_are_marked_where_they_stand(page, server):
+    text = TYPED["names"]["Text"]
+    parameters = {"aggregation_strategy": "simple"}
+    expected = server.post("/models/names/predict/token-classification", inputs=text, parameters=parameters)
+    found = send(page, "names")
+    marks = [
+        mark.evaluate("mark => [mark.firstChild.data, mark.lastChild.textContent]") for mark in found.locator("mark").all()
+    ]
+    assert marks == [[text[each["start"] : each["end"]], each["entity_group"]] for each in expected] and marks
+
+
+def test_an_answer_is_highlighted(page, server):
+    inputs = dict(zip(("question", "context"), TYPED["answers"].values()))
+    expected = server.post("/models/answers/predict/question-answering", inputs=inputs)
+    expected = expected[0] if isinstance(expected, list) else expected
+    found = send(page, "answers")
+    assert found.locator("mark").inner_text() == CONTEXT[expected["start"] : expected["end"]]
+    assert shown_bars(found) == [(expected["answer"], percent(expected["score"]))]
+    assert found.locator("p").inner_text() == CONTEXT
+
+
+def test_masks_are_filled(page, server):
+    found = send(page, "masks")
+    text = page.get_by_role("textbox", name="Text with a mask").input_value()
+    expected = server.post("/models/masks/predict/fill-mask", inputs=text)
+    assert shown_bars(found) == [(each["token_str"], percent(each["score"])) for each in expected]
+    assert found.locator("small").first.inner_text() == expected[0]["sequence"]
+
+
+def test_a_button_inserts_the_mask(page):
+    choose(page, "masks")
+    field = page.get_by_role("textbox", name="Text with a mask")
+    field.fill("the big ")
+    page.get_by_role("button", name="Insert the mask").click()
+    assert field.input_value() == f"the big {page.evaluate('model.mask')}"
+    expect(field).to_be_focused()
+
+
+def test_two_texts_are_compared(page, server):
+    texts = list(TYPED["vectors"].values())
+    answer = server.post("/models/vectors/v1/embeddings", model="vectors", input=texts, encoding_format="float")
+    one, other = (each["embedding"] for each in answer["data"])
+    norms = sum(value * value for value in one) * sum(value * value for value in other)
+    cosine = sum(first * second for first, second in zip(one, other)) / norms**0.5
+    assert shown_bars(send(page, "vectors")) == [("Cosine of the two vectors", f"{cosine:.3f}")]
+
+
+@pytest.mark.parametrize("model", TYPED)
+def test_it_fits_the_screen_and_complains_of_nothing(page, model, shots):
+    send(page, model)
+    page.screenshot(path=shots / f"{model}-{page.width}.png", full_page=True)
+    assert page.evaluate("document.documentElement.scrollWidth") <= page.width
+    assert page.complaints == [] and len(page.places) == 1  # nothing came from elsewhere
+    small = "elements => elements.filter(each => each.offsetParent && each.offsetHeight < 44).map(each => each.outerHTML)"
+    assert page.eval_on_selector_all("button, input, select, textarea", small) == []  # what fingers hit
+
+
+def test_markup_in_a_text_stays_text(page):
+    choose(page, "names")
+    page.get_by_role("textbox", name="Text").fill("<img src=x onerror=alert(1)> the old <b>man</b>")
+    page.keyboard.press("Control+Enter")
+    found = answered(page)
+    assert found.locator("img, b").count() == 0 and "<b>" in found.text_content() and page.complaints == []
+
+
+def test_an_error_is_shown_in_words_and_goes_away(page):
+    choose(page, "poet")
+    field = page.get_by_role("textbox", name="Beginning of the text")
+    field.fill("to be " * 200)
+    page.get_by_role("button", name="Continue").click()
+    expect(page.get_by_role("alert")).to_contain_text("1200 tokens, expected at most")
+    field.fill("to be")
+    page.get_by_role("button", name="Continue").click()
+    answered(page)
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_an_answer_appears_as_it_is_made_and_can_be_stopped(page):
+    """The first pieces are there while the server still holds the rest back."""
+    page.evaluate(
+        """() => {
+            const real = window.fetch;
+            window.fetch = async (...given) => {
+                const answer = await real(...given);
+                if (!String(given[0]).endsWith('page/stream')) return answer;
+                const reader = answer.body.getReader();
+                let count = 0;
+                const slow = new ReadableStream({
+                    async pull(controller) {
+                        if (count++ === 1) await new Promise((done, stop) => given[1].signal.addEventListener('abort', stop));
+                        const { value, done } = await reader.read();
+                        done ? controller.close() : controller.enqueue(value);
+                    },
+                });
+                return new Response(slow);
+            };
+        }"""
+    )
+    choose(page, "translator-en-de")
+    page.get_by_role("textbox", name="Text").fill(ENGLISH)
+    page.get_by_role("button", name="Translate").click()
+    output = page.locator("#output")
+    expect(output).to_contain_text("Ein")
+    assert output.get_attribute("aria-busy") == "true"
+    expect(page.get_by_role("status")).to_have_text("working ...")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("status")).to_have_text("stopped")
+    assert output.get_attribute("aria-busy") == "false"
+
+
+def test_a_token_is_asked_for(chromium, exports, start_server, tmp_path):
+    server = start_server([exports["translator-en-de"]], tmp_path / "log", VANILLA_TRANSFORMER_TOKEN="secret")
+    page = chromium.new_page()
+    page.goto(server.url)
+    expect(page.get_by_role("alert")).to_contain_text("token")
+    page.get_by_role("textbox", name="Token of this server").fill("secret")
+    page.get_by_role("button", name="Use this token").click()
+    page.get_by_role("textbox", name="Text", exact=True).fill("A dog runs.")
+    page.get_by_role("button", name="Translate").click()
+    expect(page.locator("#output")).to_contain_text("Ein Hund")
+    page.close()
+    server.stop()
