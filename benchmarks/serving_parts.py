@@ -38,6 +38,10 @@ class Run:
         bodies = [json.dumps({"q": text, "source": "en", "target": "de"}) for text in self.captions]
         return {"path": "/translate", "bodies": bodies, "seconds": self.seconds}
 
+    @property
+    def warm_up(self) -> dict:
+        return self.translations | {"seconds": min(2, self.seconds)}
+
     def start(self, stack: ExitStack, name: str, plan: Plan) -> Server:
         (self.root / "logs").mkdir(parents=True, exist_ok=True)
         return stack.enter_context(Server(plan, self.root / "logs" / f"{name}.log"))
@@ -45,7 +49,7 @@ class Run:
     def ours(self, stack: ExitStack, model: str) -> Server:
         """With 8 bits, warmed up."""
         server = self.start(stack, f"{model}-ours", plans(self.root, model)["ours-int8"])
-        server.load(**self.translations | {"seconds": 2}, connections=CONNECTIONS)
+        server.load(**self.warm_up, connections=CONNECTIONS)
         return server
 
 
@@ -57,7 +61,7 @@ def saturation(run: Run, model: str) -> dict:
         servers = {name: run.start(stack, f"{model}-{name}", plan) for name, plan in chosen.items()}
         for name, server in servers.items():
             found[name]["ready_seconds"] = server.seconds
-            server.load(**run.translations | {"seconds": 2}, connections=CONNECTIONS)
+            server.load(**run.warm_up, connections=CONNECTIONS)
         for repeat in range(run.repeats):
             for name, server in servers.items():
                 load = server.load(**run.translations, connections=CONNECTIONS, first=repeat * 97)
@@ -91,7 +95,7 @@ def rates(run: Run, model: str) -> dict:
     for name in ("ours-int8", "ctranslate2-int8-2x1"):
         with ExitStack() as stack:
             server = run.start(stack, f"{model}-{name}", plans(run.root, model)[name])
-            server.load(**run.translations | {"seconds": 2}, connections=CONNECTIONS)
+            server.load(**run.warm_up, connections=CONNECTIONS)
             rate = server.load(**run.translations, connections=CONNECTIONS)["per_second"]
             loads = {share: server.load(**run.translations, rate=share * rate) for share in SHARES}
             found[name] = {"closed_per_second": rate, "loads": loads}

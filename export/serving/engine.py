@@ -1,10 +1,11 @@
 """What generates: a queue of jobs, and lanes that take them from there."""
 
 import asyncio
+import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -73,7 +74,6 @@ class Engine:
         self.room = dataclasses.replace(self.room, rows=self.rows_of_lane(lanes, slots))
         self.queue = Queue(queue)
         self.lanes = [Lane(self, self.batch()) for _ in range(lanes)]
-        self.call: Callable[..., Any] = call_at_once
 
     def rows_of_lane(self, lanes: int, slots: int | None) -> int:
         if slots is None:
@@ -180,7 +180,7 @@ class Engine:
             raise ticket.error
         return ticket.answers
 
-    async def stream(self, job: Job) -> AsyncIterator[Event]:
+    async def stream(self, job: Job) -> AsyncGenerator[Event, None]:
         """The tokens of each of the answers, as they come. Closed early, it leaves nothing running. Raises as `answers`, and
         UsageError for beams, before the first."""
         if job.options.num_beams > 1:
@@ -202,7 +202,7 @@ class Engine:
     def put(self, ticket: Ticket, loop: asyncio.AbstractEventLoop | None = None) -> Ticket:
         """Into the queue. What receives it is called in `loop`, or by a lane."""
         if loop is not None:
-            self.call = loop.call_soon_threadsafe
+            ticket.call = loop.call_soon_threadsafe
         self.queue.put(ticket)
         return ticket
 
@@ -231,10 +231,6 @@ class Engine:
         return finished
 
 
-def call_at_once(function: Callable[..., Any], *args: Any) -> None:
-    function(*args)
-
-
 class Lane(threading.Thread):
     """Steps a batch, as long as there are jobs."""
 
@@ -246,11 +242,13 @@ class Lane(threading.Thread):
 
     def run(self) -> None:
         while (joining := self.engine.queue.take(self.batch)) is not None:
-            touched = {run.ticket for run in joining}
+            touched = {run.ticket for run in (*joining, *self.batch.running, *self.batch.unread)}
+            if self.gives_up:
+                for ticket in touched:
+                    ticket.fail(draining())
             try:
                 self.drop()
-                self.begin(joining)
-                touched.update(run.ticket for run in self.batch.running)
+                self.begin([run for run in joining if not run.ticket.is_over])
                 rows = sum(len(run.slots) for run in self.batch.running)
                 self.batch.step()
                 self.engine.events.stepped(rows, rows)
@@ -267,8 +265,6 @@ class Lane(threading.Thread):
     def drop(self) -> None:
         """Runs whose request is over, as when its client has gone."""
         for run in (*self.batch.running, *self.batch.unread):
-            if self.gives_up:
-                run.ticket.fail(draining())
             if run.ticket.is_over:
                 self.batch.leave(run)
 
@@ -286,8 +282,13 @@ class Lane(threading.Thread):
                 self.engine.events.first_token(now - run.ticket.put_at)
             if run.finished or run.ticket.error is not None:
                 self.batch.leave(run)
-        if news := [(ticket.receive, ticket.news()) for ticket in touched if ticket.changed]:
-            self.engine.call(tell_all, news)
+        news: dict[Callable[..., Any], list] = {}
+        for ticket in touched:
+            if ticket.changed:
+                news.setdefault(ticket.call, []).append((ticket.receive, ticket.news()))
+        for call, each in news.items():
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and who waited in it
+                call(tell_all, each)
 
 
 def tell_all(news: list[tuple[Callable, tuple]]) -> None:

@@ -29,7 +29,7 @@ from ..runtime.artifact import MANIFEST, json_object
 from ..runtime.devices import processors
 from ..runtime.predictions import GENERATORS, open_runtime
 from .app import create_app
-from .connections import Connections, files_for
+from .connections import Connections, files_for, taking_all
 from .engine import Engine
 from .language_pairs import languages_of_model
 from .lifecycle import Lifecycle
@@ -221,7 +221,7 @@ class Server:
             await asyncio.sleep(0.001)
         watching = asyncio.create_task(self.watch())
         try:
-            with self.signals():
+            with self.signals(), taking_all(listener, self.opened):
                 host, port = listener.getsockname()[:2]
                 self.say(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}")
                 if await self.start():
@@ -234,6 +234,10 @@ class Server:
             gc.unfreeze()
             for model in self.models:
                 model.worker.close()
+
+    def opened(self) -> asyncio.Protocol:
+        """Of a new connection, as uvicorn makes it."""
+        return self.connections.open(config=self.uvicorn.config, server_state=self.uvicorn.server_state, app_state={})
 
     async def watch(self) -> None:
         """Ends what takes too long."""
