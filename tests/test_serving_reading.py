@@ -43,7 +43,8 @@ MEAN = (("classifier_pooling", "mean"), ("type_vocab_size", 0))
 def rows_of(runtime, count=40, longest=50):
     rng = np.random.default_rng(0)
     size = runtime.config["vocab_size"]
-    return [rng.integers(4, size, rng.integers(1, longest)).tolist() for _ in range(count)]
+    end = runtime.config["eos_token_id"]  # which some classifiers read
+    return [[*rng.integers(4, size, rng.integers(1, longest)).tolist(), end] for _ in range(count)]
 
 
 def read(reader, rows):
@@ -88,6 +89,13 @@ def test_rows_of_every_export_have_the_same_bits_in_company(made, name, settings
         if settings.get("target") == "cpu" or not settings:
             assert reader.most_rows > 1
         check_mixes(reader, 50, per_token=name in ("tag", "answer", "fill_mask"))
+
+
+def test_lanes_that_begin_the_same_call_at_once_lose_no_rows(made):
+    with contextlib.closing(Reader(Runtime(made("classify", MEAN, target="cpu"), threads=1), lanes=4)) as reader:
+        rows = rows_of(reader.runtime, 40)
+        for _ in range(50):
+            assert all(found["logits"].any() for found in read(reader, rows))
 
 
 def test_a_length_follows_from_the_row_s_own():
