@@ -444,7 +444,7 @@ def test_a_stop_text_of_bytes_that_come_one_by_one(client, decoder):
         body = openai_api.CompletionRequest(stop=stop, temperature=0, max_tokens=8)
         job = engine.job([START], openai_api.options_of(body, {}))
         asked = openai_api.Completion(decoder, job, 0, "", [stop], False)
-        [choice] = asyncio.run(openai_api.whole(engine, [asked]))
+        [choice] = json.loads(asyncio.run(openai_api.whole(engine, [asked], {})))["choices"]
         assert (choice["text"], asked.tokens) == (expected, tokens)
 
 
@@ -498,6 +498,7 @@ STREAMED = [
     dict(logprobs=0, n=2, stop="a"),
     dict(echo=True),
     dict(echo=True, logprobs=1, prompt=["ab cd", "g"]),
+    dict(echo=True, logprobs=1, n=3, prompt=["ab cd", "g"]),
     dict(echo=True, max_tokens=0),
     dict(echo=True, max_tokens=0, logprobs=1),
     dict(prompt=[4, 5, 22, 23], temperature=0),
@@ -517,30 +518,46 @@ def test_a_stream_is_the_answer_in_parts(client, asked):
     assert usage is None
 
 
-def test_the_engine_that_batches_gives_the_same(client, decoder):
-    """What all these requests at once get is what each of them gets alone."""
-    engine = Engine(decoder.runtime).start()
-    try:
-        with contextlib.ExitStack() as stack:
-            url = stack.enter_context(serving_of(ServedModel("decoder", decoder, engine)))
-            batching = stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0))
-            pool = stack.enter_context(ThreadPoolExecutor(len(STREAMED)))
-            asked = [dict(model="decoder", prompt="ab cd", seed=2, max_tokens=20) | each for each in STREAMED]
-            found = list(pool.map(lambda each: batching.completions.create(**each), asked))
-            streams = list(pool.map(lambda each: collected(batching.completions.create(**each, stream=True))[0], asked))
-    finally:
-        engine.close()
-    for each, one, parts in zip(asked, found, streams):
-        expected = client.completions.create(**each)
-        assert one.usage == expected.usage
-        for choices in (parts, [choice.to_dict() for choice in one.choices]):
-            for choice, other in zip(choices, [choice.to_dict() for choice in expected.choices], strict=True):
-                assert (choice["text"], choice["finish_reason"]) == (other["text"], other["finish_reason"]), each
-                if other["logprobs"] is not None:
-                    known, others = choice["logprobs"], other["logprobs"]
-                    assert known["tokens"] == others["tokens"] and known["text_offset"] == others["text_offset"]
-                    for row, other_row in zip(known["top_logprobs"], others["top_logprobs"], strict=True):
-                        assert row == pytest.approx(other_row, abs=1e-5)
+def choices_of(client, asked):
+    """Of each request, all of them at once: as a whole, and as a stream."""
+    with ThreadPoolExecutor(2 * len(asked)) as pool:
+        found = pool.map(lambda each: client.completions.create(**each), asked)
+        streams = pool.map(lambda each: collected(client.completions.create(**each, stream=True))[0], asked)
+        return [[choice.to_dict() for choice in whole.choices] for whole in found], list(streams)
+
+
+def check_same(choices, expected):
+    for choice, other in zip(choices, expected, strict=True):
+        assert (choice["text"], choice["finish_reason"]) == (other["text"], other["finish_reason"])
+        if other["logprobs"] is not None:
+            known, others = choice["logprobs"], other["logprobs"]
+            assert known["tokens"] == others["tokens"] and known["text_offset"] == others["text_offset"]
+            for row, other_row in zip(known["top_logprobs"], others["top_logprobs"], strict=True):
+                assert row == pytest.approx(other_row, abs=1e-5)
+
+
+@pytest.mark.parametrize("batches", ["whole", pytest.param("continuous", marks=pytest.mark.slow)])
+def test_the_engine_that_batches_gives_the_same(decoder, exported_for, tmp_path, batches):
+    """What all these requests at once get is what each of them gets alone, from logits that are computed anew at each step."""
+    directory = decoder.runtime.artifact.directory
+    if batches == "continuous":
+        directory = with_tokenizer(exported_for("causal", "cpu")[1], tmp_path)
+    runtime = TextRuntime(directory, threads=1, continuous=True)
+    engine = Engine(runtime.runtime).start()
+    assert ("whole batches" in engine.describe()) == (batches == "whole")
+    alone = TextRuntime(directory, threads=1)
+    asked = [dict(model="decoder", prompt="ab cd", seed=2, max_tokens=20) | each for each in STREAMED]
+    with contextlib.ExitStack() as stack:
+        found = []
+        for served in ServedModel("decoder", runtime, engine), ServedModel("decoder", alone, OneByOne(alone.runtime)):
+            url = stack.enter_context(serving_of(served))
+            client = stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0))
+            found.append(choices_of(client, asked))
+    engine.close()
+    (whole, streams), (expected, _) = found
+    for choices, parts, others in zip(whole, streams, expected, strict=True):
+        check_same(choices, others)
+        check_same(parts, others)
 
 
 def test_the_events_of_a_stream(url, decoder):

@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -180,7 +180,7 @@ class Engine:
             raise ticket.error
         return ticket.answers
 
-    async def stream(self, job: Job) -> AsyncIterator[Event]:
+    async def stream(self, job: Job) -> AsyncGenerator[Event, None]:
         """The tokens of each of the answers, as they come. Closed early, it leaves nothing running. Raises as `answers`, and
         UsageError for beams, before the first."""
         if job.options.num_beams > 1:

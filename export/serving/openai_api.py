@@ -25,7 +25,7 @@ from ..runtime.text import TextRuntime, prompt
 from .app import one_line, refusal_of
 from .completions import Chunk, Completion, joined
 from .engine import Engine
-from .jobs import Job
+from .jobs import Generated, Job
 from .models import ServedModel
 from .protocols import Protocol, models_of, name_in_path, settings_of
 from .refusals import Refusal, TooLong
@@ -34,6 +34,7 @@ from .translating import offloaded
 router = APIRouter(tags=["OpenAI"])
 
 GREEDY = 1e-5  # a temperature below means the likeliest token, as in vLLM
+ONE_JOB = 100  # characters are cut into tokens while one job is checked
 TOO_LONG = "the context is too long: "
 DONE = b"data: [DONE]\n\n"
 INPUTS = {
@@ -141,23 +142,29 @@ async def complete(request: Request, body: CompletionRequest) -> Any:
     options, stops = options_of(body, model.runtime.runtime.defaults), stops_of(body.stop)
     check_fields(body)
     prompts = await prompts_of(body.prompt, model.runtime, settings_of(request).max_batch)
-    asked = [
-        Completion(
-            model.runtime,
-            job_of(engine, each, options, body),
-            first=place * (body.n or 1),
-            begins=echoed(each, model.runtime) if body.echo else "",
-            stops=stops,
-            is_empty=body.max_tokens == 0,
-        )
-        for place, each in enumerate(prompts)
-    ]
+    size = sum(len(each.ids) for each in prompts) + ONE_JOB * len(prompts)
+    asked = await offloaded(size, asked_of, model.runtime, engine, prompts, options, stops, body)
     about = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time()), "model": model.name}
     if body.stream:
         with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         return EventStream(events(await begun(parts(engine, asked)), about, asked if with_usage else None))
-    choices = await whole(engine, asked)
-    return JSONResponse({**about, "choices": choices, "usage": usage_of(asked)})
+    return Response(await whole(engine, asked, about), media_type="application/json")
+
+
+def asked_of(
+    runtime: TextRuntime,
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    options: dict[str, Any],
+    stops: list[str],
+    body: CompletionFields,
+) -> list[Completion]:
+    """Of each prompt what is to be generated. Raises as `job_of`."""
+    n, is_empty = options["num_return_sequences"], body.max_tokens == 0
+    jobs = [job_of(engine, each, options, body) for each in prompts]
+    echoes = [echoed(each, runtime) if body.echo else "" for each in prompts]
+    made = enumerate(zip(jobs, echoes, strict=True))
+    return [Completion(runtime, job, place * n, begins, stops, is_empty) for place, (job, begins) in made]
 
 
 def completes(model: ServedModel) -> bool:
@@ -283,12 +290,25 @@ def usage_of(asked: Sequence[Completion]) -> dict[str, int]:
     return {"prompt_tokens": read, "completion_tokens": new, "total_tokens": read + new}
 
 
-async def whole(engine: Engine, asked: Sequence[Completion]) -> list[Chunk]:
-    """All choices. Answers that a stop text may end are heard as they come, so that they end there."""
+async def whole(engine: Engine, asked: Sequence[Completion], about: dict[str, Any]) -> bytes:
+    """The answer, in JSON. Answers that a stop text may end are heard as they come, so that they end there."""
     if asked[0].stops and not asked[0].is_replayed:
-        return joined([chunk async for chunk in parts(engine, asked)])
+        return rendered(about, joined([chunk async for chunk in parts(engine, asked)]), asked)
     found = await engine.answers([each.job for each in asked])
-    return [choice for each, generated in zip(asked, found, strict=True) for choice in each.whole(generated)]
+    size = sum(each.size(generated) for each, generated in zip(asked, found, strict=True))
+    return await offloaded(size, of_generated, about, asked, found)
+
+
+def of_generated(about: dict[str, Any], asked: Sequence[Completion], found: list[list[Generated]]) -> bytes:
+    return rendered(about, [choice for each, own in zip(asked, found, strict=True) for choice in each.whole(own)], asked)
+
+
+def rendered(about: dict[str, Any], choices: list[Chunk], asked: Sequence[Completion]) -> bytes:
+    return json_of({**about, "choices": choices, "usage": usage_of(asked)})
+
+
+def json_of(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 async def parts(engine: Engine, asked: Sequence[Completion]) -> AsyncGenerator[Chunk, None]:
@@ -374,7 +394,7 @@ async def events(
 
 
 def event(content: dict[str, Any]) -> bytes:
-    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+    return b"data: %b\n\n" % json_of(content)
 
 
 # --------------------------------------------------------------------------------------------------------------- embeddings
@@ -409,7 +429,7 @@ def embeddings_of(runtime: TextRuntime, inputs: list[Any], as_base64: bool, abou
     data = [{"object": "embedding", "index": index, "embedding": value} for index, value in enumerate(values)]
     tokens = sum(len(row.ids) for row in rows)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return json.dumps({**about, "data": data, "usage": usage}, allow_nan=False, separators=(",", ":")).encode()
+    return json_of({**about, "data": data, "usage": usage})
 
 
 def rows_of(runtime: TextRuntime, inputs: list[Any]) -> tuple[Sequence[Encoding | Row], int]:

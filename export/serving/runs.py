@@ -30,7 +30,7 @@ class Run:
         self.has_begun = False
         self.finished = False
         self.fed = 0  # tokens of the prompt that are in the cache when it starts
-        self.forced = list(job.prompt[1:]) if job.scores_prompt else []
+        self.forced = list(job.prompt[1:]) if job.scores_prompt and not index else []  # samples go on where the first is
         self.first_tokens = job.prompt[:1] if job.scores_prompt else job.prompt
         self.next_tokens = [self.first_tokens[-1]]
         self.tokens: list[int] = []
