@@ -72,7 +72,7 @@ class OneByOne:
         self.reset()
 
     def reset(self):
-        self.steps, self.closed, self.fails_after, self.error = 0, 0, None, None
+        self.steps, self.closed, self.pause, self.fails_after, self.error = 0, 0, 0, None, None
 
     def logits(self, ids):
         self.steps += 1
@@ -126,7 +126,7 @@ class OneByOne:
         try:
             for event in self.events(job):
                 yield event
-                await asyncio.sleep(0)
+                await asyncio.sleep(self.pause)
         finally:
             self.closed += 1
 
@@ -622,17 +622,13 @@ def test_an_error_before_the_first_token_has_a_status(client, engine, prompt):
 @pytest.mark.parametrize("prompt", ["ab", ["ab", "g"]])
 def test_a_client_that_goes_leaves_nothing_running(client, engine, prompt):
     slow = dict(model="decoder", prompt=prompt, max_tokens=30, extra_body=dict(suppress_tokens=[EOS]))
-    logits = OneByOne.logits
-    engine.logits = lambda ids: (time.sleep(0.02), logits(engine, ids))[1]
-    try:
-        with client.completions.create(**slow, stream=True) as stream:
-            next(iter(stream))
-        deadline = time.monotonic() + 5
-        while engine.closed < (1 if prompt == "ab" else 2) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert engine.closed == (1 if prompt == "ab" else 2) and engine.steps < 50
-    finally:
-        del engine.logits
+    engine.pause, streams = 0.1, 1 if prompt == "ab" else 2
+    with client.completions.create(**slow, stream=True) as stream:
+        next(iter(stream))
+    deadline = time.monotonic() + 10
+    while engine.closed < streams and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert engine.closed == streams and engine.steps < 30 * streams
 
 
 # ----------------------------------------------------------------------------------------------------------------- refusals
