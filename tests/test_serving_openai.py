@@ -165,7 +165,18 @@ def serving_of(*served):
     app = serving.create_app(by_name, (openai_api.PROTOCOL,), settings, lifecycle, metrics)
     framed = Frame(app, app.state.errors, settings, lifecycle, metrics, Log("error"))
     server = uvicorn.Server(uvicorn.Config(framed, port=0, log_config=None, lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
+
+    async def serve():
+        sweeping = asyncio.create_task(sweep())
+        await server.serve()
+        sweeping.cancel()
+
+    async def sweep():
+        while True:
+            framed.sweep()
+            await asyncio.sleep(0.05)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.005)
