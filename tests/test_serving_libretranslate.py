@@ -220,6 +220,19 @@ def test_other_requests(client):
         assert "disabled on this server" in message(client.post(path, json={"q": "w5"}), 403)
 
 
+def test_the_openapi_document_has_the_body_in_all_its_forms(client):
+    document = client.get("/openapi.json").json()
+    operation = document["paths"]["/translate"]["post"]
+    content = operation["requestBody"]["content"]
+    assert set(content) == {"application/json", "application/x-www-form-urlencoded", "multipart/form-data"}
+    assert {tuple(each["schema"]["required"]) for each in content.values()} == {("q", "source", "target")}
+    assert {"200", "400", "413", "429", "503"} <= set(operation["responses"])
+    [error] = {
+        each["content"]["application/json"]["schema"]["$ref"] for each in map(operation["responses"].get, ("400", "503"))
+    }
+    assert list(document["components"]["schemas"][error.rpartition("/")[2]]["properties"]) == ["error"]
+
+
 # ------------------------------------------------------------------------------------------------------------------ languages
 
 
@@ -432,6 +445,15 @@ def test_a_body_that_is_none_is_an_error(client, kind, content, said):
 def test_a_file_in_a_form_is_an_error(client):
     files = {"q": ("a.txt", b"w5"), "source": (None, "en"), "target": (None, "de")}
     assert "Too many files" in message(client.post("/translate", files=files))
+
+
+def test_more_sentences_than_a_request_may_have_are_too_many(client):
+    for body, said in (
+        ({"q": "w5\n" * 4097}, "the texts have 4097 sentences together, expected at most 4096"),
+        ({"q": "w5<p>" * 4097, "format": "html"}, "the html has 4097 pieces of text, expected at most 4096"),
+        ({"q": "w5 " * 4097}, "a sentence has 12290 characters, expected at most 640"),
+    ):
+        assert message(client.post("/translate", json={**ENGLISH, **body}), 413) == said
 
 
 def test_a_sentence_that_no_slot_holds_is_too_long(client):

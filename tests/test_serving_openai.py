@@ -65,10 +65,12 @@ class OneByOne:
     """An engine that runs jobs alone, from the whole text again at each step; it counts, and fails when it is told to."""
 
     job, check_lengths, check_room = Engine.job, Engine.check_lengths, Engine.check_room
+    checked, known_prompt = Engine.checked, Engine.known_prompt
 
     def __init__(self, runtime):
         self.runtime = runtime
         self.room = Room(8, 0, runtime.config["max_position_embeddings"])
+        self._known = {}
         self.reset()
 
     def reset(self):

@@ -3,14 +3,13 @@
 import asyncio
 import contextlib
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from checkpoints import perturbed
-from heads import HEADS, MANY, PAIRS, close, save_head, tokenizer_for, word_pieces
-from targets import SIZES
+from heads import HEADS, MANY, PAIRS, close, save_head, tokenizer_for
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from vanilla_transformer_export import ImageRuntime, Runtime, TextRuntime, export
 from vanilla_transformer_export.runtime.inputs import pad_sequences
@@ -44,7 +43,8 @@ MEAN = (("classifier_pooling", "mean"), ("type_vocab_size", 0))
 def rows_of(runtime, count=40, longest=50):
     rng = np.random.default_rng(0)
     size = runtime.config["vocab_size"]
-    return [rng.integers(4, size, rng.integers(1, longest)).tolist() for _ in range(count)]
+    end = runtime.config["eos_token_id"]  # which some classifiers read
+    return [[*rng.integers(4, size, rng.integers(1, longest)).tolist(), end] for _ in range(count)]
 
 
 def read(reader, rows):
@@ -89,6 +89,13 @@ def test_rows_of_every_export_have_the_same_bits_in_company(made, name, settings
         if settings.get("target") == "cpu" or not settings:
             assert reader.most_rows > 1
         check_mixes(reader, 50, per_token=name in ("tag", "answer", "fill_mask"))
+
+
+def test_lanes_that_begin_the_same_call_at_once_lose_no_rows(made):
+    with contextlib.closing(Reader(Runtime(made("classify", MEAN, target="cpu"), threads=1), lanes=4)) as reader:
+        rows = rows_of(reader.runtime, 40)
+        for _ in range(50):
+            assert all(found["logits"].any() for found in read(reader, rows))
 
 
 def test_a_length_follows_from_the_row_s_own():
@@ -220,7 +227,7 @@ def test_more_rows_than_may_wait_are_refused_and_a_single_request_is_not(stub):
         assert len(await asked(reader, [[5]] * 30)) == 30
         session.free.clear()
         waiting = asyncio.create_task(asked(reader, [[5]] * 18))
-        await until(lambda: session.shapes)
+        await until(lambda: reader.asked == 18)
         with pytest.raises(Refusal, match="18 rows are waiting, expected at most 20") as refused:
             await asked(reader, [[5]] * 3)
         assert refused.value.status == 429 and refused.value.retry_after
@@ -250,7 +257,7 @@ def test_a_reader_that_is_closed_answers_what_it_has(stub):
     async def ask():
         session.free.clear()
         due = [asyncio.create_task(asked(reader, [[place]])) for place in (5, 6)]
-        await until(lambda: reader.waiting + len(session.order) == 2)
+        await until(lambda: reader.waiting + len(session.order) == 2)  # one may have begun
         reader.close()
         with pytest.raises(Refusal, match="shutting down"):
             await asked(reader, [[7]])
@@ -297,5 +304,15 @@ def test_every_task_gives_what_it_gives_without_the_queue(made, name):
 
 
 @pytest.mark.slow
-def test_images_run_together(tmp_path):
-    from test_vision import save_vision  # noqa: F401
+def test_images_of_many_requests_have_the_answers_that_they_have_alone(tmp_path):
+    fields = {"hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4, "num_hidden_layers": 2}
+    model = perturbed("VanillaVisionForImageClassification", {**fields, "image_size": 16, "patch_size": 4, "num_labels": 3})
+    model.save_pretrained(tmp_path / "model")
+    ViTImageProcessorPil(size=16).save_pretrained(tmp_path / "model")
+    export(tmp_path / "model", tmp_path / "export", cases=1)
+    pictures = [np.random.default_rng(seed).integers(0, 256, (16, 16, 3), np.uint8) for seed in range(12)]
+    runtime, plain = (ImageRuntime(tmp_path / "export", threads=1) for _ in range(2))
+    with contextlib.closing(batched(runtime, lanes=2)), ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(lambda picture: runtime.classify([picture]), pictures))
+        assert found == [[each] for each in runtime.classify(pictures)]
+    close([each[0] for each in found], plain.classify(pictures))

@@ -4,6 +4,7 @@ give on its checkpoint."""
 import dataclasses
 import json
 import shutil
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -397,6 +398,14 @@ def test_sentences_end_by_the_rules(text, sentences):
     parts = list(sentences_and_spaces(text))
     assert [part for part, is_sentence in parts if is_sentence] == sentences
     assert "".join(part for part, _ in parts) == text
+
+
+@pytest.mark.parametrize("unit, count", [(".", 1), (". A", 1), (".)", 1), (" .", 2**16), ("。", 2)])
+def test_time_to_find_sentences_does_not_grow_with_the_square_of_the_text(unit, count):
+    start = time.process_time()
+    found = list(sentences_and_spaces("a" + unit * 2**16 + "a"))
+    assert sum(is_sentence for _, is_sentence in found) == count
+    assert time.process_time() - start < 2  # what does takes minutes
 
 
 @pytest.fixture(scope="module")

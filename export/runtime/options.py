@@ -34,8 +34,8 @@ def is_int64(value: object) -> bool:
 def is_float32(value: object) -> bool:
     if type(value) not in (int, float) and (isinstance(value, bool) or not isinstance(value, Real)):
         return False
-    magnitude: Any = abs(value)  # a whole number may be beyond all of Python's floats
-    return bool(magnitude <= LARGEST_FLOAT32)
+    number: Any = value  # a whole number may be beyond all of Python's floats
+    return bool(-LARGEST_FLOAT32 <= number <= LARGEST_FLOAT32)
 
 
 def is_list_of(value: object, holds: Callable[[object], bool]) -> bool:

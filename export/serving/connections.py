@@ -6,6 +6,7 @@ import contextlib
 import resource
 import socket
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -42,7 +43,7 @@ class Connections:
             self.look(connection.connections)
             for oldest in sorted(self._since, key=lambda each: self._since[each][1])[: max(AT_ONCE, more + 1)]:
                 oldest.transport.abort()
-        limit_header(connection)
+        limit(connection)
         return connection
 
     def sweep(self, connections: set[Any]) -> None:
@@ -52,9 +53,6 @@ class Connections:
         for connection, (_, since) in self._since.items():
             has_unread = connection.transport.get_write_buffer_size() > 0
             if now - since > (self.unread if has_unread else self.idle):
-                connection.transport.abort()
-        for connection in list(connections):
-            if len(connection.pipeline) > PIPELINED:
                 connection.transport.abort()
 
     def look(self, connections: set[Any]) -> None:
@@ -68,13 +66,18 @@ class Connections:
                 self._since[connection] = (request, since if last is request else now)
 
 
-def limit_header(connection: HttpToolsProtocol) -> None:
-    """Counts the bytes of a header that has begun and is not whole."""
-    feed, last, size = connection.data_received, None, 0
+def limit(connection: HttpToolsProtocol) -> None:
+    """Counts the bytes of a header that has begun and is not whole, and the requests that wait for the one before."""
+    feed, of_connection = HttpToolsProtocol.data_received, weakref.ref(connection)  # which frees it at once when it is over
+    last, size = None, 0
 
     def receive(data: bytes) -> None:
         nonlocal last, size
-        feed(data)
+        connection = of_connection()
+        assert connection is not None  # who calls has it
+        feed(connection, data)
+        if len(connection.pipeline) > PIPELINED:
+            connection.transport.abort()
         if (scope := connection.scope) is None or "method" in scope:  # which it has when its header is whole
             return
         last, size = scope, size + len(data) if last is scope else 0

@@ -170,6 +170,11 @@ def texts(given: Any, most: int) -> Inputs:
     return checked(given if isinstance(given, list) else [given], isinstance(given, list), most)
 
 
+def classified_texts(given: Any, most: int) -> Inputs:
+    """Texts or pairs. The answer to one is a list of one too, which is what huggingface_hub's client reads."""
+    return Inputs(texts(given, most).rows, True)
+
+
 def pairs(given: Any, most: int) -> Inputs:
     """Two texts, as a list or an object; or a list of such pairs."""
     is_one = isinstance(given, dict) or (isinstance(given, list) and bool(given) and isinstance(given[0], str))
@@ -380,7 +385,7 @@ def generator(heads: tuple[str, ...]) -> Kind:
 
 # By the names that transformers has for them; the last two are ours.
 TASKS = {
-    "text-classification": Kind((LABELLED,), texts, classified, "classify", defaults={"top_k": None}),
+    "text-classification": Kind((LABELLED,), classified_texts, classified, "classify", defaults={"top_k": None}),
     "zero-shot-classification": Kind((LABELLED,), texts, zero_shot, "zero_shot", check=check_candidates),
     "token-classification": Kind(("ForTokenClassification",), texts, tagged, "tag", check=check_tag_windows),
     "question-answering": Kind(

@@ -94,9 +94,10 @@ class Call:
             whole = self.outputs.get(tensor.name)
             if whole is None:
                 sizes = [self.size(axis, size) for axis, size in zip(tensor.shape[1:], own.shape)]
-                whole = self.outputs[tensor.name] = np.zeros((self.count, *sizes), own.dtype)
+                # Another lane may do the same at once: the first one counts.
+                whole = self.outputs.setdefault(tensor.name, np.zeros((self.count, *sizes), own.dtype))
             covered = tuple(slice(min(size, most)) for size, most in zip(own.shape, whole.shape[1:]))
-            whole[(row, *covered)] = own[covered]
+            whole[row][covered] = own[covered]
 
     @functools.cached_property
     def count(self) -> int:
