@@ -2,15 +2,14 @@
 
 import itertools
 import json
-import re
 import statistics
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from measure import spread
-from serving_offline import offline
+from measure import isolated, spread
+from serving_offline import loaded_memory, offline
 from serving_servers import OURS, Plan, Server, outcome, plans
 
 CONNECTIONS = 64
@@ -132,14 +131,15 @@ def start(run: Run, model: str) -> dict:
 
 
 def memory(run: Run, model: str) -> dict:
-    """Of the server while a closed loop runs: above what it has when it is ready, and above a process that has only loaded the
-    runtime and the slots."""
+    """Of the server while a closed loop runs. `above` is what it has more than a process without a server and all of the
+    slots, so it is too little by what was never touched of these: arrays lie in pages of 2 MB, which leaves little."""
     with ExitStack() as stack:
         server = run.start(stack, f"{model}-memory", plans(run.root, model)["ours-int8"])
         ready = server.memory
         samples, load = sampled(run, server, {"connections": CONNECTIONS})
-    log = (run.root / "logs" / f"{model}-memory.log").read_text()
-    return {"ready": ready, "slots": slot_bytes(log), "samples": samples, "growth": growth(samples), "load": load}
+    found = isolated(loaded_memory, run.root / model / "int8")
+    above = max(samples) - found["loaded"] - found["slots"]
+    return {**found, "ready": ready, "above": above, "samples": samples, "growth": growth(samples), "load": load}
 
 
 def overload(run: Run, model: str) -> dict:
@@ -168,12 +168,6 @@ def growth(samples: list[int]) -> int:
     """Bytes: the median of the last quarter above that of the second one."""
     quarter = max(1, len(samples) // 4)
     return int(statistics.median(samples[-quarter:]) - statistics.median(samples[quarter : 2 * quarter] or samples))
-
-
-def slot_bytes(log: str) -> float | None:
-    """As the server says before it starts."""
-    found = re.search(r"slots?\D.*?([\d.]+) MB", log)
-    return 1e6 * float(found[1]) if found else None
 
 
 def decoder(run: Run, card: Path) -> dict:

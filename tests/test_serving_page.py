@@ -22,7 +22,7 @@ from vanilla_transformer_export.serving.models import ServedModel, ServedModels
 from vanilla_transformer_export.serving.refusals import draining
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
-MOST_BYTES = 20_000
+MOST_BYTES = 20 * 1024
 TEXT = "w5 w6 w30. W7 w9 w21!\n\n w20 w21 w22"
 
 

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
-from ..runtime.predictions import task_of
+from ..runtime.predictions import IMAGE, task_of
 from ..runtime.tasks.translation import Plan, joined
 from .jobs import Job
 from .models import ServedModel
@@ -70,7 +70,8 @@ async def models(request: Request) -> JSONResponse:
 
 
 def facts_of(model: ServedModel) -> dict[str, Any]:
-    task = "translate" if model.translates else task_of(model.architecture, None)[0]
+    name, kind = task_of(model.architecture, None)
+    task = "translate" if model.translates else f"{name}-image" if kind.forms == (IMAGE,) else name
     facts = {"name": model.name, "task": task, "architecture": model.architecture}
     if task == "translate":
         facts["pairs"] = model.languages
