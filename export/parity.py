@@ -359,7 +359,9 @@ def compare_rows(
     ids, mask = source
     lengths = np.maximum(mask.sum(axis=1), 1)
     sizes = {"rows": len(ids), "max_length": tokens.shape[1]}
-    states = {tensor.name: np.zeros(shape_of(tensor, sizes), np.float32) for tensor in spec.inputs if ".decoder." in tensor.name}
+    states = {
+        tensor.name: np.zeros(shape_of(tensor, sizes), np.float32) for tensor in spec.inputs if ".decoder." in tensor.name
+    }
     states |= cross_states(stepping.encode_source(ids, mask))
     names = [tensor.name for tensor in spec.outputs]
     for place in range(tokens.shape[1]):
