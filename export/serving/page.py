@@ -94,7 +94,7 @@ async def stream(request: Request, body: Given) -> StreamingResponse:
 
 
 async def events(first: str, pieces: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
-    async with aclosing(pieces):  # type: ignore[type-var]
+    async with aclosing(pieces):
         yield event({"text": first})
         try:
             async for piece in pieces:
