@@ -13,7 +13,7 @@ from serving import served
 
 from vanilla_transformer_export.serving.app import create_app
 from vanilla_transformer_export.serving.models import ServedModels
-from vanilla_transformer_export.serving.server import protocols
+from vanilla_transformer_export.serving.server import PROTOCOLS
 
 JSON = {"Content-Type": "application/json"}
 # What is no JSON, or none that has a place here; and a part of what the answer must say.
@@ -159,7 +159,7 @@ def test_the_document_of_the_interface_has_every_route_and_its_body(client):
 
 def posts():
     """The routes of all protocols that take a body."""
-    found = [(protocol, route.path) for protocol in protocols() for route in protocol.router.routes if "POST" in route.methods]
+    found = [(protocol, route.path) for protocol in PROTOCOLS for route in protocol.router.routes if "POST" in route.methods]
     return [pytest.param(protocol, re.sub(r"{\w+}", "x", path), id=path) for protocol, path in found]
 
 
@@ -180,7 +180,7 @@ def test_every_protocol_refuses_what_is_no_json_in_its_own_format(protocol, path
 
 @functools.cache
 def app_of(name):
-    return create_app(ServedModels({}), tuple(protocol for protocol in protocols() if protocol.name == name))
+    return create_app(ServedModels({}), tuple(protocol for protocol in PROTOCOLS if protocol.name == name))
 
 
 def client_of(app):

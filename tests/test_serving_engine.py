@@ -396,6 +396,25 @@ def test_options_of_each_request_are_its_own(exported_for, started):
     assert engine.generate(jobs[::-1]) == alone[::-1]
 
 
+def test_what_is_remembered_of_options_is_checked_for_other_types_and_tokens_all_the_same(exported_for):
+    engine = engine_of(exported_for(SEQ2SEQ, "cpu")[1])
+    first = engine.job([5, 6], dict(num_beams=1, do_sample=False, suppress_tokens=[7]))
+    assert engine.job([5, 6, 7], dict(num_beams=1, do_sample=False)).options != first.options
+    again = engine.job([8], dict(num_beams=1, do_sample=False))
+    assert (again.options, again.source, again.prompt) == (
+        engine.job([8], dict(do_sample=False, num_beams=1)).options,
+        [8],
+        [1],
+    )
+    with pytest.raises(UsageError, match="num_beams must be"):
+        engine.job([5], dict(num_beams=True, do_sample=False))
+    with pytest.raises(UsageError, match="do_sample must be"):
+        engine.job([5], dict(num_beams=1, do_sample=0))
+    for wrong in ([48], [-1], []):
+        with pytest.raises(ValueError, match="input_ids must"):
+            engine.job(wrong, dict(num_beams=1, do_sample=False))
+
+
 def test_a_request_of_the_whole_runtime_is_what_a_job_is_made_of(exported_for):
     engine = engine_of(exported_for(SEQ2SEQ, "cpu")[1])
     job = engine.job([5, 6, 7], dict(max_new_tokens=MOST), prefix=[8])

@@ -65,14 +65,16 @@ class OneByOne:
     """An engine that runs jobs alone, from the whole text again at each step; it counts, and fails when it is told to."""
 
     job, check_lengths, check_room = Engine.job, Engine.check_lengths, Engine.check_room
+    checked, known_prompt = Engine.checked, Engine.known_prompt
 
     def __init__(self, runtime):
         self.runtime = runtime
         self.room = Room(8, 0, runtime.config["max_position_embeddings"])
+        self._known = {}
         self.reset()
 
     def reset(self):
-        self.steps, self.closed, self.fails_after, self.error = 0, 0, None, None
+        self.steps, self.closed, self.pause, self.fails_after, self.error = 0, 0, 0, None, None
 
     def logits(self, ids):
         self.steps += 1
@@ -126,7 +128,7 @@ class OneByOne:
         try:
             for event in self.events(job):
                 yield event
-                await asyncio.sleep(0)
+                await asyncio.sleep(self.pause)
         finally:
             self.closed += 1
 
@@ -165,7 +167,18 @@ def serving_of(*served):
     app = serving.create_app(by_name, (openai_api.PROTOCOL,), settings, lifecycle, metrics)
     framed = Frame(app, app.state.errors, settings, lifecycle, metrics, Log("error"))
     server = uvicorn.Server(uvicorn.Config(framed, port=0, log_config=None, lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
+
+    async def serve():
+        sweeping = asyncio.create_task(sweep())
+        await server.serve()
+        sweeping.cancel()
+
+    async def sweep():
+        while True:
+            framed.sweep()
+            await asyncio.sleep(0.05)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.005)
@@ -622,17 +635,13 @@ def test_an_error_before_the_first_token_has_a_status(client, engine, prompt):
 @pytest.mark.parametrize("prompt", ["ab", ["ab", "g"]])
 def test_a_client_that_goes_leaves_nothing_running(client, engine, prompt):
     slow = dict(model="decoder", prompt=prompt, max_tokens=30, extra_body=dict(suppress_tokens=[EOS]))
-    logits = OneByOne.logits
-    engine.logits = lambda ids: (time.sleep(0.02), logits(engine, ids))[1]
-    try:
-        with client.completions.create(**slow, stream=True) as stream:
-            next(iter(stream))
-        deadline = time.monotonic() + 5
-        while engine.closed < (1 if prompt == "ab" else 2) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert engine.closed == (1 if prompt == "ab" else 2) and engine.steps < 50
-    finally:
-        del engine.logits
+    engine.pause, streams = 0.1, 1 if prompt == "ab" else 2
+    with client.completions.create(**slow, stream=True) as stream:
+        next(iter(stream))
+    deadline = time.monotonic() + 10
+    while engine.closed < streams and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert engine.closed == streams and engine.steps < 30 * streams
 
 
 # ----------------------------------------------------------------------------------------------------------------- refusals

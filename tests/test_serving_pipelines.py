@@ -14,11 +14,14 @@ from heads import HEADS, MANY, PAIRS, TEXTS, close, save_head, tokenizer_for
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from PIL import Image
-from serving_models import serving
+from serving import served
+from serving_models import PROTOCOLS, serving
 from transformers import pipeline
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from vanilla_transformer_export import ImageRuntime, TextRuntime, export
+from vanilla_transformer_export.serving.engine import Engine
+from vanilla_transformer_export.serving.models import ServedModel
 
 
 @pytest.fixture(autouse=True)
@@ -232,3 +235,69 @@ def test_images(tmp_path):
         np.testing.assert_allclose(post(server.url, "image-feature-extraction", text).json(), states, atol=1e-4)
         for wrong in ("not base64!", base64.b64encode(b"no image").decode(), 5):
             assert post(server.url, "image-classification", wrong).status_code == 400
+
+
+# --------------------------------------------------------------------------------------------------------------- generation
+
+
+@pytest.fixture(scope="module")
+def generators(tmp_path_factory):
+    """Runtimes without a server, by name, and the url of a server of the same exports."""
+    made, models = {}, {}
+    for name, architecture in (
+        ("decoder", "VanillaDecoderForCausalLM"),
+        ("seq2seq", "VanillaSeq2SeqForConditionalGeneration"),
+    ):
+        folder = tmp_path_factory.mktemp(name)
+        checkpoint = save_head(architecture, tokenizer_for("bpe", architecture), folder / "checkpoint")
+        export(checkpoint, folder / "export", cases=1)
+        made[name] = TextRuntime(folder / "export", threads=1)
+        served_runtime = TextRuntime(folder / "export", threads=1, continuous=True)
+        engine = Engine(served_runtime.runtime).start()
+        models[name] = ServedModel(name, served_runtime, engine)
+    with served(protocols=PROTOCOLS) as server:
+        server.server.models.models.update(models)
+        yield made, server.url
+    for model in models.values():
+        model.engine.close()
+
+
+@pytest.mark.slow
+def test_texts_that_are_gone_on_from(generators):
+    made, url = generators
+    generate, ask = made["decoder"].generate, client(url, "text-generation").text_generation
+    [wanted] = generate([TEXTS[0]], max_new_tokens=12)
+    assert ask(TEXTS[0], max_new_tokens=12) == TEXTS[0] + wanted
+    assert ask(TEXTS[0], max_new_tokens=12, return_full_text=False) == wanted
+    sampling = {"do_sample": True, "seed": 5, "temperature": 0.9, "top_k": 9}
+    [sampled] = generate([TEXTS[0]], max_new_tokens=12, **sampling)
+    assert ask(TEXTS[0], max_new_tokens=12, return_full_text=False, **sampling) == sampled
+    assert "".join(ask(TEXTS[0], max_new_tokens=12, stream=True)) == wanted
+    *_, last = ask(TEXTS[0], max_new_tokens=12, stream=True, details=True)
+    assert last.generated_text == wanted and last.details.generated_tokens == 12
+    whole = ask(TEXTS[0], max_new_tokens=12, details=True, return_full_text=False)
+    assert whole.generated_text == wanted and whole.details.finish_reason == "length" and len(whole.details.tokens) == 12
+    stop = wanted.strip()[3:5]
+    assert ask(TEXTS[0], max_new_tokens=12, stop=[stop], return_full_text=False) == wanted[: wanted.index(stop)]
+    with pytest.warns(UserWarning, match="Ignoring following parameters: watermark"):
+        assert ask(TEXTS[0], max_new_tokens=12, watermark=True, return_full_text=False) == wanted
+    found = post(url, "text-generation", TEXTS, num_beams=2, num_return_sequences=2, return_full_text=False).json()
+    wanted = generate(TEXTS, num_beams=2, num_return_sequences=2)
+    assert [each["generated_text"] for own in found for each in own] == wanted
+    for parameters in ({"stop": "x"}, {"details": 1}, {"num_beams": 0}, {"max_new_tokn": 3}, {"src_lang": "de"}):
+        assert post(url, "text-generation", "a", **parameters).status_code == 400
+
+
+@pytest.mark.slow
+def test_translations_and_other_texts(generators):
+    made, url = generators
+    runtime = made["seq2seq"]
+    text = f"{TEXTS[0]}. {TEXTS[1]}."
+    [wanted] = runtime.translate([text], max_new_tokens=9)
+    found = client(url, "translation").translation(text, generate_parameters={"max_new_tokens": 9})
+    assert found.translation_text == wanted
+    found = post(url, "text2text-generation", TEXTS, num_beams=3, max_new_tokens=9).json()
+    assert [own[0]["generated_text"] for own in found] == runtime.generate(TEXTS, num_beams=3, max_new_tokens=9)
+    [wanted] = runtime.generate(TEXTS[:1])
+    assert client(url, "summarization").summarization(TEXTS[0]).summary_text == wanted
+    assert post(url, "translation", "a", src_lang="xx").status_code == 400

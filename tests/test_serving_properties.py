@@ -13,7 +13,7 @@ from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.serving.app import create_app
 from vanilla_transformer_export.serving.engine import Engine
 from vanilla_transformer_export.serving.models import ServedModel, ServedModels
-from vanilla_transformer_export.serving.server import protocols
+from vanilla_transformer_export.serving.server import PROTOCOLS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
 SAMPLING = {"do_sample": True, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "max_new_tokens": 3, "num_beams": 1, "seed": 1}
@@ -52,7 +52,7 @@ def app(exported_for, tmp_path_factory):
         export = with_words(exported_for(kind, "cpu")[1], tmp_path_factory.mktemp(name))
         runtime = TextRuntime(export, threads=1, continuous=True)
         found[name] = ServedModel(name, runtime, Engine(runtime.runtime, slots=4).start(), languages)
-    yield create_app(ServedModels(found), protocols())
+    yield create_app(ServedModels(found), PROTOCOLS)
     for model in found.values():
         model.engine.close()
 

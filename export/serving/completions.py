@@ -152,7 +152,7 @@ class Completion:
             for chunk in await offloaded(self.size(generated), self.whole, generated):
                 yield chunk
             return
-        async with aclosing(engine.stream(self.job)) as events:  # type: ignore[type-var]
+        async with aclosing(engine.stream(self.job)) as events:
             begun = False
             async for event in events:
                 if not begun:  # not before: until here the request may be refused

@@ -40,7 +40,15 @@ router = APIRouter(tags=["pipelines"])
 CHARACTERS = 250_000  # of one text at most
 MOST_WINDOWS = 2000  # of one context
 # Fields of text-generation-inference that a client can be told to leave out, see `generation_options`.
-LEFT_OUT = ("adapter_id", "best_of", "decoder_input_details", "frequency_penalty", "grammar", "top_n_tokens", "truncate")
+LEFT_OUT: tuple[str, ...] = (
+    "adapter_id",
+    "best_of",
+    "decoder_input_details",
+    "frequency_penalty",
+    "grammar",
+    "top_n_tokens",
+    "truncate",
+)
 LEFT_OUT += ("typical_p", "watermark", "clean_up_tokenization_spaces", "truncation")
 FINISHED = {LENGTH: "length", STOP: "eos_token"}
 IMAGES = ("VisionModel", IMAGES_LABELLED)
@@ -115,7 +123,7 @@ def body_of(content: bytes, media_type: str, kind: "Kind") -> PipelineRequest:
     """
     is_json = media_type.split(";")[0].strip() == "application/json" or content.lstrip()[:1] == b"{"
     if kind.inputs is images and not is_json:
-        return PipelineRequest(inputs=content)
+        return PipelineRequest.model_validate({"inputs": content})
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -274,7 +282,7 @@ def fields_of(method: Callable[..., Any]) -> dict[str, Any]:
 @functools.cache
 def model_of(fields: tuple[tuple[str, Any], ...]) -> type[BaseModel]:
     config = ConfigDict(strict=True, arbitrary_types_allowed=True)
-    return create_model("Parameters", __config__=config, **dict(fields))  # type: ignore[call-overload]
+    return create_model("Parameters", __config__=config, **dict(fields))
 
 
 def classified(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
@@ -511,7 +519,7 @@ async def tokens_of(
     assert model.engine is not None
     pieces, until, whole = model.runtime.pieces(), StopTexts(stops), begins
     special = model.runtime.special_ids
-    async with aclosing(model.engine.stream(job)) as found:  # type: ignore[type-var]
+    async with aclosing(model.engine.stream(job)) as found:
         count = 0
         async for each in found:
             count += 1

@@ -434,7 +434,7 @@ def probe(reader: Reader, length: int, rows: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     spec, config = reader.spec, reader.runtime.config
     sizes = {"batch_size": rows, "num_choices": 1, **dict.fromkeys(LENGTHS, length), **spec.example_sizes}
-    feeds = {}
+    feeds: dict[str, np.ndarray | None] = {}
     for tensor in spec.inputs:
         shape = shape_of(tensor, sizes)
         if tensor.name.endswith("mask"):
@@ -443,7 +443,7 @@ def probe(reader: Reader, length: int, rows: int) -> dict[str, np.ndarray]:
             feeds[tensor.name] = rng.standard_normal(shape).astype(np.float32)
         else:
             lowest, highest = tensor.range or (0, 0)
-            feeds[tensor.name] = rng.integers(lowest, highest + 1, shape)
-        if tensor.name == "input_ids" and config.get("eos_token_id") is not None:
-            feeds[tensor.name][..., -1] = np.ravel(config["eos_token_id"])[0]
+            feeds[tensor.name] = found = rng.integers(lowest, highest + 1, shape)
+            if tensor.name == "input_ids" and config.get("eos_token_id") is not None:
+                found[..., -1] = np.ravel(config["eos_token_id"])[0]
     return check_inputs(spec.inputs, feeds, reader.runtime.architecture)

@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import functools
 import gc
-import importlib
-import importlib.util
 import itertools
 import math
 import os
@@ -28,6 +26,7 @@ from ..errors import UsageError
 from ..runtime.artifact import MANIFEST, json_object
 from ..runtime.devices import processors
 from ..runtime.predictions import GENERATORS, open_runtime
+from . import libretranslate, openai_api, page, pipelines, text_embeddings
 from .app import create_app
 from .connections import Connections, files_for, taking_all
 from .engine import Engine
@@ -42,7 +41,9 @@ from .reading import batched
 from .settings import Settings
 from .sizing import arrangement
 
-MODULES = ("libretranslate", "openai_api", "text_embeddings", "pipelines", "page")
+PROTOCOLS: tuple[Protocol, ...] = tuple(
+    each.PROTOCOL for each in (libretranslate, openai_api, text_embeddings, pipelines, page)
+)
 CONFIG = "config.json"
 NAME = re.compile(r"[\w.-]+", re.ASCII)
 Say = Callable[[str], None]
@@ -63,11 +64,6 @@ class Source:
     @property
     def generates(self) -> bool:
         return self.architecture.endswith(GENERATORS)
-
-
-def protocols() -> tuple[Protocol, ...]:
-    found = [name for name in MODULES if importlib.util.find_spec(f"{__package__}.{name}")]
-    return tuple(importlib.import_module(f".{name}", __package__).PROTOCOL for name in found)
 
 
 def sources(exports: Sequence[str], languages: Sequence[tuple[str | None, str, str]]) -> list[Source]:
@@ -158,7 +154,7 @@ def serve(exports: Sequence[str], settings: Settings, token: bytes | None, say: 
     """
     found = sources(exports, settings.languages)
     with listening(settings.host, settings.port) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        server = Server(found, settings, token, say, protocols())
+        server = Server(found, settings, token, say, PROTOCOLS)
         runner.run(server.run(listener))
         if server.gave_up:  # threads may be at work for them still, for which Python would wait
             os._exit(0)

@@ -152,11 +152,12 @@ async def embed_all(request: Request, body: Embedded) -> Response:
 async def similarity(request: Request, body: SimilarityRequest) -> Response:
     """The cosine of the vectors of a sentence and of each of several others."""
     model = chosen(request, embeds, "embed texts", body.model)
-    inputs = [body.inputs.source_sentence, *body.inputs.sentences]
-    if len(inputs) == 1:
+    if not body.inputs.sentences:
         raise empty("inputs.sentences")
-    inputs = inputs_of("inputs", inputs, settings_of(request).max_batch, model.runtime)
-    return JSONResponse(await model.read(len(inputs), cosines, model, inputs, body.parameters or SimilarityParameters()))
+    sentences = [body.inputs.source_sentence, *body.inputs.sentences]
+    inputs = inputs_of("inputs", sentences, settings_of(request).max_batch, model.runtime)
+    how = body.parameters or SimilarityParameters.model_validate({})
+    return JSONResponse(await model.read(len(inputs), cosines, model, inputs, how))
 
 
 @router.post("/predict")
@@ -203,7 +204,7 @@ async def decode_ids(request: Request, body: DecodeRequest) -> Response:
         raise UsageError(f"ids is {body.ids!r:.80}, expected token ids or a list of such lists")
 
     def texts() -> list[str]:
-        return [decode(model.runtime, row, body.skip_special_tokens) for row in rows]
+        return [decode(model.runtime, row, body.skip_special_tokens) for row in rows if isinstance(row, list)]
 
     return JSONResponse(await model.read(len(rows), texts))
 
