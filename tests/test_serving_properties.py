@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import httpx
 import pytest
@@ -97,3 +98,10 @@ def test_the_bodies_that_are_changed_are_of_paths_that_there_are(app, path):
             return await client.post(path, json=BODIES[path])
 
     assert "nothing is at this path" not in asyncio.run(answer()).text
+
+
+def test_every_name_in_a_path_of_the_document_is_a_parameter(app):
+    for path, operations in app.openapi()["paths"].items():
+        for method in operations.keys() & {"get", "post"}:
+            given = [*operations.get("parameters", ()), *operations[method].get("parameters", ())]
+            assert {each["name"] for each in given if each["in"] == "path"} == set(re.findall(r"{(\w+)}", path)), path

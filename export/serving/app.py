@@ -1,6 +1,7 @@
 """All endpoints, in one application, and how each protocol's clients are told of an error."""
 
 import contextlib
+import functools
 import json
 import re
 import reprlib
@@ -56,7 +57,18 @@ def create_app(
     for kind in (Refusal, RequestValidationError, ValueError, HTTPException):
         app.add_exception_handler(kind, respond)
     app.add_exception_handler(Exception, respond_to_mistake)
+    app.openapi = functools.partial(document, app)  # type: ignore[method-assign]
     return app
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document, in which the model of a path is a parameter: no handler takes it as one."""
+    if app.openapi_schema is None:
+        named = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+        for path, operations in FastAPI.openapi(app)["paths"].items():
+            if path.startswith(OF_A_MODEL):
+                operations["parameters"] = [named]
+    return app.openapi_schema or {}
 
 
 def describe_errors(protocol: Protocol) -> None:
