@@ -12,7 +12,7 @@ from checkpoints import EOS, copy_of, edit_json, list_file, seal
 from hypothesis import given
 from hypothesis import strategies as st
 from libretranslatepy import LibreTranslateAPI
-from serving import served
+from served import served
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as NLLB
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from serving import SEEN, request, served, wait_for
+from served import SEEN, request, served, wait_for
 
 from vanilla_transformer_export.serving.connections import Connections, files_for
 from vanilla_transformer_export.serving.logs import Log
@@ -470,7 +470,7 @@ def test_what_is_not_done_within_the_limit_is_refused_in_the_end():
 
 STUCK = """
 import asyncio, time
-from serving import PROTOCOL, router
+from served import PROTOCOL, router
 from vanilla_transformer_export.serving import server
 from vanilla_transformer_export.serving.settings import Settings
 

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import httpx
 import pytest
-from serving import served as in_thread
+from served import served as in_thread
 from serving_load import with_words
 
 from vanilla_transformer_export import TextRuntime

@@ -14,8 +14,8 @@ from heads import HEADS, MANY, PAIRS, TEXTS, close, save_head, tokenizer_for
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from PIL import Image
-from serving import served
-from serving_models import PROTOCOLS, serving
+from served import served
+from served_models import PROTOCOLS, serving
 from transformers import pipeline
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 

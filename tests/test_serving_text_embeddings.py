@@ -10,7 +10,7 @@ from heads import HEADS, MANY, PAIRS, TEXTS, close, save_head, tokenizer_for, wo
 from huggingface_hub import InferenceClient
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
-from serving_models import serving
+from served_models import serving
 from transformers import AutoTokenizer, pipeline
 
 from vanilla_transformer_export import TextRuntime, export

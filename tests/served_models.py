@@ -2,7 +2,7 @@
 
 import contextlib
 
-from serving import served
+from served import served
 
 from vanilla_transformer_export.serving import pipelines, text_embeddings
 from vanilla_transformer_export.serving.models import ServedModel
