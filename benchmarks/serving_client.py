@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 PATIENCE = 60  # seconds; what has no answer then is counted as "hung"
 LAST_CHUNK = b"\r\n0\r\n\r\n"
+LONGEST_IDLE = 3  # seconds, after which a server may close a connection just when the next request is on its way
 PAUSE = 0.02  # seconds before a closed loop goes on after an error
 
 
@@ -68,6 +69,7 @@ class Connection(asyncio.Protocol):
             self.transport.close()
         else:
             self.idle.append(self)
+            self.free_since = time.perf_counter()
         if not future.done():
             future.set_result((int(self.head[9:12]), self.head, self.body, self.began or time.perf_counter()))
 
@@ -151,8 +153,10 @@ class Client:
 
     async def connection(self) -> Connection:
         while self.idle:
-            if (connection := self.idle.pop()).is_open:
+            connection = self.idle.pop()
+            if connection.is_open and time.perf_counter() < connection.free_since + LONGEST_IDLE:
                 return connection
+            connection.transport.close()
         return (await asyncio.get_running_loop().create_connection(lambda: Connection(self.idle), *self.address))[1]
 
     async def closed(self, connections: int, seconds: float) -> None:

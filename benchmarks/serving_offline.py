@@ -3,6 +3,7 @@ length, and CTranslate2, each at several settings in a process of its own. After
 in turns."""
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -82,6 +83,24 @@ def ctranslate2(folder: Path, dtype: str, workers: int, threads: int, rows: int)
         return [[int(token) for token in row.hypotheses[0]] for row in found]
 
     return generate
+
+
+def loaded_memory(export: Path) -> dict:
+    """Bytes of a process that has the model and an engine as a server has them, but no server; and of its slots, of which it
+    has touched none."""
+    from engines import memory
+
+    from vanilla_transformer_export import TextRuntime
+    from vanilla_transformer_export.runtime.devices import processors
+    from vanilla_transformer_export.serving.batch import slot_bytes
+    from vanilla_transformer_export.serving.engine import Engine
+    from vanilla_transformer_export.serving.sizing import arrangement
+
+    arranged = arrangement(json.loads((export / "config.json").read_text()), processors())
+    runtime = TextRuntime(export, arranged.threads, continuous=True).runtime
+    engine = Engine(runtime, arranged.lanes)
+    slots = len(engine.lanes) * engine.room.rows * slot_bytes(runtime, engine.room)
+    return {"loaded": memory("VmRSS"), "slots": slots}
 
 
 KINDS = {"engine": engine, "runtime": runtime, "ctranslate2": ctranslate2}

@@ -2,15 +2,14 @@
 
 import itertools
 import json
-import re
 import statistics
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from measure import spread
-from serving_offline import offline
+from measure import isolated, spread
+from serving_offline import loaded_memory, offline
 from serving_servers import OURS, Plan, Server, outcome, plans
 
 CONNECTIONS = 64
@@ -38,6 +37,10 @@ class Run:
         bodies = [json.dumps({"q": text, "source": "en", "target": "de"}) for text in self.captions]
         return {"path": "/translate", "bodies": bodies, "seconds": self.seconds}
 
+    @property
+    def warm_up(self) -> dict:
+        return self.translations | {"seconds": min(2, self.seconds)}
+
     def start(self, stack: ExitStack, name: str, plan: Plan) -> Server:
         (self.root / "logs").mkdir(parents=True, exist_ok=True)
         return stack.enter_context(Server(plan, self.root / "logs" / f"{name}.log"))
@@ -45,7 +48,7 @@ class Run:
     def ours(self, stack: ExitStack, model: str) -> Server:
         """With 8 bits, warmed up."""
         server = self.start(stack, f"{model}-ours", plans(self.root, model)["ours-int8"])
-        server.load(**self.translations | {"seconds": 2}, connections=CONNECTIONS)
+        server.load(**self.warm_up, connections=CONNECTIONS)
         return server
 
 
@@ -57,7 +60,7 @@ def saturation(run: Run, model: str) -> dict:
         servers = {name: run.start(stack, f"{model}-{name}", plan) for name, plan in chosen.items()}
         for name, server in servers.items():
             found[name]["ready_seconds"] = server.seconds
-            server.load(**run.translations | {"seconds": 2}, connections=CONNECTIONS)
+            server.load(**run.warm_up, connections=CONNECTIONS)
         for repeat in range(run.repeats):
             for name, server in servers.items():
                 load = server.load(**run.translations, connections=CONNECTIONS, first=repeat * 97)
@@ -91,7 +94,7 @@ def rates(run: Run, model: str) -> dict:
     for name in ("ours-int8", "ctranslate2-int8-2x1"):
         with ExitStack() as stack:
             server = run.start(stack, f"{model}-{name}", plans(run.root, model)[name])
-            server.load(**run.translations | {"seconds": 2}, connections=CONNECTIONS)
+            server.load(**run.warm_up, connections=CONNECTIONS)
             rate = server.load(**run.translations, connections=CONNECTIONS)["per_second"]
             loads = {share: server.load(**run.translations, rate=share * rate) for share in SHARES}
             found[name] = {"closed_per_second": rate, "loads": loads}
@@ -128,14 +131,15 @@ def start(run: Run, model: str) -> dict:
 
 
 def memory(run: Run, model: str) -> dict:
-    """Of the server while a closed loop runs: above what it has when it is ready, and above a process that has only loaded the
-    runtime and the slots."""
+    """Of the server while a closed loop runs. `above` is what it has more than a process without a server and all of the
+    slots, so it is too little by what was never touched of these: arrays lie in pages of 2 MB, which leaves little."""
     with ExitStack() as stack:
         server = run.start(stack, f"{model}-memory", plans(run.root, model)["ours-int8"])
         ready = server.memory
         samples, load = sampled(run, server, {"connections": CONNECTIONS})
-    log = (run.root / "logs" / f"{model}-memory.log").read_text()
-    return {"ready": ready, "slots": slot_bytes(log), "samples": samples, "growth": growth(samples), "load": load}
+    found = isolated(loaded_memory, run.root / model / "int8")
+    above = max(samples) - found["loaded"] - found["slots"]
+    return {**found, "ready": ready, "above": above, "samples": samples, "growth": growth(samples), "load": load}
 
 
 def overload(run: Run, model: str) -> dict:
@@ -164,12 +168,6 @@ def growth(samples: list[int]) -> int:
     """Bytes: the median of the last quarter above that of the second one."""
     quarter = max(1, len(samples) // 4)
     return int(statistics.median(samples[-quarter:]) - statistics.median(samples[quarter : 2 * quarter] or samples))
-
-
-def slot_bytes(log: str) -> float | None:
-    """As the server says before it starts."""
-    found = re.search(r"slots?\D.*?([\d.]+) MB", log)
-    return 1e6 * float(found[1]) if found else None
 
 
 def decoder(run: Run, card: Path) -> dict:

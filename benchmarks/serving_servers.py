@@ -55,7 +55,8 @@ class Server:
         while self.status(plan.ready) != 200:
             if self.process.poll() is not None or time.perf_counter() > start + PATIENCE:
                 self.stop()
-                raise RuntimeError(f"{' '.join(plan.command)} was not ready: {log.read_text()[-500:]}")
+                said = log.read_text()[-500:] if log.is_file() else ""
+                raise RuntimeError(f"{' '.join(plan.command)} was not ready: {said}")
             time.sleep(0.01)
         self.seconds = time.perf_counter() - start
 

@@ -493,7 +493,11 @@ def serve(args: argparse.Namespace) -> None:
 
     from .serving.server import serve
 
-    serve(args.exports, settings, token, say)
+    def tell(line: str) -> None:
+        with contextlib.suppress(OSError):  # a full disk does not stop a server
+            say(line)
+
+    serve(args.exports, settings, token, tell)
 
 
 # --------------------------------------------------------------------------------------------------------------- doctor

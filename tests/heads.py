@@ -7,11 +7,37 @@ from checkpoints import SIZES
 from transformers import BertTokenizer
 
 import vanilla_transformer
+from vanilla_transformer.training.tokenizer import train_tokenizer
 
 TEXTS = ["the old man sees a red house", "two dogs run", "a woman reads the book ."]
 LABELS = {0: "contradiction", 1: "neutral", 2: "entailment"}
 LABELLED = {"id2label": LABELS, "label2id": {label: index for index, label in LABELS.items()}}
 TAGS = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC"}
+
+# Of many lengths, with words that the tokenizers do not know.
+MANY = [*TEXTS, *(" ".join(["the old man and a woman , the river ; Zürich houses"] * count) for count in (1, 3, 2))]
+PAIRS = [("two dogs run", "a red house"), ("the man", "the woman reads the old book ."), *zip(MANY, MANY[1:])]
+ENCODER = "VanillaEncoderFor"
+# name: (architecture, tokenizer, fields)
+HEADS = {
+    "classify": (f"{ENCODER}SequenceClassification", "pieces", {"type_vocab_size": 2, **LABELLED}),
+    "tag": (f"{ENCODER}TokenClassification", "pieces", {"id2label": TAGS, "type_vocab_size": 2}),
+    "answer": (f"{ENCODER}QuestionAnswering", "byte-bpe", {"type_vocab_size": 2}),
+    "fill_mask": (f"{ENCODER}MaskedLM", "bpe", {"position_embedding_type": "learned", "max_position_embeddings": 160}),
+    "choose": (f"{ENCODER}MultipleChoice", "pieces", {"type_vocab_size": 2}),
+    "pretraining": (f"{ENCODER}PreTraining", "pieces", {"type_vocab_size": 2, "pooler_act": "tanh"}),
+    "next_sentence": (f"{ENCODER}NextSentencePrediction", "pieces", {"type_vocab_size": 2, "pooler_act": "tanh"}),
+    "one label": (f"{ENCODER}SequenceClassification", "pieces", {"num_labels": 1, "type_vocab_size": 2}),
+    "classify by a decoder": ("VanillaDecoderForSequenceClassification", "bpe", LABELLED),
+    "classify by both stacks": ("VanillaSeq2SeqForSequenceClassification", "bpe", LABELLED),
+    "tag by a decoder": ("VanillaDecoderForTokenClassification", "bpe", {"id2label": TAGS}),
+    "tag words with spaces": (f"{ENCODER}TokenClassification", "byte-bpe", {"id2label": TAGS}),
+    "answer without words' spaces": (f"{ENCODER}QuestionAnswering", "bpe", {}),
+    "answer with pieces": (f"{ENCODER}QuestionAnswering", "pieces", {"type_vocab_size": 2}),
+    "answer by a decoder": ("VanillaDecoderForQuestionAnswering", "bpe", {}),
+    "answer by both stacks": ("VanillaSeq2SeqForQuestionAnswering", "bpe", {}),
+}
+VARIANTS = {"Decoder": "decoder", "Encoder": "encoder", "Seq2Seq": "seq2seq"}
 
 
 def word_pieces(**options):
@@ -20,6 +46,14 @@ def word_pieces(**options):
     words = ["the", "old", "man", "red", "house", "woman", "book", "and", "river", "##s", "##ing", *".,?"]
     entries = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters[:-1]), *words]
     return BertTokenizer(vocab={entry: index for index, entry in enumerate(dict.fromkeys(entries))}, **options)
+
+
+def tokenizer_for(kind, architecture):
+    if kind == "pieces":
+        return word_pieces()
+    variant = next(name for prefix, name in VARIANTS.items() if prefix in architecture)
+    lines = [*MANY, "This example is about animals or people ."] * 2
+    return train_tokenizer(lines, 100 if kind == "bpe" else 300, kind, variant, token_types=kind == "byte-bpe")
 
 
 def save_head(architecture, tokenizer, directory, **fields):

@@ -7,19 +7,19 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import httpx
 import pytest
 from checkpoints import copy_of
-from test_cli import COMMAND, error_of
+from test_cli import COMMAND, ROOT, error_of
 
 from vanilla_transformer_export import cli
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.serving import server
 from vanilla_transformer_export.serving.settings import FIELDS, PREFIX, Settings, flag, settings_of, token_of
 
-CARD = Path(__file__).parents[1] / "model_cards" / "vanilla-seq2seq-tiny-multi30k-en-de"
 # For each setting a value as it is written, and as it is read.
 VALUES = {
     "host": ("0.0.0.0", "0.0.0.0"),
@@ -236,5 +236,22 @@ def test_an_export_that_is_damaged_is_one_line_and_ends_with_1(export_of_text, t
 
 
 def test_a_dtype_that_the_export_has_not_is_wrong_usage(export_of_text):
-    done = subprocess.run([COMMAND, "serve", export_of_text, "--port", "0", "--dtype", "int8"], capture_output=True, text=True)
-    assert (done.returncode, "has no dtype 'int8', expected one of ['fp32']" in done.stderr) == (2, True), done.stderr
+    found = error_of("serve", export_of_text, "--port", "0", "--dtype", "int8")
+    assert "has no dtype 'int8', expected one of ['fp32']" in found
+
+
+# ---------------------------------------------------------------------------------------------------------- the container
+
+
+def test_the_container_is_built_from_what_is_there_and_runs_as_nobody_special():
+    lines = (ROOT / "examples" / "serving" / "Dockerfile").read_text().splitlines()
+    steps = [line.split() for line in lines if line and not line.startswith((" ", "#"))]
+    copied = [word for name, *words in steps if name == "COPY" and not words[0].startswith("--") for word in words[:-1]]
+    assert len(copied) == 5 and [name for name in copied if not (ROOT / name).exists()] == []
+    variables = [
+        word.partition("=")[0].removeprefix(PREFIX).lower() for name, *words in steps if name == "ENV" for word in words
+    ]
+    assert [name for name in variables if name != "path" and name not in FIELDS] == []
+    assert "USER 10001" in lines and json.loads(lines[-1].removeprefix("ENTRYPOINT ")) == ["vanilla-transformer", "serve"]
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["serve"]
+    assert not [name for name in needed if "torch" in name or "transformers" in name.replace("vanilla-transformer", "")]

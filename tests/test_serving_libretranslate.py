@@ -3,30 +3,26 @@
 import asyncio
 import contextlib
 import dataclasses
-import threading
-import time
 from types import SimpleNamespace
 from urllib.error import HTTPError
 
 import httpx
 import pytest
-import uvicorn
 from checkpoints import EOS, copy_of, edit_json, list_file, seal
 from hypothesis import given
 from hypothesis import strategies as st
 from libretranslatepy import LibreTranslateAPI
+from served import served
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as NLLB
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.runtime.languages import Languages
-from vanilla_transformer_export.serving.app import create_app
 from vanilla_transformer_export.serving.engine import Engine
 from vanilla_transformer_export.serving.language_pairs import language_name, languages_of_model, names_by_code
 from vanilla_transformer_export.serving.libretranslate import PROTOCOL
-from vanilla_transformer_export.serving.models import ServedModel, ServedModels
-from vanilla_transformer_export.serving.settings import Settings
+from vanilla_transformer_export.serving.models import ServedModel
 from vanilla_transformer_export.serving.translating import LONG, translate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
@@ -81,19 +77,15 @@ def model(load):
 
 
 @contextlib.contextmanager
-def serving(*served, **settings):
-    """The address of a server of these models."""
-    app = create_app(ServedModels({model.name: model for model in served}), (PROTOCOL,), Settings(**settings))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
+def serving(*models, token=None, **settings):
+    """The address of a server of these."""
+    with served(token, (PROTOCOL,), **settings) as server:
+        served_models = server.server.models.models
+        served_models.update({model.name: model for model in models})
+        try:
+            yield server.url
+        finally:
+            served_models.clear()  # their engines go on
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +126,16 @@ def test_libretranslate_s_client_gets_what_translate_gives(url, alone):
         api.detect("w5")
     with pytest.raises(HTTPError, match="400"):
         api.translate("w5", "en", "fr")
+
+
+def test_the_api_key_is_the_token_of_the_server(model, alone):
+    with serving(model, token=b"secret") as url:
+        assert LibreTranslateAPI(url, "secret").translate("w5", "en", "de") == alone.translate(["w5"])[0]
+        for key in ("wrong", None):
+            with pytest.raises(HTTPError, match="401"):
+                LibreTranslateAPI(url, key).translate("w5", "en", "de")
+        settings = httpx.get(f"{url}/frontend/settings", headers={"Authorization": "Bearer secret"}).json()
+        assert settings["apiKeys"] is settings["keyRequired"] is True
 
 
 @given(st.lists(st.sampled_from([*WORDS, ".", "!", "\n", "\n\n", "?", " ", "Å", "W9", "。"]), min_size=1, max_size=12))
@@ -216,6 +218,19 @@ def test_other_requests(client):
     assert client.get("/health").json() == {"status": "ok"}
     for path in ("/detect", "/suggest", "/translate_file", "/models/tiny/detect"):
         assert "disabled on this server" in message(client.post(path, json={"q": "w5"}), 403)
+
+
+def test_the_openapi_document_has_the_body_in_all_its_forms(client):
+    document = client.get("/openapi.json").json()
+    operation = document["paths"]["/translate"]["post"]
+    content = operation["requestBody"]["content"]
+    assert set(content) == {"application/json", "application/x-www-form-urlencoded", "multipart/form-data"}
+    assert {tuple(each["schema"]["required"]) for each in content.values()} == {("q", "source", "target")}
+    assert {"200", "400", "413", "429", "503"} <= set(operation["responses"])
+    [error] = {
+        each["content"]["application/json"]["schema"]["$ref"] for each in map(operation["responses"].get, ("400", "503"))
+    }
+    assert list(document["components"]["schemas"][error.rpartition("/")[2]]["properties"]) == ["error"]
 
 
 # ------------------------------------------------------------------------------------------------------------------ languages
@@ -411,7 +426,7 @@ def test_a_missing_field_is_named(client, field):
         ("application/json", b"", "the body is not JSON: EOF"),
         ("application/json", b'{"q": "w5",', "the body is not JSON: EOF"),
         ("application/json", b'{"q": "\xff"}', "the body is not JSON: "),
-        ("application/json", b'{"q": "\\ud83d", "source": "en", "target": "de"}', "the body is not JSON: "),
+        ("application/json", b'{"q": "\\ud83d", "source": "en", "target": "de"}', "half of a character"),
         ("application/json", b"[" * 100_000, "the body is not JSON: recursion limit exceeded"),
         ("application/json", b"[1]", "the body is [1], expected"),
         ("text/plain", b"w5", "the body is not JSON: "),
@@ -430,6 +445,15 @@ def test_a_body_that_is_none_is_an_error(client, kind, content, said):
 def test_a_file_in_a_form_is_an_error(client):
     files = {"q": ("a.txt", b"w5"), "source": (None, "en"), "target": (None, "de")}
     assert "Too many files" in message(client.post("/translate", files=files))
+
+
+def test_more_sentences_than_a_request_may_have_are_too_many(client):
+    for body, said in (
+        ({"q": "w5\n" * 4097}, "the texts have 4097 sentences together, expected at most 4096"),
+        ({"q": "w5<p>" * 4097, "format": "html"}, "the html has 4097 pieces of text, expected at most 4096"),
+        ({"q": "w5 " * 4097}, "a sentence has 12290 characters, expected at most 640"),
+    ):
+        assert message(client.post("/translate", json={**ENGLISH, **body}), 413) == said
 
 
 def test_a_sentence_that_no_slot_holds_is_too_long(client):

@@ -9,6 +9,7 @@ import json
 import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
@@ -36,6 +37,7 @@ from vanilla_transformer_export.serving.logs import Log
 from vanilla_transformer_export.serving.metrics import Metrics
 from vanilla_transformer_export.serving.middleware import Frame
 from vanilla_transformer_export.serving.models import ServedModel, ServedModels
+from vanilla_transformer_export.serving.reading import batched
 from vanilla_transformer_export.serving.refusals import Refusal, overloaded
 from vanilla_transformer_export.serving.settings import Settings
 
@@ -54,18 +56,25 @@ def tokenizer():
     return made
 
 
+def ended(row):
+    """The tokens without padding, and why there are no more."""
+    return (row[: row.index(EOS) + 1], STOP) if EOS in row else (row, LENGTH)
+
+
 class OneByOne:
     """An engine that runs jobs alone, from the whole text again at each step; it counts, and fails when it is told to."""
 
     job, check_lengths, check_room = Engine.job, Engine.check_lengths, Engine.check_room
+    checked, known_prompt = Engine.checked, Engine.known_prompt
 
     def __init__(self, runtime):
         self.runtime = runtime
         self.room = Room(8, 0, runtime.config["max_position_embeddings"])
+        self._known = {}
         self.reset()
 
     def reset(self):
-        self.steps, self.closed, self.fails_after, self.error = 0, 0, None, None
+        self.steps, self.closed, self.pause, self.fails_after, self.error = 0, 0, 0, None, None
 
     def logits(self, ids):
         self.steps += 1
@@ -105,7 +114,7 @@ class OneByOne:
         if job.options.num_beams > 1:
             prompt = np.array([job.prompt])
             rows, _ = self.runtime._generated(GenerationRequest(job.options, prompt, np.ones_like(prompt), None))
-            return [Generated(row[len(job.prompt) :], LENGTH) for row in rows.tolist()]
+            return [Generated(*ended(row[len(job.prompt) :])) for row in rows.tolist()]
         places = range(1, len(job.prompt)) if job.scores_prompt else ()
         read = [self.known(self.logits(job.prompt[:place]), job.prompt[place], job.top_logprobs) for place in places]
         found = []
@@ -119,7 +128,7 @@ class OneByOne:
         try:
             for event in self.events(job):
                 yield event
-                await asyncio.sleep(0)
+                await asyncio.sleep(self.pause)
         finally:
             self.closed += 1
 
@@ -150,21 +159,40 @@ def engine(decoder):
     return OneByOne(decoder.runtime)
 
 
-@pytest.fixture(scope="module")
-def url(decoder, encoder, engine):
-    """Of a server with both."""
-    served = ServedModels({"decoder": ServedModel("decoder", decoder, engine), "encoder": ServedModel("encoder", encoder)})
+@contextlib.contextmanager
+def serving_of(*served):
+    """The address of a server of these models, in a thread."""
     settings, lifecycle, metrics = Settings(max_batch=6), Lifecycle(), Metrics()
-    app = serving.create_app(served, (openai_api.PROTOCOL,), settings, lifecycle, metrics)
+    by_name = ServedModels({model.name: model for model in served})
+    app = serving.create_app(by_name, (openai_api.PROTOCOL,), settings, lifecycle, metrics)
     framed = Frame(app, app.state.errors, settings, lifecycle, metrics, Log("error"))
     server = uvicorn.Server(uvicorn.Config(framed, port=0, log_config=None, lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
+
+    async def serve():
+        sweeping = asyncio.create_task(sweep())
+        await server.serve()
+        sweeping.cancel()
+
+    async def sweep():
+        while True:
+            framed.sweep()
+            await asyncio.sleep(0.05)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.005)
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     thread.join()
+
+
+@pytest.fixture(scope="module")
+def url(decoder, encoder, engine):
+    read = TextRuntime(encoder.runtime.artifact.directory, threads=1)
+    reader = batched(read)
+    with serving_of(ServedModel("decoder", decoder, engine), ServedModel("encoder", read, reader=reader)) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -207,8 +235,7 @@ def test_greedy_completions_are_the_texts_of_the_runtime(client, decoder):
 def new_tokens(decoder, text, **options):
     """Without padding, with the end token."""
     ids = np.array([decoder.encode([text], special_tokens=True)[0].ids])
-    row = decoder.runtime.generate(ids, **options)[0, ids.shape[1] :].tolist()
-    return row[: row.index(EOS) + 1] if EOS in row else row
+    return ended(decoder.runtime.generate(ids, **options)[0, ids.shape[1] :].tolist())[0]
 
 
 def test_why_an_answer_ended_and_how_many_tokens_it_has(client, decoder):
@@ -356,8 +383,7 @@ def test_sampled_tokens_have_the_probabilities_of_the_model_whatever_the_samplin
     new = decoder.runtime.generate(
         np.array([[4, 5]]), do_sample=True, seed=3, top_k=0, temperature=0.5, top_p=0.5, max_new_tokens=6
     )
-    tokens = new[0, 2:].tolist()
-    tokens = tokens[: tokens.index(EOS) + 1] if EOS in tokens else tokens
+    tokens = ended(new[0, 2:].tolist())[0]
     exact = torch_logprobs(exported, [4, 5, *tokens])[1:]
     expected = [exact[place, token] for place, token in enumerate(tokens)]
     assert found.choices[0].logprobs.token_logprobs == pytest.approx(expected, abs=1e-5)
@@ -431,7 +457,7 @@ def test_a_stop_text_of_bytes_that_come_one_by_one(client, decoder):
         body = openai_api.CompletionRequest(stop=stop, temperature=0, max_tokens=8)
         job = engine.job([START], openai_api.options_of(body, {}))
         asked = openai_api.Completion(decoder, job, 0, "", [stop], False)
-        [choice] = asyncio.run(openai_api.whole(engine, [asked]))
+        [choice] = json.loads(asyncio.run(openai_api.whole(engine, [asked], {})))["choices"]
         assert (choice["text"], asked.tokens) == (expected, tokens)
 
 
@@ -485,6 +511,7 @@ STREAMED = [
     dict(logprobs=0, n=2, stop="a"),
     dict(echo=True),
     dict(echo=True, logprobs=1, prompt=["ab cd", "g"]),
+    dict(echo=True, logprobs=1, n=3, prompt=["ab cd", "g"]),
     dict(echo=True, max_tokens=0),
     dict(echo=True, max_tokens=0, logprobs=1),
     dict(prompt=[4, 5, 22, 23], temperature=0),
@@ -502,6 +529,48 @@ def test_a_stream_is_the_answer_in_parts(client, asked):
     assert parts == [{key: choice[key] for key in ("text", "finish_reason", "logprobs")} for choice in expected]
     _, usage = collected(client.completions.create(**options, stream=True))
     assert usage is None
+
+
+def choices_of(client, asked):
+    """Of each request, all of them at once: as a whole, and as a stream."""
+    with ThreadPoolExecutor(2 * len(asked)) as pool:
+        found = pool.map(lambda each: client.completions.create(**each), asked)
+        streams = pool.map(lambda each: collected(client.completions.create(**each, stream=True))[0], asked)
+        return [[choice.to_dict() for choice in whole.choices] for whole in found], list(streams)
+
+
+def check_same(choices, expected):
+    for choice, other in zip(choices, expected, strict=True):
+        assert (choice["text"], choice["finish_reason"]) == (other["text"], other["finish_reason"])
+        if other["logprobs"] is not None:
+            known, others = choice["logprobs"], other["logprobs"]
+            assert known["tokens"] == others["tokens"] and known["text_offset"] == others["text_offset"]
+            for row, other_row in zip(known["top_logprobs"], others["top_logprobs"], strict=True):
+                assert row == pytest.approx(other_row, abs=1e-5)
+
+
+@pytest.mark.parametrize("batches", ["whole", pytest.param("continuous", marks=pytest.mark.slow)])
+def test_the_engine_that_batches_gives_the_same(decoder, exported_for, tmp_path, batches):
+    """What all these requests at once get is what each of them gets alone, from logits that are computed anew at each step."""
+    directory = decoder.runtime.artifact.directory
+    if batches == "continuous":
+        directory = with_tokenizer(exported_for("causal", "cpu")[1], tmp_path)
+    runtime = TextRuntime(directory, threads=1, continuous=True)
+    engine = Engine(runtime.runtime).start()
+    assert ("whole batches" in engine.describe()) == (batches == "whole")
+    alone = TextRuntime(directory, threads=1)
+    asked = [dict(model="decoder", prompt="ab cd", seed=2, max_tokens=20) | each for each in STREAMED]
+    with contextlib.ExitStack() as stack:
+        found = []
+        for served in ServedModel("decoder", runtime, engine), ServedModel("decoder", alone, OneByOne(alone.runtime)):
+            url = stack.enter_context(serving_of(served))
+            client = stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0))
+            found.append(choices_of(client, asked))
+    engine.close()
+    (whole, streams), (expected, _) = found
+    for choices, parts, others in zip(whole, streams, expected, strict=True):
+        check_same(choices, others)
+        check_same(parts, others)
 
 
 def test_the_events_of_a_stream(url, decoder):
@@ -566,17 +635,13 @@ def test_an_error_before_the_first_token_has_a_status(client, engine, prompt):
 @pytest.mark.parametrize("prompt", ["ab", ["ab", "g"]])
 def test_a_client_that_goes_leaves_nothing_running(client, engine, prompt):
     slow = dict(model="decoder", prompt=prompt, max_tokens=30, extra_body=dict(suppress_tokens=[EOS]))
-    logits = OneByOne.logits
-    engine.logits = lambda ids: (time.sleep(0.02), logits(engine, ids))[1]
-    try:
-        with client.completions.create(**slow, stream=True) as stream:
-            next(iter(stream))
-        deadline = time.monotonic() + 5
-        while engine.closed < (1 if prompt == "ab" else 2) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert engine.closed == (1 if prompt == "ab" else 2) and engine.steps < 50
-    finally:
-        del engine.logits
+    engine.pause, streams = 0.1, 1 if prompt == "ab" else 2
+    with client.completions.create(**slow, stream=True) as stream:
+        next(iter(stream))
+    deadline = time.monotonic() + 10
+    while engine.closed < streams and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert engine.closed == streams and engine.steps < 30 * streams
 
 
 # ----------------------------------------------------------------------------------------------------------------- refusals
@@ -706,17 +771,19 @@ def test_the_default_values_of_what_is_not_supported_are_no_matter(client):
     assert texts == texts[:1] * 3
 
 
-def test_a_long_text_is_cut_into_tokens_beside_the_event_loop(url, decoder):
+def test_a_long_text_is_cut_into_tokens_beside_the_event_loop(url, decoder, monkeypatch):
     assert (
         post(url, prompt="a" * 100_000)
         .json()["error"]["message"]
         .startswith("the context is too long: 100001 tokens of the prompt")
     )
-    with decoder.lock:  # as while another thread has it
-        pending = threading.Thread(target=post, args=(url,), kwargs=dict(prompt="ab", max_tokens=1))
-        pending.start()
-        time.sleep(0.05)
-        assert httpx.get(f"{url}/v1/models").status_code == 200
+    encode = decoder.encode
+    monkeypatch.setattr(decoder, "encode", lambda *given: (time.sleep(0.5), encode(*given))[1])
+    pending = threading.Thread(target=post, args=(url,), kwargs=dict(prompt="a" * 100_000))
+    pending.start()
+    time.sleep(0.1)
+    began = time.monotonic()
+    assert httpx.get(f"{url}/v1/models").status_code == 200 and time.monotonic() - began < 0.3
     pending.join()
 
 

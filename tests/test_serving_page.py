@@ -10,9 +10,8 @@ from html.parser import HTMLParser
 
 import httpx
 import pytest
-from checkpoints import EOS, copy_of, edit_json, list_file, seal
-from serving import served as in_thread
-from tokenizers import Tokenizer, models, pre_tokenizers
+from served import served as in_thread
+from serving_load import with_words
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.serving import page
@@ -23,23 +22,8 @@ from vanilla_transformer_export.serving.models import ServedModel, ServedModels
 from vanilla_transformer_export.serving.refusals import draining
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
-MOST_BYTES = 20_000
+MOST_BYTES = 20 * 1024
 TEXT = "w5 w6 w30. W7 w9 w21!\n\n w20 w21 w22"
-
-
-def with_words(directory, parent):
-    """An export of the models of tests/targets.py, with a tokenizer of the words w0 to w47."""
-    found = copy_of(directory, parent)
-    words = {f"w{number}": number for number in range(48)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w3"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.add_special_tokens(["w0", "w1", f"w{EOS}"])
-    tokenizer.save(str(found / "tokenizer.json"))
-    list_file(found, "tokenizer.json")
-    if (found / "generation_config.json").exists():
-        edit_json(found / "generation_config.json", max_new_tokens=20)
-    seal(found)
-    return found
 
 
 @pytest.fixture(scope="module")

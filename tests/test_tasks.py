@@ -4,6 +4,7 @@ give on its checkpoint."""
 import dataclasses
 import json
 import shutil
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,7 +14,7 @@ import torch
 import transformers
 from checkpoints import EOS, SIZES, copy_of, edit_json, list_file, perturbed, seal
 from families import random_config, random_model
-from heads import LABELLED, LABELS, TAGS, TEXTS, close, save_head, word_pieces
+from heads import HEADS, LABELLED, LABELS, MANY, PAIRS, TAGS, TEXTS, close, save_head, tokenizer_for, word_pieces
 from PIL import Image
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
@@ -22,44 +23,10 @@ from transformers import pipeline
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from vanilla_transformer.conversion import convert
-from vanilla_transformer.training.tokenizer import train_tokenizer
 from vanilla_transformer_export import ImageRuntime, TextRuntime, export
 from vanilla_transformer_export.cli import main
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.runtime.tasks.sentences import sentences_and_spaces
-
-# Of many lengths, with words that the tokenizers do not know.
-MANY = [*TEXTS, *(" ".join(["the old man and a woman , the river ; Zürich houses"] * count) for count in (1, 3, 2))]
-PAIRS = [("two dogs run", "a red house"), ("the man", "the woman reads the old book ."), *zip(MANY, MANY[1:])]
-ENCODER = "VanillaEncoderFor"
-# name: (architecture, tokenizer, fields)
-HEADS = {
-    "classify": (f"{ENCODER}SequenceClassification", "pieces", {"type_vocab_size": 2, **LABELLED}),
-    "tag": (f"{ENCODER}TokenClassification", "pieces", {"id2label": TAGS, "type_vocab_size": 2}),
-    "answer": (f"{ENCODER}QuestionAnswering", "byte-bpe", {"type_vocab_size": 2}),
-    "fill_mask": (f"{ENCODER}MaskedLM", "bpe", {"position_embedding_type": "learned", "max_position_embeddings": 160}),
-    "choose": (f"{ENCODER}MultipleChoice", "pieces", {"type_vocab_size": 2}),
-    "pretraining": (f"{ENCODER}PreTraining", "pieces", {"type_vocab_size": 2, "pooler_act": "tanh"}),
-    "next_sentence": (f"{ENCODER}NextSentencePrediction", "pieces", {"type_vocab_size": 2, "pooler_act": "tanh"}),
-    "one label": (f"{ENCODER}SequenceClassification", "pieces", {"num_labels": 1, "type_vocab_size": 2}),
-    "classify by a decoder": ("VanillaDecoderForSequenceClassification", "bpe", LABELLED),
-    "classify by both stacks": ("VanillaSeq2SeqForSequenceClassification", "bpe", LABELLED),
-    "tag by a decoder": ("VanillaDecoderForTokenClassification", "bpe", {"id2label": TAGS}),
-    "tag words with spaces": (f"{ENCODER}TokenClassification", "byte-bpe", {"id2label": TAGS}),
-    "answer without words' spaces": (f"{ENCODER}QuestionAnswering", "bpe", {}),
-    "answer with pieces": (f"{ENCODER}QuestionAnswering", "pieces", {"type_vocab_size": 2}),
-    "answer by a decoder": ("VanillaDecoderForQuestionAnswering", "bpe", {}),
-    "answer by both stacks": ("VanillaSeq2SeqForQuestionAnswering", "bpe", {}),
-}
-VARIANTS = {"Decoder": "decoder", "Encoder": "encoder", "Seq2Seq": "seq2seq"}
-
-
-def tokenizer_for(kind, architecture):
-    if kind == "pieces":
-        return word_pieces()
-    variant = next(name for prefix, name in VARIANTS.items() if prefix in architecture)
-    lines = [*MANY, "This example is about animals or people ."] * 2
-    return train_tokenizer(lines, 100 if kind == "bpe" else 300, kind, variant, token_types=kind == "byte-bpe")
 
 
 @pytest.fixture(scope="module")
@@ -431,6 +398,14 @@ def test_sentences_end_by_the_rules(text, sentences):
     parts = list(sentences_and_spaces(text))
     assert [part for part, is_sentence in parts if is_sentence] == sentences
     assert "".join(part for part, _ in parts) == text
+
+
+@pytest.mark.parametrize("unit, count", [(".", 1), (". A", 1), (".)", 1), (" .", 2**16), ("。", 2)])
+def test_time_to_find_sentences_does_not_grow_with_the_square_of_the_text(unit, count):
+    start = time.process_time()
+    found = list(sentences_and_spaces("a" + unit * 2**16 + "a"))
+    assert sum(is_sentence for _, is_sentence in found) == count
+    assert time.process_time() - start < 2  # what does takes minutes
 
 
 @pytest.fixture(scope="module")

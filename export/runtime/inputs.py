@@ -61,7 +61,7 @@ def check_input(tensor: TensorSpec, values: np.ndarray, sizes: dict[str, int]) -
         axes = ", ".join(map(str, expected))
         raise ValueError(f"{tensor.name} must have shape ({axes}){least}, got shape {values.shape}")
     sizes |= {axis: own for axis, own in zip(tensor.shape, values.shape) if isinstance(axis, str)}
-    if is_flag and not np.isin(values, (0, 1)).all():
+    if is_flag and not ((values == 0) | (values == 1)).all():
         raise ValueError(f"{tensor.name} must be 0s and 1s, got {np.unique(values).tolist()}")
     if tensor.range is not None and (values.min() < tensor.range[0] or values.max() > tensor.range[1]):
         lowest, highest = tensor.range
@@ -121,6 +121,8 @@ def pad_sequences(rows: list[list[int]], pad_token_id: int | None) -> tuple[np.n
 
 def move_padding(ids: np.ndarray, mask: np.ndarray, side: str, pad_token_id: int) -> tuple[np.ndarray, np.ndarray]:
     """Moves each row, with its holes, so that all padding is on its `side`: the new ids and mask."""
+    if mask.all():
+        return ids, mask
     first = mask.argmax(axis=1) if side == "right" else -mask[:, ::-1].argmax(axis=1)
     places = (np.arange(mask.shape[1]) + first[:, None]) % mask.shape[1]
     moved = np.take_along_axis(mask, places, axis=1)

@@ -51,11 +51,20 @@ def create_app(
     for router in [*(protocol.router for protocol in protocols), health.router]:
         app.router.routes.extend(router.routes)  # routes are tried in order, and those of an included router take longer
     for protocol in protocols:
+        describe_errors(protocol)
         app.include_router(protocol.router, prefix=OF_A_MODEL)
     for kind in (Refusal, RequestValidationError, ValueError, HTTPException):
         app.add_exception_handler(kind, respond)
     app.add_exception_handler(Exception, respond_to_mistake)
     return app
+
+
+def describe_errors(protocol: Protocol) -> None:
+    """In the document of the interface; FastAPI would describe its own form."""
+    example = protocol.error_body(protocol.validation, "n is 0, expected a number greater than or equal to 1")
+    error = {"description": "An error.", "content": {"application/json": {"example": example}}}
+    for route in protocol.router.routes:
+        route.responses |= {"4XX": error, "5XX": error}  # type: ignore[attr-defined]
 
 
 async def respond(request: Request, error: Exception) -> JSONResponse:
@@ -187,7 +196,7 @@ def of_validation(error: RequestValidationError) -> str:
 
 def of_body(error: dict[str, Any]) -> str:
     if error["type"] == "missing":
-        return "the body is empty, expected a JSON object"
+        return "the body is empty or null, expected a JSON object"
     if isinstance(error["input"], bytes):  # it was not read, as no header says what it is
         return "the body has another Content-Type, expected application/json"
     return f"the body is {shown(error['input'])}, expected a JSON object"

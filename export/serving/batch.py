@@ -19,6 +19,7 @@ from ..targets.spec import TensorSpec, shape_of
 from .runs import Run
 from .sizing import chunk_length
 
+TOTALS = ("total_length", "total_source_length")  # inputs that are no axis of the rows
 ENCODED_TOKENS = 512  # of the sources that are read together between two steps, padding included
 
 
@@ -26,7 +27,10 @@ class Batch(Protocol):
     """What a lane drives: the runs that it takes part in, each with one row or several."""
 
     running: list[Run]
-    unread: Collection[Run]  # which have joined, and whose prompts are not read yet
+
+    @property
+    def unread(self) -> Collection[Run]:
+        """Which have joined, and whose prompts are not read yet."""
 
     def takes(self, run: Run, beside: Sequence[Run]) -> bool:
         """Whether `run` can join now, together with those `beside` it."""
@@ -135,10 +139,10 @@ class SlotBatch:
         return slot
 
     def put_source(self, run: Run, slot: int, states: dict[Run, list[np.ndarray]]) -> None:
-        if run in states:
+        if run in states and self.last_source is not None:
             for cache, own in zip(self.sources, states[run]):
                 cache[slot, :, : own.shape[1]] = own
-            self.last_source[slot] = len(run.job.source) - 1
+                self.last_source[slot] = own.shape[1] - 1
 
     def new_slot(self, run: Run) -> int:
         slot = self.rows.index(None) if None in self.rows else len(self.rows)
@@ -274,7 +278,7 @@ class SlotBatch:
 
     def bound(self, count: int) -> Binding:
         """Of the first `count` slots."""
-        totals = {name: self.arrays[name] for name in ("total_length", "total_source_length") if name in self.arrays}
+        totals: dict[str, np.ndarray] = {name: self.arrays[name] for name in TOTALS if name in self.arrays}
         return self.bind(slice(count), totals)
 
     def bind(self, slots: slice, values: dict[str, np.ndarray]) -> Binding:
@@ -291,7 +295,8 @@ class SlotBatch:
 
 def slot_shape(tensor: TensorSpec, room: Room) -> list[int]:
     sizes = {"rows": room.rows, "target_length": 1, "max_length": room.length, "max_source": room.source}
-    return shape_of(tensor, sizes)
+    whole = {"batch_size": room.rows, "source_length": room.source, "past_source_length": room.source}  # without a step
+    return shape_of(tensor, sizes | whole)
 
 
 def slot_bytes(runtime: Runtime, room: Room) -> int:

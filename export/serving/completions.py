@@ -9,7 +9,9 @@ from typing import Any
 from ..runtime.text import TextRuntime
 from .engine import Engine
 from .jobs import LENGTH, STOP, Event, Generated, Job, TokenLogprobs
+from .translating import offloaded
 
+ONE_READ = 30  # characters are cut into tokens while one token is looked at
 LOWEST = -9999.0  # log p that is told; JSON has no infinity
 Chunk = dict[str, Any]  # a choice of an answer, or the next part of one
 KINDS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
@@ -132,15 +134,25 @@ class Completion:
         """Whether it is generated as a whole: beams, and what is told of the prompt, come with the end only."""
         return self.job.options.num_beams > 1 or self.job.scores_prompt or self.is_empty
 
+    @property
+    def is_read(self) -> bool:
+        """Whether tokens are looked at one by one, as something is asked of them."""
+        return bool(self.stops) or self.job.top_logprobs is not None or self.is_empty
+
+    def size(self, generated: list[Generated]) -> int:
+        """How much work `whole` is, in characters that could be cut into tokens meanwhile."""
+        tokens = sum(len(each.tokens) for each in generated) + len(self.job.prompt) * self.job.scores_prompt
+        return ONE_READ * tokens if self.is_read else tokens
+
     async def chunks(self, engine: Engine) -> AsyncGenerator[Chunk, None]:
         """Parts of the answers, each as soon as it is known. Ends with the last answer: what the engine would generate behind
         stop texts is given up."""
         if self.is_replayed:
             [generated] = await engine.answers([self.job])
-            for chunk in self.replayed(generated):
+            for chunk in await offloaded(self.size(generated), self.whole, generated):
                 yield chunk
             return
-        async with aclosing(engine.stream(self.job)) as events:  # type: ignore[type-var]
+        async with aclosing(engine.stream(self.job)) as events:
             begun = False
             async for event in events:
                 if not begun:  # not before: until here the request may be refused
@@ -153,7 +165,7 @@ class Completion:
                     return
 
     def replayed(self, generated: list[Generated]) -> Iterator[Chunk]:
-        """As `chunks`, of what was generated as a whole."""
+        """What `chunks` would give, of what was generated as a whole."""
         yield from self.beginnings(generated[0].prompt_logprobs)
         for index, each in enumerate(generated):
             if self.is_empty:
@@ -197,8 +209,8 @@ class Completion:
         }
 
     def whole(self, generated: list[Generated]) -> list[Chunk]:
-        """The answers, each in one; no tokens are looked at one by one where nothing is asked of them."""
-        if self.stops or self.job.top_logprobs is not None or self.is_empty:
+        """The answers, each in one."""
+        if self.is_read:
             return joined(self.replayed(generated))
         texts = self.runtime.decode([each.tokens for each in generated])
         for answer, each in zip(self.answers, generated, strict=True):

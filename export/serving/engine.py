@@ -1,15 +1,17 @@
 """What generates: a queue of jobs, and lanes that take them from there."""
 
 import asyncio
+import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from ..errors import UsageError
+from ..runtime.options import Options
 from ..runtime.runtime import Runtime
 from .batch import Batch, Room, SlotBatch, slot_bytes
 from .jobs import Event, Generated, Job
@@ -17,6 +19,7 @@ from .queue import Queue, Ticket
 from .refusals import TooLong, draining
 from .sizing import rows_of_lane
 
+MOST_KNOWN = 1024  # different options whose check is remembered
 MOST_LENGTH = 512  # tokens that a slot holds where nothing else is said
 
 
@@ -73,7 +76,7 @@ class Engine:
         self.room = dataclasses.replace(self.room, rows=self.rows_of_lane(lanes, slots))
         self.queue = Queue(queue)
         self.lanes = [Lane(self, self.batch()) for _ in range(lanes)]
-        self.call: Callable[..., Any] = call_at_once
+        self._known: dict[tuple, tuple[Options, list[int]]] = {}
 
     def rows_of_lane(self, lanes: int, slots: int | None) -> int:
         if slots is None:
@@ -92,7 +95,9 @@ class Engine:
     def describe(self) -> str:
         """In one line, for who starts it."""
         lanes = f"{len(self.lanes)} lanes" if len(self.lanes) > 1 else "1 lane"
-        threads = f"{lanes} of {self.runtime.threads} threads, {self.room.rows} rows each"
+        threads = (
+            f"{lanes} of {self.runtime.threads} thread{'s' if self.runtime.threads > 1 else ''}, {self.room.rows} rows each"
+        )
         if self.runtime.step is None:
             return f"whole batches grouped by length (the export has no step for continuous batching), {threads}"
         size = len(self.lanes) * self.room.rows * slot_bytes(self.runtime, self.room) / 1e6
@@ -114,18 +119,43 @@ class Engine:
             UsageError, ValueError: as `Runtime.generate`; UsageError for probabilities of beams.
             TooLong: for more tokens or rows than the slots hold, with both numbers.
         """
-        ids = np.array([input_ids], np.int64)
-        start = np.array([prefix], np.int64) if prefix else None
-        self.check_lengths(len(input_ids), len(prefix), options)
-        request = self.runtime.request(ids, np.ones_like(ids), start, options)
-        source = request.source[0][0].tolist() if request.source else None
-        job = Job(request.options, request.input_ids[0].tolist(), source, top_logprobs, scores_prompt)
-        if top_logprobs is not None and request.options.num_beams > 1:
-            raise UsageError(f"logprobs do not go with num_beams={request.options.num_beams}, expected num_beams=1")
+        self.check_lengths(len(input_ids))
+        length = 0 if self.room.source else len(input_ids)
+        key = (length, *((name, type(value), value) for name, value in sorted(options.items())))  # True is not 1 here
+        known = self.known_prompt(key, input_ids) if not prefix else None
+        if known is None:
+            known = self.checked(input_ids, options, prefix)
+            if not prefix and len(self._known) < MOST_KNOWN:
+                with contextlib.suppress(TypeError):  # lists among the options have no hash
+                    self._known[key] = known
+        resolved, start = known
+        source, prompt = (input_ids, start) if self.room.source else (None, input_ids)
+        if top_logprobs is not None and resolved.num_beams > 1:
+            raise UsageError(f"logprobs do not go with num_beams={resolved.num_beams}, expected num_beams=1")
+        job = Job(resolved, prompt, source, top_logprobs, scores_prompt)
         self.check_room(job)
         return job
 
-    def check_lengths(self, given: int, prefix: int, options: dict[str, Any]) -> None:
+    def checked(self, input_ids: Sequence[int], options: dict[str, Any], prefix: Sequence[int]) -> tuple[Options, list[int]]:
+        """The resolved options, and for seq2seq what the target begins with. Raises as `Runtime.generate`."""
+        ids = np.array([input_ids], np.int64)
+        start = np.array([prefix], np.int64) if prefix else None
+        request = self.runtime.request(ids, np.ones_like(ids), start, options)
+        return request.options, request.input_ids[0].tolist()
+
+    def known_prompt(self, key: tuple, input_ids: Sequence[int]) -> tuple[Options, list[int]] | None:
+        """What `checked` gave for the same options, if it would give the same for these tokens: checking them anew takes as
+        long as answering a short request otherwise does."""
+        config = self.runtime.config
+        fits = 0 < len(input_ids) <= config["max_position_embeddings"]
+        if not fits or min(input_ids) < 0 or max(input_ids) >= config["vocab_size"]:
+            return None
+        try:
+            return self._known.get(key)
+        except TypeError:
+            return None
+
+    def check_lengths(self, given: int) -> None:
         """Before anything is made of them."""
         if not self.room.source:
             if given > self.room.length:
@@ -180,7 +210,7 @@ class Engine:
             raise ticket.error
         return ticket.answers
 
-    async def stream(self, job: Job) -> AsyncIterator[Event]:
+    async def stream(self, job: Job) -> AsyncGenerator[Event, None]:
         """The tokens of each of the answers, as they come. Closed early, it leaves nothing running. Raises as `answers`, and
         UsageError for beams, before the first."""
         if job.options.num_beams > 1:
@@ -202,7 +232,7 @@ class Engine:
     def put(self, ticket: Ticket, loop: asyncio.AbstractEventLoop | None = None) -> Ticket:
         """Into the queue. What receives it is called in `loop`, or by a lane."""
         if loop is not None:
-            self.call = loop.call_soon_threadsafe
+            ticket.call = loop.call_soon_threadsafe
         self.queue.put(ticket)
         return ticket
 
@@ -231,10 +261,6 @@ class Engine:
         return finished
 
 
-def call_at_once(function: Callable[..., Any], *args: Any) -> None:
-    function(*args)
-
-
 class Lane(threading.Thread):
     """Steps a batch, as long as there are jobs."""
 
@@ -246,11 +272,13 @@ class Lane(threading.Thread):
 
     def run(self) -> None:
         while (joining := self.engine.queue.take(self.batch)) is not None:
-            touched = {run.ticket for run in joining}
+            touched = {run.ticket for run in (*joining, *self.batch.running, *self.batch.unread)}
+            if self.gives_up:
+                for ticket in touched:
+                    ticket.fail(draining())
             try:
                 self.drop()
-                self.begin(joining)
-                touched.update(run.ticket for run in self.batch.running)
+                self.begin([run for run in joining if not run.ticket.is_over])
                 rows = sum(len(run.slots) for run in self.batch.running)
                 self.batch.step()
                 self.engine.events.stepped(rows, rows)
@@ -267,8 +295,6 @@ class Lane(threading.Thread):
     def drop(self) -> None:
         """Runs whose request is over, as when its client has gone."""
         for run in (*self.batch.running, *self.batch.unread):
-            if self.gives_up:
-                run.ticket.fail(draining())
             if run.ticket.is_over:
                 self.batch.leave(run)
 
@@ -286,8 +312,13 @@ class Lane(threading.Thread):
                 self.engine.events.first_token(now - run.ticket.put_at)
             if run.finished or run.ticket.error is not None:
                 self.batch.leave(run)
-        if news := [(ticket.receive, ticket.news()) for ticket in touched if ticket.changed]:
-            self.engine.call(tell_all, news)
+        news: dict[Callable[..., Any], list] = {}
+        for ticket in touched:
+            if ticket.changed:
+                news.setdefault(ticket.call, []).append((ticket.receive, ticket.news()))
+        for call, each in news.items():
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and who waited in it
+                call(tell_all, each)
 
 
 def tell_all(news: list[tuple[Callable, tuple]]) -> None:

@@ -8,19 +8,25 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from .html_text import has_letters, replaced, text_runs
+from .html_text import Run, has_letters, replaced, text_runs
 from .language_pairs import Direction, language_name
 from .models import ServedModel
 from .protocols import Protocol, models_of, name_in_path, settings_of
-from .refusals import Refusal
-from .translating import offloaded, translate
+from .refusals import Refusal, TooLong
+from .translating import MOST_SENTENCES, offloaded, translate
 
 AUTO = "auto"
 NO_LIMIT = -1
 FRONTEND_TIMEOUT = 500  # milliseconds that LibreTranslate's page waits after a key; its default
 SHOWN = 10  # pairs of languages in an error
 
-router = APIRouter(tags=["LibreTranslate"])
+
+class Error(BaseModel):
+    error: str
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": Error} for status in (400, 401, 403, 413, 429, 500, 503)}
+router = APIRouter(tags=["LibreTranslate"], responses=ERRORS)
 
 
 class Translation(BaseModel):
@@ -104,7 +110,7 @@ async def translate_plain(model: ServedModel, direction: Direction, texts: list[
     """Of each text its `count` translations, the best of a search with as many beams, or the model's own if these are more. A
     text without a letter is its only one."""
     found = [[text] for text in texts]
-    places = [place for place, text in enumerate(texts) if has_letters(text)]
+    places = await offloaded(sum(map(len, texts)), lambda: [place for place, text in enumerate(texts) if has_letters(text)])
     options: dict[str, Any] = {}
     if count > 1:
         beams = max(count, model.runtime.runtime.defaults.get("num_beams") or 1)
@@ -120,11 +126,19 @@ async def translate_plain(model: ServedModel, direction: Direction, texts: list[
 async def translate_html(model: ServedModel, direction: Direction, texts: list[str]) -> list[list[str]]:
     """Of each text one translation, which differs in what stands between tags alone."""
     size = sum(map(len, texts))
-    runs = await offloaded(size, lambda: [text_runs(text) for text in texts])
+    runs = await offloaded(size, runs_of, texts)
     translated = await translate_plain(model, direction, [run.text for own in runs for run in own], 1)
     rest = iter(translated)
     found = [[next(rest)[0] for _ in own] for own in runs]
     return await offloaded(size, lambda: [[replaced(*each)] for each in zip(texts, runs, found)])
+
+
+def runs_of(texts: list[str]) -> list[list[Run]]:
+    """The text of each. Raises TooLong for more than can be sentences of one request."""
+    runs = [text_runs(text) for text in texts]
+    if (found := sum(map(len, runs))) > MOST_SENTENCES:
+        raise TooLong(f"the html has {found} pieces of text, expected at most {MOST_SENTENCES}")
+    return runs
 
 
 # ------------------------------------------------------------------------------------------------------------------- the body

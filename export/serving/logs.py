@@ -24,8 +24,9 @@ class Log:
     def __init__(self, level: str = "info", descriptor: int = 2):
         self.descriptor = descriptor
         self._least = LEVELS.index(level)
-        self._lines: collections.deque[str] = collections.deque(maxlen=WAITING)
+        self._lines: collections.deque[tuple] = collections.deque(maxlen=WAITING)
         self._filled = threading.Event()
+        self._is_writing = False
         threading.Thread(target=self._write_on, name="log", daemon=True).start()
 
     def holds(self, level: str) -> bool:
@@ -34,26 +35,32 @@ class Log:
     def write(self, level: str, message: str, **facts: Any) -> None:
         if LEVELS.index(level) < self._least:
             return
-        now = time.time()
-        stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03d}Z"
-        self._lines.append(json.dumps({"time": stamp, "level": level, "message": message, **facts}, default=str) + "\n")
+        self._lines.append((time.time(), level, message, facts))
         if not self._filled.is_set():
             self._filled.set()
 
-    def flush(self) -> None:
-        """What waits, now."""
-        content = "".join(self._lines.popleft() for _ in range(len(self._lines))).encode()
-        try:
-            while content:
-                content = content[os.write(self.descriptor, content) :]
-        except OSError:  # closed, full, or gone
-            pass
+    def flush(self, seconds: float = 1.0) -> None:
+        """Waits until all is written, but no longer than that: nobody may be reading."""
+        limit = time.monotonic() + seconds
+        while (self._lines or self._is_writing) and time.monotonic() < limit:
+            time.sleep(0.005)
 
     def _write_on(self) -> None:
         while self._filled.wait():
             self._filled.clear()
-            self.flush()
+            self._is_writing = True
+            content = "".join(line(*self._lines.popleft()) for _ in range(len(self._lines))).encode()
+            with contextlib.suppress(OSError):  # closed, full, or gone
+                while content:
+                    content = content[os.write(self.descriptor, content) :]
+            self._is_writing = False
             time.sleep(PAUSE)
+
+
+def line(seconds: float, level: str, message: str, facts: dict[str, Any]) -> str:
+    """Of what happened so many `seconds` after 1970."""
+    stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{int(seconds % 1 * 1000):03d}Z"
+    return json.dumps({"time": stamp, "level": level, "message": message, **facts}) + "\n"
 
 
 class Records:

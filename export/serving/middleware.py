@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import itertools
 import json
+import math
 import os
 import re
 import time
@@ -22,6 +23,7 @@ from .settings import Settings
 
 PAGE = "/"
 GONE, SLOW, LATE, ENDED = "gone", "slow", "late", "ended"  # why a request was cancelled
+UNWATCHED = 0.1  # seconds that a request runs before it is noticed that its client went away
 CLIENT_GONE = 499  # in metrics and in the log only
 REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
@@ -29,12 +31,19 @@ REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 class Exchange:
     """One request and its answer: ASGI's `receive` and `send` for the application, whose task this can cancel."""
 
-    __slots__ = ("scope", "headers", "id", "status", "is_complete", "cancelled", "body", "_receive", "_send", "_task", "_gone")
+    __slots__ = (
+        *("scope", "headers", "id", "status", "is_complete", "cancelled", "body", "started", "until", "reason", "watcher"),
+        *("_receive", "_send", "_task", "_gone"),
+    )
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, id: bytes):
+    def __init__(self, scope: Scope, receive: Receive, send: Send):
         self.scope = scope
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.id = id
+        self.id = b""
+        self.started = time.perf_counter()
+        self.until = math.inf  # it is cancelled then, for this reason
+        self.reason = SLOW
+        self.watcher: asyncio.Task | None = None
         self.status = 0
         self.is_complete = False
         self.cancelled: str | None = None
@@ -96,7 +105,7 @@ class Exchange:
         self.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def watch(self) -> None:
-        """Cancels the application when the client goes away."""
+        """Cancels the application when the client goes away. Only for requests that take some time: it is a task."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         if not self.is_complete:
@@ -137,12 +146,13 @@ class Frame:
         self.running: set[Exchange] = set()
         self._prefix = os.urandom(4).hex()
         self._numbers = itertools.count(1)
+        metrics.in_flight.set_function(lambda: len(self.running))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        started = time.perf_counter()
-        exchange = Exchange(scope, receive, send, self._id(scope))
+        exchange = Exchange(scope, receive, send)
+        exchange.id = self._id(exchange)
         try:
             if scope["path"] in health.PATHS:
                 await self.app(scope, receive, exchange.send)
@@ -156,33 +166,39 @@ class Frame:
             if not exchange.status:
                 await self._refuse(exchange, error)
         finally:
-            self._note(exchange, time.perf_counter() - started)
+            self._note(exchange, time.perf_counter() - exchange.started)
 
     async def _limited(self, exchange: Exchange) -> None:
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(self.settings.body_timeout, exchange.cancel, SLOW)
-        watcher = None
         try:
-            self._admit(exchange)
-            self._join(exchange)
+            self._admit()
+            self.running.add(exchange)
+            exchange.until = exchange.started + self.settings.body_timeout
             await exchange.read(self.settings.max_body)
-            timer.cancel()
             await self._authorize(exchange)
             self.errors.check(exchange.scope["path"], exchange.body or b"")
-            timer = loop.call_later(self.settings.timeout, exchange.cancel, LATE)
-            watcher = loop.create_task(exchange.watch())
+            exchange.until, exchange.reason = time.perf_counter() + self.settings.timeout, LATE
+            exchange.scope["asgi"] = {**exchange.scope["asgi"], "spec_version": "2.4"}  # streams need not look for the client
             await self.app(exchange.scope, exchange.receive, exchange.send)
         except Refusal as refusal:
             await self._refuse(exchange, refusal)
         except asyncio.CancelledError:
             await self._end(exchange)
         finally:
-            timer.cancel()
-            if watcher is not None:
-                watcher.cancel()
-            self._leave(exchange)
+            self.running.discard(exchange)
+            if exchange.watcher is not None:
+                exchange.watcher.cancel()
 
-    def _admit(self, exchange: Exchange) -> None:
+    def sweep(self) -> None:
+        """Looks at all that is running; to be called about ten times a second. Timers and a task for each request would take
+        more than many requests do."""
+        now = time.perf_counter()
+        for exchange in list(self.running):
+            if now > exchange.until:
+                exchange.cancel(exchange.reason)
+            elif exchange.reason is LATE and exchange.watcher is None and now > exchange.started + UNWATCHED:
+                exchange.watcher = asyncio.create_task(exchange.watch())
+
+    def _admit(self) -> None:
         """Raises Refusal where it is known before the body that there is no answer."""
         if self.lifecycle.loading:
             raise refusals.loading()
@@ -209,7 +225,7 @@ class Frame:
 
     async def _refuse(self, exchange: Exchange, error: Exception) -> None:
         response = self.errors.response(exchange.scope["path"], error)
-        if response.status_code == 408:  # the rest of the body may never come
+        if response.status_code == 408 or self.lifecycle.draining:  # the rest may never come; there are other servers
             response.headers["Connection"] = "close"
         await response(exchange.scope, exchange.receive, exchange.answer)
 
@@ -233,19 +249,11 @@ class Frame:
         for exchange in list(self.running):
             exchange.cancel(ENDED)
 
-    def _join(self, exchange: Exchange) -> None:
-        self.running.add(exchange)
-        self.metrics.in_flight.set(len(self.running))
-
-    def _leave(self, exchange: Exchange) -> None:
-        self.running.discard(exchange)
-        self.metrics.in_flight.set(len(self.running))
-
     def _note(self, exchange: Exchange, seconds: float) -> None:
         """Counts the request, and writes its line."""
         status = exchange.status or CLIENT_GONE
         self.metrics.answered(self.errors.template(exchange.scope), status, seconds)
-        level = "error" if status >= 500 else "debug" if exchange.scope["path"] in health.PATHS else "info"
+        level = "error" if status == 500 else "debug" if exchange.scope["path"] in health.PATHS else "info"
         if self.log.holds(level):
             self.log.write(level, "request", **self._facts(exchange, status, seconds))
 
@@ -259,11 +267,11 @@ class Frame:
             facts["traceparent"] = traceparent[:128].decode("latin-1")
         return facts
 
-    def _id(self, scope: Scope) -> bytes:
+    def _id(self, exchange: Exchange) -> bytes:
         """The one that the client gave its request, or a new one."""
-        for name, value in scope["headers"]:
-            if name == b"x-request-id" and REQUEST_ID.fullmatch(value):
-                return value
+        given = exchange.headers.get(b"x-request-id")
+        if given is not None and REQUEST_ID.fullmatch(given):
+            return given
         return f"{self._prefix}-{next(self._numbers):x}".encode()
 
 

@@ -1,5 +1,6 @@
 """The exports that are served, by name."""
 
+import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,7 +24,7 @@ class ServedModel:
     Args:
         runtime: a `TextRuntime` or an `ImageRuntime`.
         engine: what generates; `None` for a model that only reads.
-        reader: what reads whole sequences; `None` for a model that generates.
+        reader: what reads whole sequences, see `reading.batched`; `None` for a model that generates.
         languages: pairs of codes, source and target, that it translates.
     """
 
@@ -32,6 +33,12 @@ class ServedModel:
     engine: Engine | None = None
     languages: list[tuple[str, str]] = field(default_factory=list)
     reader: Reader | None = None
+
+    async def read(self, rows: int, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+        """What `function` returns, from a thread, as `Reader.call` has it for about so many `rows`."""
+        if self.reader is None:
+            return await asyncio.to_thread(function, *args, **options)
+        return await self.reader.call(rows, function, *args, **options)
 
     @property
     def worker(self) -> Engine | Reader:

@@ -5,9 +5,9 @@ import base64
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -25,15 +25,16 @@ from ..runtime.text import TextRuntime, prompt
 from .app import one_line, refusal_of
 from .completions import Chunk, Completion, joined
 from .engine import Engine
-from .jobs import Job
+from .jobs import Generated, Job
 from .models import ServedModel
 from .protocols import Protocol, models_of, name_in_path, settings_of
 from .refusals import Refusal, TooLong
+from .translating import offloaded
 
 router = APIRouter(tags=["OpenAI"])
 
 GREEDY = 1e-5  # a temperature below means the likeliest token, as in vLLM
-LONG = 2000  # characters that take about a millisecond to be cut into tokens: more are cut in a thread
+ONE_JOB = 100  # characters are cut into tokens while one job is checked
 TOO_LONG = "the context is too long: "
 DONE = b"data: [DONE]\n\n"
 INPUTS = {
@@ -141,23 +142,29 @@ async def complete(request: Request, body: CompletionRequest) -> Any:
     options, stops = options_of(body, model.runtime.runtime.defaults), stops_of(body.stop)
     check_fields(body)
     prompts = await prompts_of(body.prompt, model.runtime, settings_of(request).max_batch)
-    asked = [
-        Completion(
-            model.runtime,
-            job_of(engine, each, options, body),
-            first=place * (body.n or 1),
-            begins=echoed(each, model.runtime) if body.echo else "",
-            stops=stops,
-            is_empty=body.max_tokens == 0,
-        )
-        for place, each in enumerate(prompts)
-    ]
+    size = sum(len(each.ids) for each in prompts) + ONE_JOB * len(prompts)
+    asked = await offloaded(size, asked_of, model.runtime, engine, prompts, options, stops, body)
     about = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time()), "model": model.name}
     if body.stream:
         with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         return EventStream(events(await begun(parts(engine, asked)), about, asked if with_usage else None))
-    choices = await whole(engine, asked)
-    return JSONResponse({**about, "choices": choices, "usage": usage_of(asked)})
+    return Response(await whole(engine, asked, about), media_type="application/json")
+
+
+def asked_of(
+    runtime: TextRuntime,
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    options: dict[str, Any],
+    stops: list[str],
+    body: CompletionFields,
+) -> list[Completion]:
+    """Of each prompt what is to be generated. Raises as `job_of`."""
+    n, is_empty = options["num_return_sequences"], body.max_tokens == 0
+    jobs = [job_of(engine, each, options, body) for each in prompts]
+    echoes = [echoed(each, runtime) if body.echo else "" for each in prompts]
+    made = enumerate(zip(jobs, echoes, strict=True))
+    return [Completion(runtime, job, place * n, begins, stops, is_empty) for place, (job, begins) in made]
 
 
 def completes(model: ServedModel) -> bool:
@@ -236,7 +243,7 @@ async def prompts_of(given: Any, runtime: TextRuntime, most: int) -> list[Prompt
     inputs: list[Any] = [""] if given is None else inputs_of("prompt", given, most, runtime)
     if not isinstance(inputs[0], str):
         return [Prompt(ids) for ids in inputs]
-    encodings = await offloaded(sum(map(len, inputs)), runtime, lambda: runtime.encode(inputs, special_tokens=True))
+    encodings = await offloaded(sum(map(len, inputs)), runtime.encode, inputs, True)
     found: list[list[int]] = [prompt(encoding) for encoding in encodings]
     first = special_token("bos_token_id", runtime.runtime.artifact.generation_config, runtime.runtime.config)
     for place, ids in enumerate(found):
@@ -270,14 +277,6 @@ def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[An
     return inputs
 
 
-Result = TypeVar("Result")
-
-
-async def offloaded(size: int, runtime: TextRuntime, function: Callable[[], Result]) -> Result:
-    """What `function` returns, in a thread if it works on many characters or would wait for the tokenizer."""
-    return await asyncio.to_thread(function) if size > LONG or runtime.lock.locked() else function()
-
-
 def shown(value: Any) -> str:
     return f"{value!r:.80}"
 
@@ -291,12 +290,25 @@ def usage_of(asked: Sequence[Completion]) -> dict[str, int]:
     return {"prompt_tokens": read, "completion_tokens": new, "total_tokens": read + new}
 
 
-async def whole(engine: Engine, asked: Sequence[Completion]) -> list[Chunk]:
-    """All choices. Answers that a stop text may end are heard as they come, so that they end there."""
+async def whole(engine: Engine, asked: Sequence[Completion], about: dict[str, Any]) -> bytes:
+    """The answer, in JSON. Answers that a stop text may end are heard as they come, so that they end there."""
     if asked[0].stops and not asked[0].is_replayed:
-        return joined([chunk async for chunk in parts(engine, asked)])
+        return rendered(about, joined([chunk async for chunk in parts(engine, asked)]), asked)
     found = await engine.answers([each.job for each in asked])
-    return [choice for each, generated in zip(asked, found, strict=True) for choice in each.whole(generated)]
+    size = sum(each.size(generated) for each, generated in zip(asked, found, strict=True))
+    return await offloaded(size, of_generated, about, asked, found)
+
+
+def of_generated(about: dict[str, Any], asked: Sequence[Completion], found: list[list[Generated]]) -> bytes:
+    return rendered(about, [choice for each, own in zip(asked, found, strict=True) for choice in each.whole(own)], asked)
+
+
+def rendered(about: dict[str, Any], choices: list[Chunk], asked: Sequence[Completion]) -> bytes:
+    return json_of({**about, "choices": choices, "usage": usage_of(asked)})
+
+
+def json_of(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 async def parts(engine: Engine, asked: Sequence[Completion]) -> AsyncGenerator[Chunk, None]:
@@ -382,7 +394,7 @@ async def events(
 
 
 def event(content: dict[str, Any]) -> bytes:
-    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+    return b"data: %b\n\n" % json_of(content)
 
 
 # --------------------------------------------------------------------------------------------------------------- embeddings
@@ -396,9 +408,12 @@ async def embed(request: Request, body: EmbeddingRequest) -> Any:
         raise UsageError(f"dimensions is {body.dimensions}, expected null: it is not supported here")
     inputs = inputs_of("input", body.input, settings_of(request).max_batch, model.runtime)
     about = {"object": "list", "model": model.name}
-    content = await model.reader.call(
-        len(inputs), embeddings_of, model.runtime, inputs, body.encoding_format == "base64", about
-    )
+    assert model.reader is not None  # every model that embeds has one
+    as_base64 = body.encoding_format == "base64"
+    try:
+        content = await model.reader.call(len(inputs), embeddings_of, model.runtime, inputs, as_base64, about)
+    except TooLong as error:
+        raise Refusal(400, f"{TOO_LONG}{error}") from None
     return Response(content, media_type="application/json")
 
 
@@ -414,7 +429,7 @@ def embeddings_of(runtime: TextRuntime, inputs: list[Any], as_base64: bool, abou
     data = [{"object": "embedding", "index": index, "embedding": value} for index, value in enumerate(values)]
     tokens = sum(len(row.ids) for row in rows)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return json.dumps({**about, "data": data, "usage": usage}, allow_nan=False, separators=(",", ":")).encode()
+    return json_of({**about, "data": data, "usage": usage})
 
 
 def rows_of(runtime: TextRuntime, inputs: list[Any]) -> tuple[Sequence[Encoding | Row], int]:

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from importlib.resources import files
 from typing import Any
@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
-from ..runtime.predictions import task_of
+from ..runtime.predictions import IMAGE, task_of
 from ..runtime.tasks.translation import Plan, joined
 from .jobs import Job
 from .models import ServedModel
@@ -70,8 +70,9 @@ async def models(request: Request) -> JSONResponse:
 
 
 def facts_of(model: ServedModel) -> dict[str, Any]:
-    task = "translate" if model.translates else task_of(model.architecture, None)[0]
-    facts = {"name": model.name, "task": task, "architecture": model.architecture}
+    name, kind = task_of(model.architecture, None)
+    task = "translate" if model.translates else f"{name}-image" if kind.forms == (IMAGE,) else name
+    facts: dict[str, Any] = {"name": model.name, "task": task, "architecture": model.architecture}
     if task == "translate":
         facts["pairs"] = model.languages
     if task == "fill-mask" and (mask := model.runtime.tokenizer_settings.special_tokens["mask_token"]) is not None:
@@ -92,8 +93,8 @@ async def stream(request: Request, body: Given) -> StreamingResponse:
     return StreamingResponse(events(first, pieces), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
-async def events(first: str, pieces: AsyncIterator[str]) -> AsyncIterator[str]:
-    async with aclosing(pieces):  # type: ignore[type-var]
+async def events(first: str, pieces: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+    async with aclosing(pieces):
         yield event({"text": first})
         try:
             async for piece in pieces:
@@ -108,7 +109,7 @@ def event(content: dict[str, Any]) -> str:
     return f"data: {json.dumps(content)}\n\n"
 
 
-async def translation(model: ServedModel, body: Given) -> AsyncIterator[str]:
+async def translation(model: ServedModel, body: Given) -> AsyncGenerator[str, None]:
     """The pieces of what `translate` gives without beams."""
     direction = model.directions.find(body.source, body.target)
     if direction is None:
@@ -120,7 +121,7 @@ async def translation(model: ServedModel, body: Given) -> AsyncIterator[str]:
     return sentences(model, plan, jobs)
 
 
-async def sentences(model: ServedModel, plan: Plan, jobs: list[Job]) -> AsyncIterator[str]:
+async def sentences(model: ServedModel, plan: Plan, jobs: list[Job]) -> AsyncGenerator[str, None]:
     """One after the other, with what stands between them."""
     waiting = iter(jobs)
     before: list[tuple[str, bool]] = []
@@ -139,7 +140,7 @@ async def sentences(model: ServedModel, plan: Plan, jobs: list[Job]) -> AsyncIte
         yield rest
 
 
-async def completion(model: ServedModel, body: Given) -> AsyncIterator[str]:
+async def completion(model: ServedModel, body: Given) -> AsyncGenerator[str, None]:
     assert model.engine is not None  # every model that completes has one
     [tokens] = await offloaded(len(body.text), model.runtime.rows, [body.text])
     most = max(1, min(body.max_new_tokens, model.engine.room.length + 1 - len(tokens)))
@@ -148,7 +149,7 @@ async def completion(model: ServedModel, body: Given) -> AsyncIterator[str]:
     return pieces_of(model, job)
 
 
-async def pieces_of(model: ServedModel, job: Job) -> AsyncIterator[str]:
+async def pieces_of(model: ServedModel, job: Job) -> AsyncGenerator[str, None]:
     assert model.engine is not None
     pieces = model.runtime.pieces()
     async with aclosing(model.engine.stream(job)) as tokens:

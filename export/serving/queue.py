@@ -4,6 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from .batch import Batch
 from .jobs import Event, Generated, Job
@@ -38,6 +39,7 @@ class Ticket:
         self.waiting = deque(Run(job, self, place) for place, job in enumerate(jobs))
         self.left = sum(samples_of(job) for job in jobs)
         self.changed = False
+        self.call: Callable[..., Any] = call_at_once
         self.lock = threading.Lock()  # several lanes may have jobs of it
 
     @property
@@ -72,6 +74,10 @@ class Ticket:
         if self.error is None:
             self.error = error
             self.changed = True
+
+
+def call_at_once(function: Callable[..., Any], *args: Any) -> None:
+    function(*args)
 
 
 def samples_of(job: Job) -> int:

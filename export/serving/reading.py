@@ -94,9 +94,10 @@ class Call:
             whole = self.outputs.get(tensor.name)
             if whole is None:
                 sizes = [self.size(axis, size) for axis, size in zip(tensor.shape[1:], own.shape)]
-                whole = self.outputs[tensor.name] = np.zeros((self.count, *sizes), own.dtype)
+                # Another lane may do the same at once: the first one counts.
+                whole = self.outputs.setdefault(tensor.name, np.zeros((self.count, *sizes), own.dtype))
             covered = tuple(slice(min(size, most)) for size, most in zip(own.shape, whole.shape[1:]))
-            whole[(row, *covered)] = own[covered]
+            whole[row][covered] = own[covered]
 
     @functools.cached_property
     def count(self) -> int:
@@ -433,7 +434,7 @@ def probe(reader: Reader, length: int, rows: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     spec, config = reader.spec, reader.runtime.config
     sizes = {"batch_size": rows, "num_choices": 1, **dict.fromkeys(LENGTHS, length), **spec.example_sizes}
-    feeds = {}
+    feeds: dict[str, np.ndarray | None] = {}
     for tensor in spec.inputs:
         shape = shape_of(tensor, sizes)
         if tensor.name.endswith("mask"):
@@ -442,7 +443,7 @@ def probe(reader: Reader, length: int, rows: int) -> dict[str, np.ndarray]:
             feeds[tensor.name] = rng.standard_normal(shape).astype(np.float32)
         else:
             lowest, highest = tensor.range or (0, 0)
-            feeds[tensor.name] = rng.integers(lowest, highest + 1, shape)
-        if tensor.name == "input_ids" and config.get("eos_token_id") is not None:
-            feeds[tensor.name][..., -1] = np.ravel(config["eos_token_id"])[0]
+            feeds[tensor.name] = found = rng.integers(lowest, highest + 1, shape)
+            if tensor.name == "input_ids" and config.get("eos_token_id") is not None:
+                found[..., -1] = np.ravel(config["eos_token_id"])[0]
     return check_inputs(spec.inputs, feeds, reader.runtime.architecture)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,7 +31,7 @@ class Run:
         self.has_begun = False
         self.finished = False
         self.fed = 0  # tokens of the prompt that are in the cache when it starts
-        self.forced = list(job.prompt[1:]) if job.scores_prompt else []
+        self.forced = list(job.prompt[1:]) if job.scores_prompt and not index else []  # samples go on where the first is
         self.first_tokens = job.prompt[:1] if job.scores_prompt else job.prompt
         self.next_tokens = [self.first_tokens[-1]]
         self.tokens: list[int] = []
@@ -38,9 +39,13 @@ class Run:
         self.logprobs: list[TokenLogprobs] = []
         self.samples: list[Run] = []
         self.ends = frozenset(job.options.eos_token_ids)
-        self.search: Search | None = None
-        if not is_plain(job):
-            self.search = search_of(job, index)
+
+    @cached_property
+    def search(self) -> Search | None:
+        """What chooses its tokens, `None` where the likeliest will do; made by the lane, when it is first asked."""
+        search = search_of(self.job, self.index)
+        is_plain = isinstance(search, TokenSearch) and search.processors is None and not self.job.options.do_sample
+        return None if is_plain and self.job.top_logprobs is None and not self.job.scores_prompt else search
 
     @property
     def is_greedy(self) -> bool:
@@ -125,14 +130,6 @@ class Run:
         if self.finished:
             reason = STOP if token in self.ends else LENGTH
         self.ticket.tell(Event(self.index, token, reason, logprobs))
-
-
-def is_plain(job: Job) -> bool:
-    """Whether only the likeliest token counts at each step."""
-    if job.top_logprobs is not None or job.scores_prompt or job.options.do_sample or job.options.num_beams > 1:
-        return False
-    search = search_of(job, 0)
-    return isinstance(search, TokenSearch) and search.processors is None
 
 
 def search_of(job: Job, index: int) -> Search:

@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import functools
-import importlib
-import importlib.util
+import gc
+import itertools
 import math
 import os
 import re
@@ -26,12 +26,13 @@ from ..errors import UsageError
 from ..runtime.artifact import MANIFEST, json_object
 from ..runtime.devices import processors
 from ..runtime.predictions import GENERATORS, open_runtime
+from . import libretranslate, openai_api, page, pipelines, text_embeddings
 from .app import create_app
-from .connections import Connections, files_for
+from .connections import Connections, files_for, taking_all
 from .engine import Engine
 from .language_pairs import languages_of_model
 from .lifecycle import Lifecycle
-from .logs import Log, taking_over
+from .logs import Log, described, taking_over
 from .metrics import Metrics
 from .middleware import Frame
 from .models import ServedModel, ServedModels
@@ -40,11 +41,14 @@ from .reading import batched
 from .settings import Settings
 from .sizing import arrangement
 
-MODULES = ("libretranslate", "openai_api", "text_embeddings", "pipelines", "page")
+PROTOCOLS: tuple[Protocol, ...] = tuple(
+    each.PROTOCOL for each in (libretranslate, openai_api, text_embeddings, pipelines, page)
+)
 CONFIG = "config.json"
 NAME = re.compile(r"[\w.-]+", re.ASCII)
 Say = Callable[[str], None]
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+TICK, TICKS = 0.1, 5  # seconds between two looks at all requests, and how many there are to one at all connections
 LAST_WORDS = 1  # seconds that uvicorn waits for clients that do not read their answers
 
 
@@ -60,11 +64,6 @@ class Source:
     @property
     def generates(self) -> bool:
         return self.architecture.endswith(GENERATORS)
-
-
-def protocols() -> tuple[Protocol, ...]:
-    found = [name for name in MODULES if importlib.util.find_spec(f"{__package__}.{name}")]
-    return tuple(importlib.import_module(f".{name}", __package__).PROTOCOL for name in found)
 
 
 def sources(exports: Sequence[str], languages: Sequence[tuple[str | None, str, str]]) -> list[Source]:
@@ -155,7 +154,7 @@ def serve(exports: Sequence[str], settings: Settings, token: bytes | None, say: 
     """
     found = sources(exports, settings.languages)
     with listening(settings.host, settings.port) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        server = Server(found, settings, token, say, protocols())
+        server = Server(found, settings, token, say, PROTOCOLS)
         runner.run(server.run(listener))
         if server.gave_up:  # threads may be at work for them still, for which Python would wait
             os._exit(0)
@@ -216,20 +215,36 @@ class Server:
         serving = asyncio.create_task(self.uvicorn.serve(sockets=[listener]))
         while not self.uvicorn.started and not serving.done():
             await asyncio.sleep(0.001)
-        sweeping = asyncio.create_task(self.connections.sweep_on(self.uvicorn.server_state.connections))
+        watching = asyncio.create_task(self.watch())
         try:
-            with self.signals():
+            with self.signals(), taking_all(listener, self.opened):
                 host, port = listener.getsockname()[:2]
                 self.say(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}")
                 if await self.start():
                     await self.stopping.wait()
                     await self.drain()
         finally:
-            sweeping.cancel()
+            watching.cancel()
             self.uvicorn.should_exit = True
             await serving
+            gc.unfreeze()
             for model in self.models:
                 model.worker.close()
+
+    def opened(self) -> asyncio.Protocol:
+        """Of a new connection, as uvicorn makes it."""
+        return self.connections.open(config=self.uvicorn.config, server_state=self.uvicorn.server_state, app_state={})
+
+    async def watch(self) -> None:
+        """Ends what takes too long."""
+        for tick in itertools.count():
+            await asyncio.sleep(TICK)
+            try:
+                self.frame.sweep()
+                if tick % TICKS == 0:
+                    self.connections.sweep(self.uvicorn.server_state.connections)
+            except Exception as error:  # of one look; the next one comes
+                self.log.write("error", "a look at what is running failed", error=described(error))
 
     async def start(self) -> bool:
         """Loads the models and lets each answer once; `False` if a signal came before that was done."""
@@ -244,6 +259,7 @@ class Server:
             await warm(model)
             self.models.models[source.name] = model
         stopped.cancel()
+        gc.freeze()  # what is loaded stays: looking for garbage in it would hold all requests up
         self.lifecycle.loading = False
         self.say("ready")
         return True
@@ -265,7 +281,7 @@ class Server:
     def stop(self, number: int) -> None:
         """Of a signal."""
         if self.stopping.is_set():
-            self.log.flush()
+            self.log.flush(0.1)
             os._exit(128 + number)
         self.lifecycle.leaving = True
         self.stopping.set()

@@ -74,7 +74,7 @@ class Settings:
     max_length: int | None = setting(
         positive, None, "tokens of a prompt and its continuation at most; the model's limit if not given, at most 512"
     )
-    queue: int = setting(positive, 256, "rows that wait at most; what comes then is refused")
+    queue: int = setting(positive, 1024, "rows that wait at most; what comes then is refused")
     max_batch: int = setting(positive, 128, "texts in one request at most")
     max_body: int = setting(positive, 4 * MEBIBYTE, "bytes of a request's body at most")
     requests: int = setting(positive, 512, "requests at once at most; health and metrics are answered all the same")

@@ -5,11 +5,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..runtime import options as option_fields
-from ..runtime.tasks.translation import Plan, plan_of
+from ..runtime.tasks.translation import Plan, parts_of, plan_of
 from .jobs import Generated, Job
 from .models import ServedModel
+from .refusals import TooLong
 
 LONG = 1000  # characters: what takes longer than about a millisecond is no work for the event loop
+MOST_SENTENCES = 4096  # of one request
+LONGEST_TOKEN = 16  # characters: no language has sentences whose tokens have more on average
 
 
 async def translate(
@@ -20,7 +23,7 @@ async def translate(
 
     Raises:
         UsageError, ValueError: as `TextRuntime.translate`.
-        TooLong, Refusal: as `Engine.job` and `Engine.answers`.
+        TooLong, Refusal: as `Engine.job` and `Engine.answers`; TooLong for more than `MOST_SENTENCES`.
     """
     assert model.engine is not None  # every model that translates has one
     size = sum(map(len, texts))
@@ -38,11 +41,24 @@ def planned(
     model: ServedModel, texts: Sequence[str], src_lang: str | None, tgt_lang: str | None, options: dict[str, Any]
 ) -> tuple[Plan, list[Job]]:
     assert model.engine is not None
+    check_sentences(model, texts)
     options = {"num_return_sequences": 1, **option_fields.check(options)}
     plan = plan_of(model.runtime, texts, True, src_lang, tgt_lang, options)
     options["max_new_tokens"] = min(plan.limit, model.engine.room.length)
     job = model.engine.job
     return plan, [job(row, {**options, **target}) for row, target in zip(plan.rows, plan.targets)]
+
+
+def check_sentences(model: ServedModel, texts: Sequence[str]) -> None:
+    """Raises TooLong for more than `MOST_SENTENCES`, and for one that no slot holds, before their tokens take memory."""
+    assert model.engine is not None
+    if sum(map(len, texts)) <= MOST_SENTENCES:
+        return
+    sizes = [len(part) for text in texts for part, is_sentence in parts_of(model.runtime, text, split=True) if is_sentence]
+    if len(sizes) > MOST_SENTENCES:
+        raise TooLong(f"the texts have {len(sizes)} sentences together, expected at most {MOST_SENTENCES}")
+    if (longest := max(sizes)) > (most := model.engine.room.source * LONGEST_TOKEN):
+        raise TooLong(f"a sentence has {longest} characters, expected at most {most}")
 
 
 def joined(model: ServedModel, plan: Plan, answers: Sequence[Sequence[Generated]]) -> list[list[str]]:

@@ -85,15 +85,27 @@ class WholeBatch:
             run.is_expanded = True
 
     def advance(self, logits: np.ndarray) -> None:
-        for run in self.running:
+        for run in list(self.running):
             if run.is_greedy:
                 run.take(int(logits[run.slots[0]].argmax()))
                 continue
-            parents = run.advance(logits[run.slots])
-            if parents is not None and run.is_expanded:
+            reads = not run.has_begun  # until then its rows are copies of one
+            parents = run.advance(logits[run.slots[:1] if reads else run.slots])
+            if reads and run.samples and run.is_expanded:
+                self.share_rows(run)
+            elif parents is not None and run.is_expanded:
                 if self.parents is None:
                     self.parents = np.arange(len(self.rows))
                 self.parents[run.slots] = np.array(run.slots)[parents]
+
+    def share_rows(self, run: Run) -> None:
+        """Of a run whose prompt was scored: its copies become those of its samples."""
+        first, *others = run.slots
+        run.slots = [first]
+        for sample, slot in zip(run.samples, others, strict=True):
+            sample.slots = [slot]
+            self.rows[slot] = sample
+        self.running.extend(run.samples)
 
     def leave(self, run: Run) -> None:
         """As `Batch`. Its rows go on, unread, until the last run has left."""

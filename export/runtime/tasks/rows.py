@@ -185,11 +185,13 @@ def check_count(name: str, value: object, least: int = 1, most: int | None = Non
 
 
 class Cut(NamedTuple):
-    """That texts of more than `longest` tokens are cut: of which part of a pair, and what windows of one text share."""
+    """That texts of more than `longest` tokens are cut: of which part of a pair, what windows of one text share, and at which
+    `side`, by default the tokenizer's."""
 
     longest: int
     strategy: str = "longest_first"
     stride: int = 0
+    side: str | None = None
 
 
 class Row(NamedTuple):
@@ -205,7 +207,7 @@ def rows_of(runtime: "TextRuntime", texts: Sequence[str | Pair], cut: Cut | None
     with runtime.lock, errors_of(runtime.path):
         if cut is None:
             return tokenizer.encode_batch(list(texts))
-        side = runtime.tokenizer_settings.truncation_side
+        side = cut.side or runtime.tokenizer_settings.truncation_side
         tokenizer.enable_truncation(cut.longest, strategy=cut.strategy, stride=cut.stride, direction=side)
         try:
             return tokenizer.encode_batch(list(texts))

@@ -21,10 +21,13 @@ ABBREVIATIONS = re.findall(
     " u.k hr fr nr bzw ca evtl ggf abb hrsg z.b d.h u.a mme mlle sra srta",
 )
 LINE_BREAKS = re.compile(r"([\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+)")
+# Each run of marks is tried once, from its start: a megabyte of them would take hours otherwise.
 BOUNDARY = re.compile(
-    rf"(?:[{re.escape(ENDS)}]+[{re.escape(CLOSING)}]*(?=\s)|[{WIDE_ENDS}]+[{re.escape(CLOSING)}]*)(?P<space>\s*)(?=\S)"
+    rf"(?:(?<![{re.escape(ENDS)}])[{re.escape(ENDS)}]++[{re.escape(CLOSING)}]*+(?=\s)|[{WIDE_ENDS}]+[{re.escape(CLOSING)}]*)"
+    r"(?P<space>\s*)(?=\S)"
 )
 WORD_BEFORE = re.compile(r"[^\s\"'“‘„«‹(\[{]*$")
+LONGEST_WORD = max(map(len, ABBREVIATIONS)) + 1  # that is looked at: a longer one is no abbreviation, nor is what ends it
 
 
 def sentences_and_spaces(text: str) -> Iterator[tuple[str, bool]]:
@@ -61,7 +64,7 @@ def is_end(line: str, start: int, found: re.Match) -> bool:
         return False
     if mark != "." or line[found.start() : found.end()].rstrip() != ".":
         return True
-    before = WORD_BEFORE.search(line, start, found.start())
+    before = WORD_BEFORE.search(line, max(start, found.start() - LONGEST_WORD), found.start())
     word = before[0].lower() if before else ""
     is_short = len(word) == 1 and word.isalpha()
     return not (word in ABBREVIATIONS or is_short or (word.isdigit() and len(word) < 3))

@@ -1,0 +1,24 @@
+"""A server of models that read whole sequences, in a thread of this process."""
+
+import contextlib
+
+from served import served
+
+from vanilla_transformer_export.serving import pipelines, text_embeddings
+from vanilla_transformer_export.serving.models import ServedModel
+from vanilla_transformer_export.serving.reading import batched
+
+PROTOCOLS = (text_embeddings.PROTOCOL, pipelines.PROTOCOL)
+
+
+@contextlib.contextmanager
+def serving(runtimes, **settings):
+    """Of runtimes by name, which read through the server's queue from then on: the server."""
+    models = {name: ServedModel(name, runtime, reader=batched(runtime, lanes=2)) for name, runtime in runtimes.items()}
+    try:
+        with served(protocols=PROTOCOLS, **settings) as found:
+            found.server.models.models.update(models)
+            yield found
+    finally:
+        for model in models.values():
+            model.reader.close()

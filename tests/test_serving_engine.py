@@ -1,0 +1,424 @@
+"""Continuous batching: whatever runs beside it, a job has the tokens of `Runtime.generate` alone, and the same bits."""
+
+import asyncio
+import functools
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+from targets import SIZES
+
+from vanilla_transformer_export import Runtime
+from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.runtime.decoder import GenerationRequest
+from vanilla_transformer_export.runtime.logits import Prompt
+from vanilla_transformer_export.runtime.options import Options
+from vanilla_transformer_export.runtime.search import start_search
+from vanilla_transformer_export.serving.batch import Room, SlotBatch
+from vanilla_transformer_export.serving.engine import Engine
+from vanilla_transformer_export.serving.jobs import LENGTH, STOP
+from vanilla_transformer_export.serving.queue import Queue, Ticket
+from vanilla_transformer_export.serving.refusals import Refusal, TooLong
+from vanilla_transformer_export.serving.sizing import Arrangement, arrangement, chunk_length, rows_of_lane
+from vanilla_transformer_export.serving.whole_batch import WholeBatch
+
+MOST = 9  # new tokens
+OPTIONS = [
+    dict(),
+    dict(do_sample=True, seed=3),
+    dict(do_sample=True, seed=4, temperature=0.7, top_k=5, top_p=0.9, min_p=0.02),
+    dict(num_beams=3),
+    dict(num_beams=4, num_return_sequences=2, length_penalty=0.4, early_stopping=True, renormalize_logits=True),
+    dict(repetition_penalty=1.4, no_repeat_ngram_size=2, min_new_tokens=4),
+    dict(bad_words_ids=[[7], [8, 9]], suppress_tokens=[11], begin_suppress_tokens=[12], forced_eos_token_id=2),
+    dict(forced_bos_token_id=13, max_new_tokens=1),
+]
+SEQ2SEQ, DECODER = "seq2seq", "causal"
+
+
+def engine_of(directory, lanes=1, slots=8, threads=1, **settings):
+    runtime = Runtime(directory, threads=threads, continuous=True)
+    return Engine(runtime, lanes, slots, queue=10_000, **settings)
+
+
+@pytest.fixture
+def started():
+    """Engines that end with the test."""
+    made = []
+
+    def start(*args, **settings):
+        made.append(engine_of(*args, **settings).start())
+        return made[-1]
+
+    yield start
+    for engine in made:
+        engine.close()
+
+
+def inputs(name, count=10, seed=0):
+    """Sources, or prompts, and for seq2seq sometimes what the target begins with."""
+    rng = np.random.default_rng(seed)
+    rows = [rng.integers(4, SIZES["vocab_size"], rng.integers(1, 18)).tolist() for _ in range(count)]
+    return [
+        (row, rng.integers(4, 40, 3).tolist() if name == SEQ2SEQ and number % 3 == 2 else []) for number, row in enumerate(rows)
+    ]
+
+
+def expected(runtime, ids, prefix, options):
+    """By `Runtime.generate`, without padding."""
+    start = np.array([prefix]) if prefix else None
+    rows = runtime.generate(np.array([ids]), np.ones((1, len(ids)), int), start, **{"max_new_tokens": MOST, **options})
+    rows = rows[:, 1 + len(prefix) if "encoder" in runtime.specs else len(ids) :].tolist()
+    return [row[: row.index(2) + 1] if 2 in row else row for row in rows]
+
+
+def jobs_of(engine, name, options=OPTIONS, **others):
+    return [
+        engine.job(ids, {"max_new_tokens": MOST, **each}, prefix, **others) for ids, prefix in inputs(name) for each in options
+    ]
+
+
+@pytest.mark.parametrize(
+    "name, target, dtype",
+    [(SEQ2SEQ, "cpu", "fp32"), (DECODER, "cpu", "fp32"), ("causal-window", "cpu", "fp32"), (SEQ2SEQ, "portable", "fp32"),
+     (DECODER, "portable", "fp32"), ("seq2seq-t5", "cpu", "fp32")],
+)  # fmt: skip
+def test_each_job_has_the_tokens_that_it_has_alone(exported_for, started, name, target, dtype):
+    _, directory = exported_for(name, target, dtype)
+    engine = started(directory, lanes=2)
+    is_continuous = target == "cpu" and name != "seq2seq-t5"  # whose heads are 12 wide
+    assert isinstance(engine.lanes[0].batch, SlotBatch if is_continuous else WholeBatch)
+    assert engine.describe().startswith("continuous batching, " if is_continuous else "whole batches ")
+    jobs = jobs_of(engine, name)
+    shuffled = random.Random(0).sample(jobs, len(jobs))
+    answers = dict(zip(shuffled, engine.generate(shuffled), strict=True))
+    runtime = Runtime(directory, threads=1)
+    wanted = [expected(runtime, ids, prefix, each) for ids, prefix in inputs(name) for each in OPTIONS]
+    for job, rows in zip(jobs, wanted, strict=True):
+        found = answers[job]
+        assert [each.tokens for each in found] == rows
+        assert [each.finish_reason for each in found] == [STOP if row[-1] == 2 else LENGTH for row in rows]
+        assert [each.score is None for each in found] == [job.options.num_beams == 1] * len(found)
+
+
+# ------------------------------------------------------------------------------------------------------------------ bits
+
+
+class Recorded(SlotBatch):
+    """Keeps the logits of each row at each step."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.found = {}
+
+    def step(self):
+        self.close_gaps()
+        places = [(run, run.slots.index(slot)) for slot, run in enumerate(self.rows)]
+        super().step()
+        for slot, (run, row) in enumerate(places):
+            self.found.setdefault((run.place, run.index, row), []).append(self.logits[slot].tobytes())
+
+
+IN_FULL = [pytest.param(*each, marks=pytest.mark.slow) for each in ((SEQ2SEQ, "int8"), (SEQ2SEQ, "int4"), (DECODER, "int4"))]
+
+
+def recorded(engine, name, order, slots, most_joining):
+    """The logits of jobs that join in this order, a few at a time."""
+    batch = Recorded(engine.runtime, Room(slots, engine.room.source, engine.room.length))
+    ticket = Ticket(jobs_of(engine, name), lambda *news: None)
+    runs = list(ticket.waiting)
+    waiting = [runs[place] for place in order]
+    rng = random.Random(len(order))
+    while waiting or batch.running or batch.unread:
+        joining = []
+        while waiting and len(joining) < rng.randint(0, most_joining) and batch.takes(waiting[0], joining):
+            joining.append(waiting.pop(0))
+        batch.join(joining)
+        batch.step()
+        for run in [run for run in batch.running if run.finished]:
+            batch.leave(run)
+    assert ticket.error is None
+    return batch.found
+
+
+@pytest.mark.parametrize("mixes", [2, pytest.param(70, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name, dtype", [(SEQ2SEQ, "fp32"), (DECODER, "int8"), *IN_FULL])
+def test_the_bits_of_a_row_do_not_depend_on_its_neighbours(exported_for, name, dtype, mixes):
+    _, directory = exported_for(name, "cpu", dtype)
+    count = len(inputs(name)) * len(OPTIONS)
+    for threads in (1, 2):
+        engine = engine_of(directory, threads=threads)
+        alone = {}
+        for place in range(count):
+            alone |= recorded(engine, name, [place], slots=4, most_joining=1)
+        for mix in range(mixes):
+            order = random.Random(mix).sample(range(count), count)
+            together = recorded(engine, name, order, slots=4 + 9 * mix % 61, most_joining=1 + mix % 7)
+            assert together.keys() == alone.keys()
+            assert all(together[row] == alone[row] for row in alone)
+
+
+def test_a_prompt_is_read_in_chunks_of_its_own_while_other_rows_go_on(exported_for):
+    _, directory = exported_for(DECODER, "cpu")
+    engine = engine_of(directory)
+    batch = engine.batch()
+    batch.chunk = 4
+    short, long = engine.job([5], {"max_new_tokens": 30}), engine.job(list(range(4, 22)), {"max_new_tokens": MOST})
+    ticket = Ticket([short, long], lambda *news: None)
+    first, second = ticket.waiting
+    batch.join([first])
+    batch.step()
+    progress = []
+    batch.join([second])
+    while second in batch.unread:
+        batch.step()
+        progress.append((second.fed, len(first.tokens)))
+        batch.join([])
+    assert progress == [(4, 2), (8, 3), (12, 4), (16, 5)]
+    while not second.finished:
+        batch.step()
+    assert [second.tokens] == expected(Runtime(directory, threads=1), long.prompt, [], {})
+
+
+# ------------------------------------------------------------------------------------------------------------ probabilities
+
+
+def test_probabilities_of_new_and_given_tokens_are_those_of_torch(exported_for, started):
+    model, directory = exported_for(DECODER, "cpu")
+    engine = started(directory)
+    prompt = [5, 9, 31, 7, 22]
+    for options in ({}, dict(do_sample=True, seed=1, temperature=0.5)):
+        job = engine.job(prompt, {"max_new_tokens": MOST, **options}, top_logprobs=3, scores_prompt=True)
+        [[found]] = engine.generate([job])
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + found.tokens])).logits[0].double()
+        log_p = torch.log_softmax(logits, dim=-1).numpy()
+        reported = [*found.prompt_logprobs, *found.logprobs]
+        assert [each.token for each in reported] == [*prompt[1:], *found.tokens]
+        for place, each in enumerate(reported):
+            assert abs(each.logprob - log_p[place, each.token]) < 1e-4
+            likeliest = np.argsort(-log_p[place])[:3]
+            assert [token for token, _ in each.top] == likeliest.tolist()
+            assert np.abs([value - log_p[place, token] for token, value in each.top]).max() < 1e-4
+
+
+@pytest.mark.parametrize("target", ["cpu", "portable"])
+def test_samples_draw_with_the_seed_and_their_number(exported_for, started, target):
+    _, directory = exported_for(DECODER, target)
+    engine, runtime = started(directory), Runtime(directory, threads=1)
+    options = dict(do_sample=True, top_k=0, max_new_tokens=MOST, seed=11)
+    [found] = engine.generate([engine.job([5, 6, 7], {**options, "num_return_sequences": 4})])
+    for number, answer in enumerate(found):
+        request = runtime.request(np.array([[5, 6, 7]]), None, None, options)
+        search = start_search(request.options, request.prompt)
+        search.choose.rng = np.random.default_rng([11, number] if number else 11)
+        list(runtime._tokens(request, search))
+        row = search.result()[0][0].tolist()
+        assert answer.tokens == (row[: row.index(2) + 1] if 2 in row else row)
+    assert len({tuple(answer.tokens) for answer in found}) > 1
+
+
+# ------------------------------------------------------------------------------------------------------------ the requests
+
+
+def test_a_stream_has_the_tokens_of_the_answer_one_by_one_and_frees_its_rows_when_it_is_closed(exported_for, started):
+    _, directory = exported_for(DECODER, "cpu")
+    engine = started(directory)
+    job = engine.job([5, 6], dict(do_sample=True, seed=2, num_return_sequences=3, max_new_tokens=30))
+
+    async def read(most):
+        stream = engine.stream(job)
+        events = []
+        async for event in stream:
+            events.append(event)
+            if len(events) == most:
+                break
+        await stream.aclose()
+        return events
+
+    async def check():
+        [answers] = await engine.answers([job])
+        events = await read(None)
+        for index, answer in enumerate(answers):
+            own = [event for event in events if event.index == index]
+            assert [event.token for event in own] == answer.tokens
+            assert [event.finish_reason for event in own] == [None] * (len(own) - 1) + [answer.finish_reason]
+        await read(2)
+        waiting = asyncio.create_task(engine.answers([job] * 20))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        for _ in range(200):
+            await asyncio.sleep(0.01)
+            if not engine.running + engine.waiting:
+                break
+        assert engine.running == 0
+        assert await engine.answers([job]) == [answers]
+        with pytest.raises(UsageError, match="num_beams is 2, which cannot stream: expected num_beams=1"):
+            await anext(engine.stream(engine.job([5], dict(num_beams=2))))
+
+    asyncio.run(check())
+
+
+def test_what_does_not_fit_is_refused_with_both_numbers(exported_for):
+    engine = engine_of(exported_for(DECODER, "cpu")[1], slots=4, max_length=20)
+    with pytest.raises(TooLong, match="the prompt has 21 tokens, expected at most 20"):
+        engine.job([5] * 21, {})
+    with pytest.raises(TooLong, match="max_new_tokens=11 are 21 to be fed, expected at most 20"):
+        engine.job([5] * 11, dict(max_new_tokens=11))
+    engine.job([5] * 11, dict(max_new_tokens=10))
+    with pytest.raises(TooLong, match="5 beams or sequences, expected at most 4"):
+        engine.job([5], dict(num_beams=5))
+    with pytest.raises(UsageError, match="logprobs do not go with num_beams=2"):
+        engine.job([5], dict(num_beams=2), top_logprobs=1)
+    with pytest.raises(ValueError, match="input_ids must be in"):
+        engine.job([500], {})
+    with pytest.raises(UsageError, match="3 slots are fewer than 4 lanes"):
+        engine_of(exported_for(DECODER, "cpu")[1], lanes=4, slots=3)
+    engine = engine_of(exported_for(SEQ2SEQ, "cpu")[1], max_source=6)
+    with pytest.raises(TooLong, match="the source has 7 tokens, expected at most 6"):
+        engine.job([5] * 7, {})
+
+
+def test_a_list_of_texts_holds_up_no_short_request_and_a_full_queue_refuses(exported_for):
+    engine = engine_of(exported_for(DECODER, "cpu")[1], slots=2)
+    job = functools.partial(engine.job, [5], dict(max_new_tokens=3))
+    order = []
+    queue = Queue(most=30)
+    bulk, single = (Ticket([job() for _ in range(count)], lambda *news: None) for count in (20, 1))
+    queue.put(bulk)
+    queue.put(single)
+    assert queue.rows == 21
+    with pytest.raises(Refusal, match="21 rows are waiting, expected at most 30") as refused:
+        queue.put(Ticket([job() for _ in range(10)], lambda *news: None))
+    assert (refused.value.status, refused.value.retry_after) == (429, 1)
+    batch = engine.batch()
+    while queue.rows:
+        runs = queue.take(batch)
+        batch.join(runs)
+        order += [run.ticket for run in runs]
+        while batch.running:
+            batch.step()
+            for run in [run for run in batch.running if run.finished]:
+                batch.leave(run)
+    assert order[:3] == [bulk, single, bulk] and order.count(bulk) == 20
+    queue.put(Ticket([job() for _ in range(40)], lambda *news: None))  # more than may wait, where nothing does
+    queue.close()
+    with pytest.raises(Refusal, match="shutting down") as refused:
+        queue.put(single)
+    assert refused.value.status == 503
+
+
+def test_a_run_of_many_rows_is_not_overtaken_for_ever(exported_for, monkeypatch):
+    monkeypatch.setattr("vanilla_transformer_export.serving.queue.OVERTAKEN", 0.0)
+    engine = engine_of(exported_for(DECODER, "cpu")[1], slots=4)
+    batch, queue = engine.batch(), Queue(100)
+    small = engine.job([5], dict(max_new_tokens=20, min_new_tokens=20))
+    queue.put(Ticket([small], lambda *news: None))
+    batch.join(queue.take(batch))
+    queue.put(Ticket([engine.job([5], dict(num_beams=4))], lambda *news: None))
+    queue.put(Ticket([small] * 3, lambda *news: None))
+    assert queue.take(batch) == []  # the beams wait for all slots, and are the next to join
+    batch.leave(batch.running[0])
+    assert [run.job.rows for run in queue.take(batch)] == [4]
+
+
+def test_what_fails_fails_alone(exported_for, started, monkeypatch):
+    engine = started(exported_for(DECODER, "cpu")[1])
+    suppressed = engine.job([5], dict(do_sample=True, suppress_tokens=list(range(SIZES["vocab_size"]))))
+    fine = engine.job([5, 6], dict(max_new_tokens=MOST))
+
+    async def check():
+        return await asyncio.gather(engine.answers([suppressed]), engine.answers([fine]), return_exceptions=True)
+
+    error, answers = asyncio.run(check())
+    assert isinstance(error, ValueError) and "no token may follow" in str(error)
+    assert answers == engine.generate([fine])
+    run = engine.lanes[0].batch.session.run_bound
+    monkeypatch.setattr(
+        engine.lanes[0].batch.session, "run_bound", lambda *args: (_ for _ in ()).throw(ValueError("no memory"))
+    )
+    with pytest.raises(RuntimeError, match="the engine failed: no memory"):
+        engine.generate([fine])
+    monkeypatch.setattr(engine.lanes[0].batch.session, "run_bound", run)
+    assert engine.generate([fine]) == answers
+
+
+def test_closing_finishes_what_was_taken_in_or_gives_up_at_the_limit(exported_for):
+    directory = exported_for(DECODER, "cpu")[1]
+    for seconds, finished in ((60, True), (0, False)):
+        engine = engine_of(directory).start()
+        results = []
+
+        def ask(engine=engine, results=results):
+            try:
+                results.append(engine.generate([engine.job([5], dict(max_new_tokens=50, min_new_tokens=50))] * 30))
+            except Refusal as refusal:
+                results.append(refusal.status)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        while not engine.running:
+            pass
+        assert engine.close(seconds) is finished
+        asking.join(30)
+        [result] = results
+        assert result == 503 if not finished else len(result) == 30
+        with pytest.raises(Refusal, match="shutting down"):
+            engine.generate([engine.job([5], {})])
+
+
+# ------------------------------------------------------------------------------------------------------------------ sizes
+
+
+def test_small_models_run_in_lanes_and_large_ones_with_all_threads():
+    tiny = dict(decoder_layers=4, hidden_size=128, num_attention_heads=4, head_dim=32, intermediate_size=256, vocab_size=6000)
+    base = dict(decoder_layers=6, hidden_size=512, num_attention_heads=8, head_dim=64, intermediate_size=2048, vocab_size=37000)
+    gpt2 = dict(
+        num_hidden_layers=12, hidden_size=768, num_attention_heads=12, head_dim=64, intermediate_size=3072, vocab_size=50257
+    )
+    assert arrangement(tiny, 2) == Arrangement(2, 1)
+    assert arrangement(base, 2) == arrangement(gpt2, 2) == Arrangement(1, 2)
+    assert arrangement(tiny, 4, threads=2) == arrangement(base, 4, threads=2) == Arrangement(2, 2)
+    assert arrangement(base, 4, lanes=2) == Arrangement(2, 2)
+    assert arrangement(tiny, 4, lanes=1, threads=3) == Arrangement(1, 3)
+    assert [chunk_length(config) for config in (tiny, base, gpt2)] == [256, 32, 16]
+    assert rows_of_lane(2, 4_000_000) == 32 and rows_of_lane(1, 100_000_000) == 10 and rows_of_lane(4, 2**31) == 1
+
+
+def test_options_of_each_request_are_its_own(exported_for, started):
+    """The searches of one batch share nothing: the same as alone, in all orders of two."""
+    engine = started(exported_for(SEQ2SEQ, "cpu")[1])
+    jobs = [engine.job([5, 6, 7], {"max_new_tokens": MOST, **each}) for each in OPTIONS]
+    alone = [engine.generate([job])[0] for job in jobs]
+    assert engine.generate(jobs) == alone
+    assert engine.generate(jobs[::-1]) == alone[::-1]
+
+
+def test_what_is_remembered_of_options_is_checked_for_other_types_and_tokens_all_the_same(exported_for):
+    engine = engine_of(exported_for(SEQ2SEQ, "cpu")[1])
+    first = engine.job([5, 6], dict(num_beams=1, do_sample=False, suppress_tokens=[7]))
+    assert engine.job([5, 6, 7], dict(num_beams=1, do_sample=False)).options != first.options
+    again = engine.job([8], dict(num_beams=1, do_sample=False))
+    assert (again.options, again.source, again.prompt) == (
+        engine.job([8], dict(do_sample=False, num_beams=1)).options,
+        [8],
+        [1],
+    )
+    with pytest.raises(UsageError, match="num_beams must be"):
+        engine.job([5], dict(num_beams=True, do_sample=False))
+    with pytest.raises(UsageError, match="do_sample must be"):
+        engine.job([5], dict(num_beams=1, do_sample=0))
+    for wrong in ([48], [-1], []):
+        with pytest.raises(ValueError, match="input_ids must"):
+            engine.job(wrong, dict(num_beams=1, do_sample=False))
+
+
+def test_a_request_of_the_whole_runtime_is_what_a_job_is_made_of(exported_for):
+    engine = engine_of(exported_for(SEQ2SEQ, "cpu")[1])
+    job = engine.job([5, 6, 7], dict(max_new_tokens=MOST), prefix=[8])
+    request = engine.runtime.request(np.array([[5, 6, 7]]), np.ones((1, 3), int), np.array([[8]]), dict(max_new_tokens=MOST))
+    assert isinstance(request, GenerationRequest) and isinstance(job.options, Options)
+    assert (job.options, list(job.prompt), list(job.source)) == (request.options, request.input_ids[0].tolist(), [5, 6, 7])
+    assert isinstance(request.prompt, Prompt)

@@ -1,0 +1,303 @@
+"""`/predict/{task}`, asked by huggingface_hub's client: what transformers' pipelines give on the checkpoint."""
+
+import base64
+import contextlib
+import io
+import re
+
+import httpx
+import huggingface_hub
+import numpy as np
+import pytest
+from checkpoints import perturbed
+from heads import HEADS, MANY, PAIRS, TEXTS, close, save_head, tokenizer_for
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import HfHubHTTPError
+from PIL import Image
+from served import served
+from served_models import PROTOCOLS, serving
+from transformers import pipeline
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+from vanilla_transformer_export import ImageRuntime, TextRuntime, export
+from vanilla_transformer_export.serving.engine import Engine
+from vanilla_transformer_export.serving.models import ServedModel
+
+
+@pytest.fixture(autouse=True)
+def reaches_this_machine(monkeypatch):
+    """Offline, the client asks no server at all."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A head of `HEADS` -> its checkpoint, and an export."""
+    found = {}
+
+    def make(name):
+        if name not in found:
+            architecture, kind, fields = HEADS[name]
+            folder = tmp_path_factory.mktemp("head")
+            checkpoint = save_head(architecture, tokenizer_for(kind, architecture), folder / "checkpoint", **fields)
+            export(checkpoint, folder / "export", cases=1)
+            found[name] = checkpoint, folder / "export"
+        return found[name]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def asked(made):
+    """A head, and a task -> the pipeline on the checkpoint, and a client of a server."""
+    with contextlib.ExitStack() as stack:
+        urls = {}
+
+        def ask(name, task):
+            checkpoint, directory = made(name)
+            if name not in urls:
+                urls[name] = stack.enter_context(serving({"it": TextRuntime(directory, threads=1)})).url
+            pipe = None if task is None else pipeline(task, model=checkpoint)
+            return pipe, urls[name]
+
+        yield ask
+
+
+def client(url, task, name=None):
+    return InferenceClient(model=f"{url}{f'/models/{name}' if name else ''}/predict/{task}", timeout=60)
+
+
+def post(url, task, inputs, **parameters):
+    return httpx.post(f"{url}/predict/{task}", json={"inputs": inputs, "parameters": parameters}, timeout=60)
+
+
+def same(found, wanted):
+    close([dict(each) for each in found], plain(wanted), absolute=1e-4)
+
+
+def plain(value):
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [plain(each) for each in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def items(found, *names):
+    """Of the client's classes, which have fields that are `None`."""
+    return [{name: each[name] for name in names} for each in found]
+
+
+def test_labels_of_texts(asked):
+    pipe, url = asked("classify", "text-classification")
+    for place in (None, "it"):
+        found = client(url, "text-classification", place).text_classification(MANY[0])
+        same(items(found, "label", "score"), pipe(MANY[0], top_k=None))
+    found = client(url, "text-classification").text_classification(MANY[0], top_k=2, function_to_apply="sigmoid")
+    same(items(found, "label", "score"), pipe(MANY[0], top_k=2, function_to_apply="sigmoid"))
+    close(post(url, "text-classification", MANY).json(), pipe(MANY, top_k=None), absolute=1e-4)
+    close(post(url, "text-classification", MANY[0], top_k=1).json(), pipe([MANY[0]], top_k=1), absolute=1e-4)
+    pairs = [{"text": text, "text_pair": pair} for text, pair in PAIRS]
+    close(post(url, "text-classification", pairs, top_k=1).json(), pipe(pairs, top_k=1), absolute=1e-4)
+
+
+def test_zero_shot_labels(asked):
+    pipe, url = asked("classify", "zero-shot-classification")
+    for options in ({}, {"multi_label": True}, {"hypothesis_template": "the {} runs"}):
+        found = client(url, "zero-shot-classification").zero_shot_classification(MANY[1], ["a man", "the river"], **options)
+        wanted = pipe(MANY[1], ["a man", "the river"], **options)
+        same(items(found, "label", "score"), [{"label": a, "score": b} for a, b in zip(wanted["labels"], wanted["scores"])])
+
+
+WRONG = {
+    "no object": (b"[1]", "the body is .1., expected an object with inputs"),
+    "no JSON": (b"{", "the body is not JSON"),
+    "no inputs": (b"{}", "inputs is missing"),
+    "an empty list": (b'{"inputs": []}', "inputs is empty, expected at least one"),
+    "an empty text": (b'{"inputs": " "}', "expected words"),
+    "a number": (b'{"inputs": 5}', "text 0 of 1 is 5, expected two texts"),
+    "an unknown option": (b'{"inputs": "a", "parameters": {"topk": 1}}', "'topk', expected some of .*did you mean 'top_k'"),
+    "another type": (b'{"inputs": "a", "parameters": {"top_k": "3"}}', "parameters.top_k is '3', expected a valid integer"),
+    "a wrong value": (b'{"inputs": "a", "parameters": {"top_k": 0}}', "top_k must be a whole number of at least 1, got 0"),
+    "parameters of another type": (b'{"inputs": "a", "parameters": []}', "parameters is .., expected"),
+    "a stream": (b'{"inputs": "a", "stream": true}', "expected it for text-generation only"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_told(asked, name):
+    _, url = asked("classify", None)
+    body, said = WRONG[name]
+    found = httpx.post(f"{url}/predict/text-classification", content=body, headers={"content-type": "application/json"})
+    assert found.status_code == 400, found.text
+    assert re.search(said, found.json()["error"]), found.text
+
+
+def test_what_the_model_does_not_do_is_told(asked):
+    _, url = asked("classify", None)
+    for task, status, said in [
+        ("text-clasification", 404, "did you mean 'text-classification'"),
+        ("fill-mask", 400, "none of the models here can do fill-mask"),
+        ("translation", 400, "none of the models"),
+    ]:
+        found = post(url, task, "a")
+        assert found.status_code == status and said in found.json()["error"]
+    found = post(url, "text-classification", ["a"] * 1000)
+    assert found.status_code == 413 and "1000 items, expected at most 128" in found.json()["error"]
+    found = post(url, "text-classification", "a " * 3000)
+    assert found.status_code == 413 and "expected at most 512" in found.json()["error"]
+    found = post(url, "zero-shot-classification", ["a"] * 100, candidate_labels=["b"] * 100)
+    assert found.status_code == 413 and "10000 pairs" in found.json()["error"]
+    with pytest.raises(HfHubHTTPError):
+        client(url, "text-classification").text_classification("")
+
+
+@pytest.mark.slow
+def test_entities(asked):
+    pipe, url = asked("tag", "token-classification")
+    fields = {"none": ("entity", "score", "index", "word", "start", "end")}
+    for strategy in ("none", "simple", "average"):
+        names = fields.get(strategy, ("entity_group", "score", "word", "start", "end"))
+        found = client(url, "token-classification").token_classification(MANY[3], aggregation_strategy=strategy)
+        same(items(found, *names), pipe(MANY[3], aggregation_strategy=strategy))
+    close(post(url, "token-classification", MANY).json(), plain(pipe(MANY)), absolute=1e-4)
+    assert post(url, "token-classification", "a", ignore_labels=5).status_code == 400
+
+
+@pytest.mark.slow
+def test_answers_to_questions(asked):
+    pipe, url = asked("answer", "question-answering")
+    ask = client(url, "question-answering").question_answering
+    names = ("score", "start", "end", "answer")
+    for options in ({}, {"max_answer_len": 3, "align_to_words": False}, {"max_seq_len": 40, "doc_stride": 6}):
+        found = ask(question=TEXTS[0], context=MANY[5], **options)
+        same(items([found], *names), [pipe(question=TEXTS[0], context=MANY[5], **options)])
+    found = ask(question=TEXTS[0], context=MANY[5], top_k=3, handle_impossible_answer=True)
+    wanted = pipe(question=TEXTS[0], context=MANY[5], top_k=3, handle_impossible_answer=True)
+    same(items(found, *names), wanted)
+    hostile = {"question": "a " * 100, "context": "b " * 50_000}
+    refused = post(url, "question-answering", hostile, max_seq_len=384, doc_stride=275)
+    assert refused.status_code == 413 and "windows, expected at most 2000" in refused.json()["error"]
+    assert post(url, "question-answering", {"question": 5, "context": 6}).status_code == 400
+
+
+@pytest.mark.slow
+def test_masks(asked):
+    pipe, url = asked("fill_mask", "fill-mask")
+    fill = client(url, "fill-mask").fill_mask
+    names = ("score", "token", "token_str", "sequence")
+    same(items(fill("the <mask> man"), *names), pipe("the <mask> man"))
+    same(
+        items(fill("the <mask>", targets=["▁the", "▁a"], top_k=2), *names), pipe("the <mask>", targets=["▁the", "▁a"], top_k=2)
+    )
+    many = ["the <mask> man", "<mask> and <mask>"]
+    close(post(url, "fill-mask", many).json(), pipe(many), absolute=1e-4)
+
+
+@pytest.mark.slow
+def test_choices_and_next_sentences(made):
+    runtimes = {name: TextRuntime(made(name)[1], threads=1) for name in ("choose", "next_sentence")}
+    plain_ones = {name: TextRuntime(made(name)[1], threads=1) for name in runtimes}
+    with serving(runtimes) as server:
+        found = post(server.url, "multiple-choice", {"text": TEXTS[0], "choices": MANY}).json()
+        scores = plain_ones["choose"].choose([TEXTS[0]], [MANY])[0]
+        powers = np.exp(np.float64(scores))
+        assert [each["label"] for each in found] == [MANY[place] for place in np.argsort(-scores, kind="stable")]
+        np.testing.assert_allclose([each["score"] for each in found], sorted(powers / powers.sum(), reverse=True), atol=1e-4)
+        found = post(server.url, "next-sentence", [list(pair) for pair in PAIRS]).json()
+        powers = np.exp(np.float64(plain_ones["next_sentence"].next_sentence(PAIRS)))
+        for own, row in zip(found, powers / powers.sum(axis=1, keepdims=True), strict=True):
+            scores = {each["label"]: each["score"] for each in own}
+            np.testing.assert_allclose([scores["isNext"], scores["notNext"]], row, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_images(tmp_path):
+    fields = {"hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4, "num_hidden_layers": 2}
+    sizes = {**fields, "image_size": 16, "patch_size": 4}
+    runtimes = {}
+    for name, architecture in (("labels", "VanillaVisionForImageClassification"), ("states", "VanillaVisionModel")):
+        model = perturbed(architecture, {**sizes, **({"num_labels": 3} if name == "labels" else {})})
+        model.save_pretrained(tmp_path / name)
+        ViTImageProcessorPil(size=16).save_pretrained(tmp_path / name)
+        export(tmp_path / name, tmp_path / f"{name}-export", cases=1)
+        runtimes[name] = ImageRuntime(tmp_path / f"{name}-export", threads=1)
+    file = io.BytesIO()
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8))
+    picture.save(file, "PNG")
+    classify = pipeline("image-classification", model=str(tmp_path / "labels"))
+    states = pipeline("image-feature-extraction", model=str(tmp_path / "states"))(picture)
+    with serving(runtimes) as server:
+        ask = client(server.url, "image-classification").image_classification
+        for options in ({}, {"top_k": 2}):  # as bytes, and as base64
+            same(items(ask(file.getvalue(), **options), "label", "score"), classify(picture, **options))
+        text = base64.b64encode(file.getvalue()).decode()
+        np.testing.assert_allclose(post(server.url, "image-feature-extraction", text).json(), states, atol=1e-4)
+        for wrong in ("not base64!", base64.b64encode(b"no image").decode(), 5):
+            assert post(server.url, "image-classification", wrong).status_code == 400
+
+
+# --------------------------------------------------------------------------------------------------------------- generation
+
+
+@pytest.fixture(scope="module")
+def generators(tmp_path_factory):
+    """Runtimes without a server, by name, and the url of a server of the same exports."""
+    made, models = {}, {}
+    for name, architecture in (
+        ("decoder", "VanillaDecoderForCausalLM"),
+        ("seq2seq", "VanillaSeq2SeqForConditionalGeneration"),
+    ):
+        folder = tmp_path_factory.mktemp(name)
+        checkpoint = save_head(architecture, tokenizer_for("bpe", architecture), folder / "checkpoint")
+        export(checkpoint, folder / "export", cases=1)
+        made[name] = TextRuntime(folder / "export", threads=1)
+        served_runtime = TextRuntime(folder / "export", threads=1, continuous=True)
+        engine = Engine(served_runtime.runtime).start()
+        models[name] = ServedModel(name, served_runtime, engine)
+    with served(protocols=PROTOCOLS) as server:
+        server.server.models.models.update(models)
+        yield made, server.url
+    for model in models.values():
+        model.engine.close()
+
+
+@pytest.mark.slow
+def test_texts_that_are_gone_on_from(generators):
+    made, url = generators
+    generate, ask = made["decoder"].generate, client(url, "text-generation").text_generation
+    [wanted] = generate([TEXTS[0]], max_new_tokens=12)
+    assert ask(TEXTS[0], max_new_tokens=12) == TEXTS[0] + wanted
+    assert ask(TEXTS[0], max_new_tokens=12, return_full_text=False) == wanted
+    sampling = {"do_sample": True, "seed": 5, "temperature": 0.9, "top_k": 9}
+    [sampled] = generate([TEXTS[0]], max_new_tokens=12, **sampling)
+    assert ask(TEXTS[0], max_new_tokens=12, return_full_text=False, **sampling) == sampled
+    assert "".join(ask(TEXTS[0], max_new_tokens=12, stream=True)) == wanted
+    *_, last = ask(TEXTS[0], max_new_tokens=12, stream=True, details=True)
+    assert last.generated_text == wanted and last.details.generated_tokens == 12
+    whole = ask(TEXTS[0], max_new_tokens=12, details=True, return_full_text=False)
+    assert whole.generated_text == wanted and whole.details.finish_reason == "length" and len(whole.details.tokens) == 12
+    stop = wanted.strip()[3:5]
+    assert ask(TEXTS[0], max_new_tokens=12, stop=[stop], return_full_text=False) == wanted[: wanted.index(stop)]
+    with pytest.warns(UserWarning, match="Ignoring following parameters: watermark"):
+        assert ask(TEXTS[0], max_new_tokens=12, watermark=True, return_full_text=False) == wanted
+    found = post(url, "text-generation", TEXTS, num_beams=2, num_return_sequences=2, return_full_text=False).json()
+    wanted = generate(TEXTS, num_beams=2, num_return_sequences=2)
+    assert [each["generated_text"] for own in found for each in own] == wanted
+    for parameters in ({"stop": "x"}, {"details": 1}, {"num_beams": 0}, {"max_new_tokn": 3}, {"src_lang": "de"}):
+        assert post(url, "text-generation", "a", **parameters).status_code == 400
+
+
+@pytest.mark.slow
+def test_translations_and_other_texts(generators):
+    made, url = generators
+    runtime = made["seq2seq"]
+    text = f"{TEXTS[0]}. {TEXTS[1]}."
+    [wanted] = runtime.translate([text], max_new_tokens=9)
+    found = client(url, "translation").translation(text, generate_parameters={"max_new_tokens": 9})
+    assert found.translation_text == wanted
+    found = post(url, "text2text-generation", TEXTS, num_beams=3, max_new_tokens=9).json()
+    assert [own[0]["generated_text"] for own in found] == runtime.generate(TEXTS, num_beams=3, max_new_tokens=9)
+    [wanted] = runtime.generate(TEXTS[:1])
+    assert client(url, "summarization").summarization(TEXTS[0]).summary_text == wanted
+    assert post(url, "translation", "a", src_lang="xx").status_code == 400

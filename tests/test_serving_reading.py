@@ -1,0 +1,318 @@
+"""Rows of several requests run together, and each has the answer that it has alone."""
+
+import asyncio
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from checkpoints import perturbed
+from heads import HEADS, MANY, PAIRS, close, save_head, tokenizer_for
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+from vanilla_transformer_export import ImageRuntime, Runtime, TextRuntime, export
+from vanilla_transformer_export.runtime.inputs import pad_sequences
+from vanilla_transformer_export.serving import reading
+from vanilla_transformer_export.serving.reading import Reader, batched, padded
+from vanilla_transformer_export.serving.refusals import Refusal, TooLong
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A head of `HEADS`, fields over its own, and settings of an export -> the directory of the export."""
+    found = {}
+
+    def make(name, fields=(), **settings):
+        key = name, fields, *settings.items()
+        if key not in found:
+            architecture, kind, own = HEADS[name]
+            folder = tmp_path_factory.mktemp("head")
+            tokenizer = tokenizer_for(kind, architecture)
+            checkpoint = save_head(architecture, tokenizer, folder / "checkpoint", **{**own, **dict(fields)})
+            export(checkpoint, folder / "export", cases=1, **settings)
+            found[key] = folder / "export"
+        return found[key]
+
+    return make
+
+
+MEAN = (("classifier_pooling", "mean"), ("type_vocab_size", 0))
+
+
+def rows_of(runtime, count=40, longest=50):
+    rng = np.random.default_rng(0)
+    size = runtime.config["vocab_size"]
+    end = runtime.config["eos_token_id"]  # which some classifiers read
+    return [[*rng.integers(4, size, rng.integers(1, longest)).tolist(), end] for _ in range(count)]
+
+
+def read(reader, rows):
+    ids, mask = pad_sequences(rows, reader.runtime.config["pad_token_id"])
+    found = reader.read(reader.runtime.feeds({"input_ids": ids, "attention_mask": mask}))
+    return [{name: values[place] for name, values in found.items()} for place in range(len(rows))]
+
+
+def check_mixes(reader, mixes, per_token=False):
+    """Each row's bits are those that it has alone, in random company, from several threads at once."""
+    rows = rows_of(reader.runtime)
+    alone = [read(reader, [row])[0] for row in rows]
+    rng = np.random.default_rng(1)
+
+    def mixed(chosen):
+        for place, found in zip(chosen, read(reader, [rows[place] for place in chosen]), strict=True):
+            for name, values in found.items():
+                own = alone[place][name]
+                values = values[: len(rows[place])] if per_token else values
+                np.testing.assert_array_equal(values, own[: len(values)] if per_token else own)
+
+    with ThreadPoolExecutor(6) as pool:
+        done = [pool.submit(mixed, rng.choice(len(rows), rng.integers(1, 9))) for _ in range(mixes)]
+        for each in done:
+            each.result()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_row_has_the_same_bits_alone_and_in_200_mixes(made, threads):
+    runtime = Runtime(made("classify", MEAN, target="cpu"), threads=threads)
+    with contextlib.closing(Reader(runtime, lanes=2)) as reader:
+        assert reader.most_rows > 1  # rows do run together
+        check_mixes(reader, 200)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("settings", [{"target": "cpu", "dtype": "int8"}, {"target": "cpu"}, {"dtype": "int8"}, {}], ids=str)
+@pytest.mark.parametrize("name", ["classify", "tag", "answer", "fill_mask", "classify by a decoder", "classify by both stacks"])
+def test_rows_of_every_export_have_the_same_bits_in_company(made, name, settings, threads):
+    with contextlib.closing(Reader(Runtime(made(name, **settings), threads=threads), lanes=2)) as reader:
+        if settings.get("target") == "cpu" or not settings:
+            assert reader.most_rows > 1
+        check_mixes(reader, 50, per_token=name in ("tag", "answer", "fill_mask"))
+
+
+def test_lanes_that_begin_the_same_call_at_once_lose_no_rows(made):
+    with contextlib.closing(Reader(Runtime(made("classify", MEAN, target="cpu"), threads=1), lanes=4)) as reader:
+        rows = rows_of(reader.runtime, 40)
+        for _ in range(50):
+            assert all(found["logits"].any() for found in read(reader, rows))
+
+
+def test_a_length_follows_from_the_row_s_own():
+    assert [padded(length, 512) for length in (1, 8, 9, 64, 65, 128, 129, 500)] == [8, 8, 16, 64, 80, 128, 160, 512]
+    assert [padded(length, 30) for length in (3, 25, 30, 31)] == [8, 30, 30, 31]
+    assert all(padded(length, 512) % 8 == 0 for length in range(1, 500))
+
+
+def test_what_runs_has_the_results_of_the_runtime(made):
+    directory = made("classify", MEAN, target="cpu")
+    runtime, plain = TextRuntime(directory, threads=1), TextRuntime(directory, threads=1)
+    reader = batched(runtime, lanes=2)
+    with contextlib.closing(reader):
+        close(runtime.classify(MANY), plain.classify(MANY))
+        close(runtime.classify(PAIRS, top_k=None), plain.classify(PAIRS, top_k=None))
+        close(runtime.zero_shot(MANY[:3], ["a", "b"]), plain.zero_shot(MANY[:3], ["a", "b"]))
+
+
+# ------------------------------------------------------------------------------------------------- requests, with a stub
+
+
+class Session:
+    """Sums the ids of each row, when it may."""
+
+    def __init__(self):
+        self.free = threading.Event()
+        self.free.set()
+        self.shapes, self.order = [], []
+        self.error = None
+
+    def run(self, names, feeds):
+        self.shapes.append(feeds["input_ids"].shape)
+        self.order += feeds["input_ids"][:, 0].tolist()
+        self.free.wait()
+        if self.error is not None:
+            raise self.error
+        return [(feeds["input_ids"] * feeds["attention_mask"]).sum(axis=1, keepdims=True).astype(np.float32)]
+
+
+@pytest.fixture
+def stub(made, monkeypatch):
+    """A reader with one lane whose session is a `Session`."""
+    runtime = Runtime(made("classify", MEAN, target="cpu"), threads=1)
+    session = Session()
+    monkeypatch.setitem(runtime.sessions, "encoder", session)
+    monkeypatch.setattr(reading, "LONGEST_WAIT", 0.01)
+    with contextlib.closing(Reader(runtime, queue=20)) as reader:
+        session.shapes.clear()
+        session.order.clear()
+        yield reader, session
+        session.free.set()
+
+
+def asked(reader, rows):
+    """What reading `rows` gives, as a coroutine."""
+    return reader.call(len(rows), lambda: [float(found["logits"][0]) for found in read(reader, rows)])
+
+
+async def until(holds):
+    for _ in range(2000):
+        if holds():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("nothing happened")
+
+
+def test_rows_of_several_requests_run_together(stub):
+    reader, session = stub
+
+    async def ask():
+        session.free.clear()
+        first = asyncio.create_task(asked(reader, [[5]]))
+        await until(lambda: session.shapes)
+        others = [asyncio.create_task(asked(reader, [[place, 1]])) for place in range(5, 15)]
+        others.append(asyncio.create_task(asked(reader, [[5] * 9])))
+        await until(lambda: reader.waiting == 11)
+        session.free.set()
+        assert await first == [5]
+        assert await asyncio.gather(*others) == [*([place + 1] for place in range(5, 15)), [45]]
+
+    asyncio.run(ask())
+    assert session.shapes[0][1] == 8 and sorted(session.shapes[1:]) in ([(1, 16), (10, 8)], [(2, 16), (10, 8)])
+
+
+def test_a_long_list_holds_up_no_short_one(stub):
+    reader, session = stub
+
+    async def ask():
+        session.free.clear()
+        first = asyncio.create_task(asked(reader, [[5] * 50]))
+        await until(lambda: session.shapes)
+        # Of 8 rows of 64 tokens no more than 4 run together.
+        long = asyncio.create_task(asked(reader, [[6] * 60] * 12))
+        await until(lambda: reader.waiting == 12)
+        short = asyncio.create_task(asked(reader, [[7] * 60]))
+        await until(lambda: reader.waiting == 13)
+        session.free.set()
+        await asyncio.gather(first, long, short)
+
+    asyncio.run(ask())
+    assert 7 in session.order[1:7]
+
+
+def test_what_waits_is_dropped_when_its_client_has_gone(stub):
+    reader, session = stub
+
+    async def ask():
+        session.free.clear()
+        first = asyncio.create_task(asked(reader, [[5]]))
+        await until(lambda: session.shapes)
+        gone = asyncio.create_task(asked(reader, [[6] * 20] * 3))
+        stays = asyncio.create_task(asked(reader, [[7] * 20]))
+        await until(lambda: reader.waiting == 4)
+        gone.cancel()
+        await until(lambda: reader.waiting == 1)
+        with contextlib.suppress(asyncio.CancelledError):
+            await gone
+        session.free.set()
+        assert await first == [5] and await stays == [140]
+
+    asyncio.run(ask())
+    assert 6 not in session.order and reader.asked == 0
+
+
+def test_more_rows_than_may_wait_are_refused_and_a_single_request_is_not(stub):
+    reader, session = stub
+
+    async def ask():
+        assert len(await asked(reader, [[5]] * 30)) == 30
+        session.free.clear()
+        waiting = asyncio.create_task(asked(reader, [[5]] * 18))
+        await until(lambda: reader.asked == 18)
+        with pytest.raises(Refusal, match="18 rows are waiting, expected at most 20") as refused:
+            await asked(reader, [[5]] * 3)
+        assert refused.value.status == 429 and refused.value.retry_after
+        session.free.set()
+        await waiting
+        assert await asked(reader, [[5]] * 3) == [5] * 3
+
+    asyncio.run(ask())
+
+
+def test_a_run_that_fails_is_a_mistake_of_the_server_and_others_go_on(stub):
+    reader, session = stub
+
+    async def ask():
+        session.error = ValueError("no memory")
+        with pytest.raises(RuntimeError, match="no memory"):
+            await asked(reader, [[5]])
+        session.error = None
+        assert await asked(reader, [[5]]) == [5]
+
+    asyncio.run(ask())
+
+
+def test_a_reader_that_is_closed_answers_what_it_has(stub):
+    reader, session = stub
+
+    async def ask():
+        session.free.clear()
+        due = [asyncio.create_task(asked(reader, [[place]])) for place in (5, 6)]
+        await until(lambda: reader.waiting + len(session.order) == 2)  # one may have begun
+        reader.close()
+        with pytest.raises(Refusal, match="shutting down"):
+            await asked(reader, [[7]])
+        session.free.set()
+        assert await asyncio.gather(*due) == [[5], [6]]
+
+    asyncio.run(ask())
+
+
+def test_a_row_that_is_too_long_is_refused_with_both_numbers(made):
+    runtime = TextRuntime(made("classify", MEAN, target="cpu"), threads=1)
+    with contextlib.closing(batched(runtime, longest=20)):
+        with pytest.raises(TooLong, match="a text has 102 tokens, expected at most 20"):
+            runtime.classify(["a " * 100])
+        runtime.classify(["a man"])
+
+
+# ------------------------------------------------------------------------------------------- all that tasks read
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in HEADS if name != "classify"])
+def test_every_task_gives_what_it_gives_without_the_queue(made, name):
+    runtime, plain = (TextRuntime(made(name), threads=1) for _ in range(2))
+    mask = "<mask>" if name == "fill_mask" else "[MASK]"
+    calls = {
+        "classify": lambda each: each.classify(PAIRS, top_k=None),
+        "one": lambda each: each.classify(MANY),
+        "tag": lambda each: each.tag(MANY, aggregation_strategy="simple"),
+        "answer": lambda each: each.answer(MANY, MANY[::-1], top_k=2, max_seq_len=100, doc_stride=5),
+        "fill": lambda each: each.fill_mask([f"the {mask} man", f"{mask} and {mask}"]),
+        "choose": lambda each: each.choose(MANY[:2], [MANY, MANY[:1]]),
+        "pretraining": lambda each: each.next_sentence(PAIRS),
+        "next": lambda each: each.next_sentence(PAIRS),
+    }
+    call = next(call for start, call in calls.items() if name.startswith(start))
+    with contextlib.closing(batched(runtime, lanes=2)):
+        found, wanted = call(runtime), call(plain)
+    if name in ("choose", "pretraining", "next_sentence"):
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    else:
+        close(found, wanted)
+
+
+@pytest.mark.slow
+def test_images_of_many_requests_have_the_answers_that_they_have_alone(tmp_path):
+    fields = {"hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4, "num_hidden_layers": 2}
+    model = perturbed("VanillaVisionForImageClassification", {**fields, "image_size": 16, "patch_size": 4, "num_labels": 3})
+    model.save_pretrained(tmp_path / "model")
+    ViTImageProcessorPil(size=16).save_pretrained(tmp_path / "model")
+    export(tmp_path / "model", tmp_path / "export", cases=1)
+    pictures = [np.random.default_rng(seed).integers(0, 256, (16, 16, 3), np.uint8) for seed in range(12)]
+    runtime, plain = (ImageRuntime(tmp_path / "export", threads=1) for _ in range(2))
+    with contextlib.closing(batched(runtime, lanes=2)), ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(lambda picture: runtime.classify([picture]), pictures))
+        assert found == [[each] for each in runtime.classify(pictures)]
+    close([each[0] for each in found], plain.classify(pictures))

@@ -1,0 +1,270 @@
+"""The server as a process, with a model behind it, under load and with clients that behave badly: whoever is answered gets what
+the request has for an answer alone, whoever is not is told so, and nothing is left behind."""
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import struct
+import time
+from pathlib import Path
+
+import pytest
+import uvloop
+from checkpoints import copy_of
+from serving_load import SIZE, assert_no_harm, body, connect, metric, serving, translations, with_words
+from serving_servers import OURS, Plan, Server, outcome
+
+from vanilla_transformer_export import TextRuntime
+from vanilla_transformer_export.serving.connections import taking_all
+from vanilla_transformer_export.serving.server import listening
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
+MINUTES = float(os.environ.get("RELIABILITY_MINUTES", "0.5"))  # of the slow overload
+MEMORY = 10 * 2**20  # bytes that a server may grow by
+TEXTS = [
+    " ".join(f"w{number}" for number in random.Random(seed).choices(range(4, SIZE), k=1 + seed % 12)) for seed in range(60)
+]
+
+
+@pytest.fixture(scope="module")
+def export(exported_for, tmp_path_factory):
+    return with_words(exported_for("seq2seq", "cpu")[1], tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="module")
+def load(export):
+    """The texts, with what each has for a translation alone."""
+    runtime = TextRuntime(export, threads=1)
+    expected = [runtime.translate([text])[0] for text in TEXTS]
+    assert len(set(expected)) > len(TEXTS) / 2
+    return translations(TEXTS, expected)
+
+
+@pytest.fixture(scope="module")
+def server(export, tmp_path_factory):
+    """One for all tests that leave it running; with so little room that it is full at once."""
+    with serving(export, tmp_path_factory.mktemp("log") / "log", "--slots", "4", "--queue", "8") as found:
+        yield found
+
+
+def is_idle(server):
+    """Whether no request and no row is left; metrics themselves are no request."""
+    names = ("requests_in_flight", "rows_running", "rows_waiting")
+    return not any(metric(server, f"vanilla_transformer_{name}") for name in names)
+
+
+def wait_until(holds, seconds=10.0):
+    limit = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < limit, "nothing happened"
+        time.sleep(0.02)
+
+
+def request(text: str, **more) -> bytes:
+    content = json.dumps({**json.loads(body(text)), **more}).encode()
+    head = f"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    return head.encode() + content
+
+
+def vanish(connection: socket.socket) -> None:
+    """Without a word to the server but a reset."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def test_a_server_that_is_full_answers_rightly_or_refuses(server, load):
+    found = server.load(**load, connections=96, seconds=1.5)
+    assert_no_harm(found)
+    assert found["statuses"]["200"] > 50 and found["statuses"]["429"] > 0
+
+
+def test_clients_that_vanish_leave_nothing(server, load):
+    for _ in range(3):
+        gone = [connect(server, request(text)) for text in TEXTS[:30]]
+        for connection in gone:
+            vanish(connection)
+    wait_until(lambda: is_idle(server))
+    assert_no_harm(found := server.load(**load, connections=4, seconds=0.5))
+    assert set(found["statuses"]) == {"200"}
+
+
+def test_told_to_stop_under_load_it_loses_no_request_that_it_has_accepted(export, load, tmp_path):
+    with serving(export, tmp_path / "log", "--log-level", "info", "--grace", "0.3") as server:
+        client = server.start_load(**load, connections=16, seconds=2.0)
+        wait_until(lambda: metric(server, "vanilla_transformer_tokens_total") > 200)
+        assert server.stop() == 0
+        found = outcome(client)
+    lost = {status for status in found["statuses"] if not status.isdigit()}
+    assert_no_harm(found, *lost)
+    assert not any("after a part" in status for status in lost)
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines() if line.startswith("{")]
+    accepted = [line["status"] for line in lines if line.get("path") == "/translate"]
+    assert accepted.count(200) == found["statuses"]["200"] > 20
+    assert len(accepted) == sum(count for status, count in found["statuses"].items() if status not in lost)
+
+
+def test_a_log_on_a_full_disk_stops_nothing(export, load):
+    """Neither what it says when it starts nor the lines of requests can be written."""
+    server = Server(Plan([*OURS, str(export), "--languages", "en-de", "--log-level", "debug"]), log=Path("/dev/full"))
+    found = server.load(**load, connections=8, seconds=0.5)
+    assert_no_harm(found)
+    assert found["statuses"]["200"] > 20 and server.stop() == 0
+
+
+def test_connections_that_come_at_once_are_taken_at_once():
+    """uvloop's own server takes one in a turn of the loop: 300 would need 300 turns."""
+
+    async def turns():
+        found = []
+        with listening("127.0.0.1", 0) as listener:
+            listener.setblocking(False)
+            clients = [socket.socket() for _ in range(300)]
+            for client in clients:
+                client.setblocking(False)
+                client.connect_ex(listener.getsockname())
+            with taking_all(listener, lambda: Opened(found)):
+                turn = 0
+                while len(found) < len(clients) and turn < 20:
+                    await asyncio.sleep(0)
+                    turn += 1
+        for client in clients:
+            client.close()
+        return len(found), turn
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        count, turn = runner.run(turns())
+    assert count == 300 and turn < 10
+
+
+class Opened(asyncio.Protocol):
+    def __init__(self, found):
+        self.found = found
+
+    def connection_made(self, transport):
+        self.found.append(transport)
+
+
+# ------------------------------------------------------------------------------------------------------------------- slow
+
+
+@pytest.mark.slow
+def test_twice_what_it_can_do_is_answered_rightly_or_refused_and_memory_stays(server, load):
+    rate = server.load(**load, connections=32, seconds=5)["per_second"]
+    client = server.start_load(**load, rate=2 * rate, seconds=60 * MINUTES)
+    samples = []
+    while client.poll() is None:
+        samples.append(server.memory)
+        time.sleep(1)
+    found = outcome(client)
+    assert_no_harm(found)
+    assert found["statuses"]["429"] > 0 and found["per_second"] > rate / 3
+    early, late = sorted(samples[len(samples) // 4 : len(samples) // 2]), sorted(samples[-len(samples) // 4 :])
+    assert late[len(late) // 2] - early[len(early) // 2] < MEMORY
+
+
+@pytest.mark.slow
+def test_two_thousand_connections_leave_the_others_what_they_ask_for(server, load):
+    """Half of them have sent nothing, half of them a part of a header."""
+    import resource
+
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most[1], most[1]))
+    waiting = [connect(server, (b"", b"POST /translate HTTP/1.1\r\nHost")[number % 2]) for number in range(2000)]
+    client, slowest = server.start_load(**load, connections=4, seconds=4.0), 0.0
+    while client.poll() is None:
+        for path in ("/health/ready", "/metrics"):
+            start = time.perf_counter()
+            assert server.status(path) == 200
+            slowest = max(slowest, time.perf_counter() - start)
+    assert_no_harm(found := outcome(client))
+    assert set(found["statuses"]) == {"200"} and slowest < 2.0
+    for connection in waiting:
+        connection.close()
+
+
+@pytest.mark.slow
+def test_a_byte_a_second_ends_in_time_and_disturbs_nobody(export, load, tmp_path):
+    with serving(export, tmp_path / "log", "--header-timeout", "3", "--body-timeout", "3") as server:
+        whole = request("w5 w6 w7")
+        headers = [connect(server) for _ in range(20)]
+        bodies = [connect(server, whole[: whole.index(b"\r\n\r\n") + 4]) for _ in range(20)]
+        client = server.start_load(**load, connections=4, seconds=6.0)
+        for second in range(6):
+            for connection, content in [*((each, whole) for each in headers), *((each, b"{" * 9) for each in bodies)]:
+                with contextlib.suppress(OSError):  # closed by the server
+                    connection.sendall(content[second : second + 1])
+            time.sleep(1)
+        assert_no_harm(found := outcome(client))
+        assert set(found["statuses"]) == {"200"}
+        assert [connection.recv(100)[:12] for connection in bodies] == [b"HTTP/1.1 408"] * 20
+        assert all(is_closed(connection) for connection in headers)
+        wait_until(lambda: is_idle(server))
+
+
+def is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(100) == b""
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.slow
+def test_clients_that_read_slowly_delay_nobody(server, load):
+    slow = []
+    for text in TEXTS[:40]:
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        connection.connect(("127.0.0.1", server.port))
+        connection.settimeout(60)
+        connection.sendall(request(text))
+        slow.append(connection)
+    client = server.start_load(**load, connections=4, seconds=3.0)
+    read = {connection: connection.recv(1) for connection in slow}
+    for _ in range(20):
+        for connection in slow:
+            read[connection] += connection.recv(1)
+        time.sleep(0.1)
+    assert_no_harm(found := outcome(client))
+    assert found["statuses"]["200"] > 20
+    assert {answer[:12] for answer in read.values()} <= {b"HTTP/1.1 200", b"HTTP/1.1 429"}
+    for connection in slow:
+        vanish(connection)
+    wait_until(lambda: is_idle(server))
+
+
+@pytest.mark.slow
+def test_stopped_and_continued_by_signals_it_goes_on(server, load):
+    client = server.start_load(**load, connections=16, seconds=8.0)
+    time.sleep(2)
+    server.process.send_signal(signal.SIGSTOP)
+    time.sleep(3)
+    server.process.send_signal(signal.SIGCONT)
+    assert_no_harm(found := outcome(client))
+    assert found["statuses"]["200"] > 100 and found["latency"]["max"] > 2.5
+    wait_until(lambda: is_idle(server))
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", [cut, flip, Path.unlink])
+@pytest.mark.parametrize("file", ["onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx", "tokenizer.json", "config.json"])
+def test_a_corrupt_export_is_refused_at_the_start(export, tmp_path, file, damage):
+    copy = copy_of(export, tmp_path)
+    damage(copy / file)
+    with pytest.raises(RuntimeError, match="not ready") as failed:
+        Server(Plan([*OURS, str(copy), "--log-level", "error"]), tmp_path / "log")
+    said = (tmp_path / "log").read_text()
+    assert file.split("/")[-1] in said and "Traceback" not in said, failed.value

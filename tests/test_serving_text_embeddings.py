@@ -1,0 +1,223 @@
+"""text-embeddings-inference's endpoints: what sentence-transformers and transformers give on the checkpoint."""
+
+import contextlib
+
+import httpx
+import huggingface_hub
+import numpy as np
+import pytest
+from heads import HEADS, MANY, PAIRS, TEXTS, close, save_head, tokenizer_for, word_pieces
+from huggingface_hub import InferenceClient
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+from served_models import serving
+from transformers import AutoTokenizer, pipeline
+
+from vanilla_transformer_export import TextRuntime, export
+
+PROMPTS = {"query": "the book : "}
+
+
+@pytest.fixture(autouse=True)
+def reaches_this_machine(monkeypatch):
+    """Offline, the client asks no server at all."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory):
+    """The model of sentence-transformers, and a server of its export."""
+    root = tmp_path_factory.mktemp("embedder")
+    plain = save_head("VanillaEncoderModel", word_pieces(), root / "plain", type_vocab_size=2)
+    modules = [Transformer(plain, max_seq_length=40), Pooling(32, pooling_mode="mean"), Normalize()]
+    model = SentenceTransformer(modules=modules, device="cpu", prompts=PROMPTS)
+    model.save(str(root / "model"))
+    export(root / "model", root / "export", cases=1)
+    with serving({"it": TextRuntime(root / "export", threads=1)}) as server:
+        yield model, server.url
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory):
+    """A head of `HEADS` -> its checkpoint, and the url of a server."""
+    with contextlib.ExitStack() as stack:
+        found = {}
+
+        def make(name):
+            if name not in found:
+                architecture, kind, fields = HEADS[name]
+                folder = tmp_path_factory.mktemp("head")
+                checkpoint = save_head(architecture, tokenizer_for(kind, architecture), folder / "checkpoint", **fields)
+                export(checkpoint, folder / "export", cases=1)
+                server = stack.enter_context(serving({name.split()[0]: TextRuntime(folder / "export", threads=1)}))
+                found[name] = checkpoint, server.url
+            return found[name]
+
+        yield make
+
+
+def post(url, path, **body):
+    return httpx.post(url + path, json=body, timeout=60)
+
+
+def refused(found, status, kind, said):
+    assert found.status_code == status, found.text
+    body = found.json()
+    assert body["error_type"] == kind and said in body["error"], body
+
+
+def test_embeddings(embedder):
+    model, url = embedder
+    wanted = model.encode(TEXTS)
+    np.testing.assert_allclose(post(url, "/embed", inputs=TEXTS).json(), wanted, atol=1e-5)
+    np.testing.assert_allclose(post(url, "/embed", inputs=TEXTS[0]).json(), wanted[:1], atol=1e-5)
+    raw = np.array(post(url, "/embed", inputs=TEXTS, normalize=False).json())
+    np.testing.assert_allclose(raw / np.linalg.norm(raw, axis=1, keepdims=True), wanted, atol=1e-5)
+    assert abs(np.linalg.norm(raw, axis=1) - 1).min() > 0.01
+    queries = model.encode(TEXTS, prompt_name="query")
+    np.testing.assert_allclose(post(url, "/embed", inputs=TEXTS, prompt_name="query").json(), queries, atol=1e-5)
+    cut = raw[:, :5] / np.linalg.norm(raw[:, :5], axis=1, keepdims=True)
+    np.testing.assert_allclose(post(url, "/embed", inputs=TEXTS, dimensions=5).json(), cut, atol=1e-5)
+    ids = [model.tokenizer(text)["input_ids"] for text in TEXTS]
+    np.testing.assert_allclose(post(url, "/embed", inputs=ids).json(), wanted, atol=1e-5)
+    np.testing.assert_allclose(post(url, "/embed", inputs=ids[0]).json(), wanted[:1], atol=1e-5)
+    np.testing.assert_allclose(post(url, "/embed", inputs=[TEXTS[0], ids[1]]).json(), wanted[:2], atol=1e-5)
+    client = InferenceClient(model=f"{url}/embed")
+    np.testing.assert_allclose(client.feature_extraction(TEXTS, normalize=True), wanted, atol=1e-5)
+
+
+def test_texts_that_are_too_long_are_cut_only_if_that_is_asked_for(embedder):
+    model, url = embedder
+    long = " ".join(["the old man"] * 30)
+    refused(post(url, "/embed", inputs=["a", long]), 413, "Validation", "92 tokens, expected at most 40")
+    found = post(url, "/embed", inputs=long, truncate=True).json()
+    np.testing.assert_allclose(found, model.encode([long]), atol=1e-5)
+    model.tokenizer.truncation_side = "left"
+    try:
+        wanted = model.encode([long])
+    finally:
+        model.tokenizer.truncation_side = "right"
+    found = post(url, "/embed", inputs=long, truncate=True, truncation_direction="left").json()
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    refused(post(url, "/embed", inputs=[5] * 41), 413, "Validation", "41 tokens, expected at most 40")
+    assert post(url, "/embed", inputs=[5] * 41, truncate=True).status_code == 200
+    refused(post(url, "/embed", inputs="a" * 10_001), 413, "Validation", "10001 characters, expected at most 10000")
+    assert post(url, "/embed", inputs="a b" * 10_000, truncate=True).status_code == 200
+
+
+def test_states_and_similarities(embedder):
+    model, url = embedder
+    states = post(url, "/embed_all", inputs=TEXTS[:2]).json()
+    wanted = model.encode(TEXTS[:2], output_value="token_embeddings")
+    for own, expected in zip(states, wanted, strict=True):
+        np.testing.assert_allclose(own, expected.numpy(), rtol=1e-4, atol=1e-4)
+    vectors = model.encode(TEXTS)
+    wanted = model.similarity(vectors[:1], vectors[1:])[0]
+    inputs = {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}
+    np.testing.assert_allclose(post(url, "/similarity", inputs=inputs).json(), wanted, atol=1e-4)
+    found = InferenceClient(model=f"{url}/predict/sentence-similarity").sentence_similarity(TEXTS[0], TEXTS[1:])
+    np.testing.assert_allclose(found, wanted, atol=1e-4)
+    np.testing.assert_allclose(
+        InferenceClient(model=f"{url}/similarity").sentence_similarity(TEXTS[0], TEXTS[1:]), wanted, atol=1e-4
+    )
+
+
+def test_the_pipeline_s_features_are_the_states(embedder):
+    model, url = embedder
+    pipe = pipeline("feature-extraction", model=model[0].auto_model, tokenizer=model.tokenizer)
+    client = InferenceClient(model=f"{url}/predict/feature-extraction")
+    np.testing.assert_allclose(client.feature_extraction(TEXTS[0]), pipe(TEXTS[0]), rtol=1e-4, atol=1e-4)
+
+
+def test_tokens_and_texts(embedder):
+    model, url = embedder
+    text = "the old man é sees"
+    encoding = model.tokenizer(text, return_offsets_mapping=True)
+    found = post(url, "/tokenize", inputs=text).json()[0]
+    assert [token["id"] for token in found] == encoding["input_ids"]
+    assert [token["special"] for token in found] == [True, *[False] * (len(found) - 2), True]
+    assert found[0]["start"] is None and found[0]["text"] == "[CLS]"
+    content = text.encode()
+    places = [(len(text[:start].encode()), len(text[:end].encode())) for start, end in encoding["offset_mapping"][1:-1]]
+    assert [(token["start"], token["stop"]) for token in found[1:-1]] == places
+    assert [token["text"] for token in found[1:-1]] == [content[start:end].decode() for start, end in places]
+    bare = post(url, "/tokenize", inputs=[text, "a"], add_special_tokens=False).json()
+    assert [[token["id"] for token in each] for each in bare] == model.tokenizer([text, "a"], add_special_tokens=False)[
+        "input_ids"
+    ]
+    ids = encoding["input_ids"]
+    assert post(url, "/decode", ids=ids).json() == [model.tokenizer.decode(ids, skip_special_tokens=True)]
+    found = post(url, "/decode", ids=[ids, ids[:3]], skip_special_tokens=False).json()
+    assert found == [model.tokenizer.decode(ids), model.tokenizer.decode(ids[:3])]
+
+
+def test_what_is_served_is_told(embedder):
+    _, url = embedder
+    found = httpx.get(f"{url}/info").json()
+    assert found["model_id"] == "it" and found["max_input_length"] == 40 and found["max_client_batch_size"] == 128
+    assert found["model_type"] == {"embedding": {"pooling": "mean"}} and found["model_dtype"] == "float32"
+
+
+WRONG = [
+    ("/embed", {}, 422, "Validation", "inputs is missing"),
+    ("/embed", {"inputs": []}, 400, "Empty", "inputs is empty"),
+    ("/embed", {"inputs": ""}, 422, "Validation", "expected words"),
+    ("/embed", {"inputs": 5}, 422, "Validation", "inputs is 5, expected a text"),
+    ("/embed", {"inputs": [["a"]]}, 422, "Validation", "expected a text or token ids"),
+    ("/embed", {"inputs": [10**9]}, 422, "Validation", "the token 1000000000, expected ids in"),
+    ("/embed", {"inputs": "a", "normalize": "yes"}, 422, "Validation", "normalize is 'yes'"),
+    ("/embed", {"inputs": "a", "normalise": True}, 422, "Validation", "normalise"),
+    ("/embed", {"inputs": "a", "prompt_name": "qery"}, 422, "Validation", "did you mean 'query'"),
+    ("/embed", {"inputs": "a", "dimensions": 33}, 422, "Validation", "dimensions is 33, expected at most 32"),
+    ("/embed", {"inputs": "a", "truncation_direction": "up"}, 422, "Validation", "truncation_direction is 'up'"),
+    ("/embed", {"inputs": ["a"] * 129}, 413, "Validation", "129 items, expected at most 128"),
+    ("/embed", {"inputs": "a", "model": "other"}, 422, "Validation", "no model 'other', expected one of it"),
+    ("/predict", {"inputs": "a"}, 424, "Backend", "none of the models here can label texts"),
+    ("/rerank", {"query": "a", "texts": ["b"]}, 424, "Backend", "none of the models here can rerank"),
+    ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, 400, "Empty", "sentences is empty"),
+    ("/tokenize", {"inputs": [5]}, 422, "Validation", "expected a text or a list of texts"),
+    ("/decode", {"ids": ["a"]}, 422, "Validation", "expected token ids"),
+    ("/decode", {"ids": [-1]}, 422, "Validation", "the token -1"),
+]
+
+
+@pytest.mark.parametrize("path, body, status, kind, said", WRONG, ids=lambda value: str(value)[:40])
+def test_what_is_wrong_is_told(embedder, path, body, status, kind, said):
+    refused(post(embedder[1], path, **body), status, kind, said)
+
+
+@pytest.mark.slow
+def test_labels_of_texts_and_pairs(head):
+    checkpoint, url = head("classify")
+    pipe = pipeline("text-classification", model=checkpoint)
+
+    def scored(found):
+        return [[{"label": each["label"], "score": each["score"]} for each in own] for own in found]
+
+    close(scored([post(url, "/predict", inputs=MANY[0]).json()]), [pipe(MANY[0], top_k=None)], absolute=1e-4)
+    dicts = [{"text": text, "text_pair": pair} for text, pair in PAIRS]
+    wanted = pipe(dicts, top_k=None)
+    close(scored(post(url, "/predict", inputs=[list(pair) for pair in PAIRS]).json()), wanted, absolute=1e-4)
+    close(scored([post(url, "/predict", inputs=list(PAIRS[0])).json()]), wanted[:1], absolute=1e-4)
+    mixed = post(url, "/predict", inputs=[[MANY[0]], list(PAIRS[0])], raw_scores=True).json()
+    wanted = [pipe(each, top_k=None, function_to_apply="none") for each in (MANY[0], dicts[0])]
+    close(scored(mixed), wanted, absolute=1e-3)
+    refused(post(url, "/predict", inputs=[["a", "b", "c"]]), 422, "Validation", "a list of one or two texts")
+    refused(post(url, "/rerank", query="a", texts=["b"]), 424, "Backend", "rerank")
+    refused(post(url, "/embed", inputs="a"), 424, "Backend", "none of the models here can embed")
+    assert httpx.get(f"{url}/info").json()["model_type"]["classifier"]["id2label"]["2"] == "entailment"
+
+
+@pytest.mark.slow
+def test_reranking(head):
+    checkpoint, url = head("one label")
+    pipe = pipeline("text-classification", model=checkpoint)
+    pairs = [{"text": "the man", "text_pair": text} for text in MANY]
+    for raw in (False, True):
+        scores = [each["score"] for each in pipe(pairs, function_to_apply="none" if raw else "sigmoid")]
+        found = post(url, "/rerank", query="the man", texts=MANY, raw_scores=raw, return_text=raw).json()
+        assert [each["index"] for each in found] == sorted(range(len(MANY)), key=lambda place: -scores[place])
+        np.testing.assert_allclose([each["score"] for each in found], sorted(scores, reverse=True), rtol=1e-4, atol=1e-4)
+        assert [each.get("text") for each in found] == [MANY[each["index"]] if raw else None for each in found]
+    refused(post(url, "/rerank", query="a", texts=[]), 400, "Empty", "texts is empty")
+    assert AutoTokenizer.from_pretrained(checkpoint)("a", "b")["token_type_ids"][-1] == 1
