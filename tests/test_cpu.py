@@ -32,6 +32,8 @@ def test_each_layer_has_one_operator_for_each_attention_and_one_product_for_quer
     assert found["MultiHeadAttention"] == (layers if name == "seq2seq" else 0)
     assert found["Softmax"] == found["If"] == found["Loop"] == 0
     optimized = Runtime(directory).artifact.manifest["optimized"]["decoder"]
+    # The logits of the last token come from a product of that token, and are not picked, and copied, out of others.
+    assert optimized["select_before_products"] == 1 and graph(directory, name).node[-1].op_type == "Add"
     # Rotary positions stand between the projections and the attention, so those stay apart.
     assert optimized["pack_projections"] == (0 if name == "causal-window" else layers)
     per_layer = {"seq2seq": 6, "causal": 4, "causal-window": 6}[name]

@@ -163,6 +163,23 @@ def match_rms_norm(node: ir.Node) -> tuple[ir.Value, ir.Value, float] | None:
     return states, scale, float(array(total.inputs[1]))
 
 
+def select_before_products(model: ir.Model) -> int:
+    """One token's x W + b of a row becomes the product of that token's x: nothing is computed for others, nor copied."""
+    count = 0
+    for node in [node for node in model.graph if node.op_type == "Gather" and node.attributes.get_int("axis", 0) == 1]:
+        token = node.inputs[1].const_value
+        product, add = match_linear(node.inputs[0]) or (None, None)
+        if product is None or token is None or token.shape.rank() or len(node.inputs[0].uses()) > 1:
+            continue
+        new = [ir.node("Gather", [product.inputs[0], node.inputs[1]], {"axis": 1})]
+        new.append(ir.node("MatMul", [new[0].outputs[0], product.inputs[1]]))
+        if add is not None:
+            new.append(ir.node("Add", [new[-1].outputs[0], add.inputs[1]]))
+        replace(model, [product, *([add] if add is not None else []), node], new)
+        count += 1
+    return count
+
+
 def sum_by_products(model: ir.Model) -> int:
     """Sums over the tokens of states (B, S, D) times weights (B, S, 1) become products of matrices. `ReduceSum` adds in one
     order for one row and in another for several, and there with more padding in yet another; a product of two rows of

@@ -64,12 +64,21 @@ class Cpu:
             drop_reshapes,
             fuse_rms_norms,
             pack_projections,
+            select_before_products,
             strip_metadata,
             sum_by_products,
         )
         from ...passes.quantization import quantize_blocks, quantize_embeddings, quantize_products
 
-        traced = (strip_metadata, drop_reshapes, pack_projections, copy_transposed_weights, fuse_rms_norms, sum_by_products)
+        traced = (
+            strip_metadata,
+            drop_reshapes,
+            pack_projections,
+            copy_transposed_weights,
+            select_before_products,
+            fuse_rms_norms,
+            sum_by_products,
+        )
         quantized = {"fp32": (), "int8": (quantize_products,), "int4": (quantize_blocks,)}[dtype]
         return (*traced, *quantized, *((quantize_embeddings,) if quantized else ()))
 
