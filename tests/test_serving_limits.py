@@ -478,7 +478,7 @@ from vanilla_transformer_export.serving.settings import Settings
 async def stuck():
     await asyncio.to_thread(time.sleep, 60)
 
-server.protocols = lambda: (PROTOCOL,)
+server.PROTOCOLS = (PROTOCOL,)
 server.serve([], Settings(port=0, grace=0.01, drain=0.1), None, lambda line: print(line, flush=True))
 """
 
@@ -486,7 +486,15 @@ server.serve([], Settings(port=0, grace=0.01, drain=0.1), None, lambda line: pri
 def test_a_thread_that_does_not_end_does_not_keep_the_process():
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
     process = subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, text=True, env=environment)
-    with process, socket.create_connection(("127.0.0.1", int(process.stdout.readline().rpartition(":")[2]))) as connection:
+    with process:
+        try:
+            check_that_it_ends(process)
+        finally:
+            process.kill()
+
+
+def check_that_it_ends(process):
+    with socket.create_connection(("127.0.0.1", int(process.stdout.readline().rpartition(":")[2]))) as connection:
         assert process.stdout.readline() == "ready\n"
         connection.sendall(request("/stuck"))
         connection.settimeout(0.2)
