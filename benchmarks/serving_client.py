@@ -1,4 +1,4 @@
-"""Load on a server, from a process of its own: `python benchmarks/serving_client.py < load.json` prints what came of it.
+"""Load on a server, from a process of its own: reads a load as JSON from its input, and prints what came of it.
 
 Raw HTTP/1.1 over connections that are kept, with requests that are made before the clock starts, since the client has the
 same cores as what it measures. A load is {"port", "path", "bodies", "seconds"} with either "connections", a closed loop: each

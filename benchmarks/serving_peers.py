@@ -1,5 +1,5 @@
-"""Servers to compare with, each in a process of its own: `python benchmarks/serving_peers.py ctranslate2 ...` is CTranslate2
-behind our own front, `transformers` what is written first: FastAPI with a call of `generate` for each request."""
+"""Servers to compare with, each in a process of its own, by the first argument: `ctranslate2` is CTranslate2 behind our own
+front, `transformers` what is written first: FastAPI with a call of `generate` for each request."""
 
 import argparse
 import asyncio
