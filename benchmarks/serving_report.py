@@ -1,6 +1,7 @@
 """What benchmarks/serving.py measured, as tables.
 
-Reads the JSON file only, which is the argument where it runs by itself. Medians of the rounds, with the smallest and the largest after them.
+Reads the JSON file only, which is the argument where it runs by itself. Medians of the rounds, with the smallest and the
+largest after them.
 """
 
 import json
