@@ -55,7 +55,7 @@ class Engine:
         queue: rows that may wait.
 
     Raises:
-        UsageError: for fewer slots than lanes, and more tokens than the model has positions.
+        UsageError: for fewer slots than lanes.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class Engine:
 
     def start(self) -> "Engine":
         for lane in self.lanes:
-            lane.start()
+            lane.thread.start()
         return self
 
     async def answers(self, jobs: Sequence[Job]) -> list[list[Generated]]:
@@ -251,21 +251,21 @@ class Engine:
         self.queue.close()
         until = time.monotonic() + seconds
         for lane in self.lanes:
-            lane.join(max(0.0, until - time.monotonic()))
-        finished = not any(lane.is_alive() for lane in self.lanes)
+            lane.thread.join(max(0.0, until - time.monotonic()))
+        finished = not any(lane.thread.is_alive() for lane in self.lanes)
         for lane in self.lanes:
             lane.gives_up = True
         self.queue.wake()
         for lane in self.lanes:
-            lane.join()
+            lane.thread.join()
         return finished
 
 
-class Lane(threading.Thread):
-    """Steps a batch, as long as there are jobs."""
+class Lane:
+    """Steps a batch in a thread of its own, as long as there are jobs."""
 
     def __init__(self, engine: Engine, batch: Batch):
-        super().__init__(daemon=True, name="lane")
+        self.thread = threading.Thread(target=self.run, name="lane", daemon=True)
         self.engine = engine
         self.batch = batch
         self.gives_up = False
