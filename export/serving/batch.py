@@ -1,8 +1,8 @@
 """Continuous batching: rows join and leave the running batch between two steps.
 
 Each row has a slot, its place on the first axis of the caches, so that `cache[:n]` binds the first n without a copy. A step
-gives each of them its next token, at its own position and over its own source. A row that is read by others' steps never
-changes them: no operator of the step looks across rows.
+gives each of them its next token, at its own position and over its own source. No operator of the step looks across rows, so a
+row's logits have the same bits whatever runs beside it.
 """
 
 from collections import deque
