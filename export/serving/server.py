@@ -49,11 +49,6 @@ NAME = re.compile(r"[\w.-]+", re.ASCII)
 Say = Callable[[str], None]
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 TICK, TICKS = 0.1, 5  # seconds between two looks at all requests, and how many there are to one at all connections
-GARBAGE = (
-    50_000,
-    50,
-    50,
-)  # objects, and rounds, until garbage is looked for: requests leave few cycles, and each look is a pause
 LAST_WORDS = 1  # seconds that uvicorn waits for clients that do not read their answers
 
 
@@ -265,7 +260,6 @@ class Server:
             self.models.models[source.name] = model
         stopped.cancel()
         gc.freeze()  # what is loaded stays: looking for garbage in it would hold all requests up
-        gc.set_threshold(*GARBAGE)
         self.lifecycle.loading = False
         self.say("ready")
         return True
