@@ -310,6 +310,22 @@ def test_a_list_of_texts_holds_up_no_short_request_and_a_full_queue_refuses(expo
     assert refused.value.status == 503
 
 
+def test_requests_whose_clients_have_gone_take_no_room_in_the_queue_and_a_full_batch_takes_nothing(exported_for):
+    engine = engine_of(exported_for(DECODER, "cpu")[1], slots=1)
+    job = engine.job([5], dict(max_new_tokens=3))
+    queue, batch = Queue(most=4), engine.batch()
+    first, gone, last = (Ticket([job] * count, lambda *news: None) for count in (2, 2, 2))
+    queue.put(first)
+    queue.put(gone)
+    batch.join(queue.take(batch))
+    assert (batch.room, queue.take(batch), queue.rows) == (0, [], 3)
+    with pytest.raises(Refusal, match="3 rows are waiting, expected at most 4"):
+        queue.put(last)
+    gone.cancelled = True
+    queue.put(last)
+    assert queue.rows == 3
+
+
 def test_a_run_of_many_rows_is_not_overtaken_for_ever(exported_for, monkeypatch):
     monkeypatch.setattr("vanilla_transformer_export.serving.queue.OVERTAKEN", 0.0)
     engine = engine_of(exported_for(DECODER, "cpu")[1], slots=4)

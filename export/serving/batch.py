@@ -32,6 +32,10 @@ class Batch(Protocol):
     def unread(self) -> Collection[Run]:
         """Which have joined, and whose prompts are not read yet."""
 
+    @property
+    def room(self) -> int:
+        """Rows that can join now."""
+
     def takes(self, run: Run, beside: Sequence[Run]) -> bool:
         """Whether `run` can join now, together with those `beside` it."""
 
@@ -74,7 +78,6 @@ class SlotBatch:
     def __init__(self, runtime: Runtime, room: Room):
         assert runtime.step is not None
         self.runtime = runtime
-        self.room = room
         self.capacity = room.rows
         self.session = runtime.sessions[runtime.step]
         self.spec = runtime.specs[runtime.step]
@@ -95,10 +98,15 @@ class SlotBatch:
 
     # --------------------------------------------------------------------------------------------------- joining and leaving
 
+    @property
+    def room(self) -> int:
+        """As `Batch`."""
+        taken = len(self.rows) - self.rows.count(None) + self.reserved + sum(other.job.rows for other in self.unread)
+        return self.capacity - taken
+
     def takes(self, run: Run, beside: Sequence[Run]) -> bool:
         """As `Batch`: there must be slots, and what is read between two steps is limited."""
-        taken = len(self.rows) - self.rows.count(None) + self.reserved + sum(other.job.rows for other in self.unread)
-        if taken + sum(other.job.rows for other in beside) + run.job.rows > self.capacity:
+        if sum(other.job.rows for other in beside) + run.job.rows > self.room:
             return False
         sources = [len(other.job.source or ()) for other in (*beside, run)]
         return not beside or max(sources) * len(sources) <= ENCODED_TOKENS

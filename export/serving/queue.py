@@ -106,6 +106,8 @@ class Queue:
             if self.is_closed:
                 raise draining()
             rows = ticket.rows_waiting
+            if self.rows + rows > self.most:
+                self.forget_over()
             if self.rows and self.rows + rows > self.most:
                 raise overloaded(self.rows, self.most)
             ticket.put_at = time.perf_counter()
@@ -120,12 +122,18 @@ class Queue:
                 if self.is_closed:
                     return None
                 self.changed.wait()
-            if not self.tickets:
+            if not self.tickets or not batch.room:
                 return []
             now = time.perf_counter()
             if batch.running and self.rows < TOGETHER and now - self.tickets[0].put_at < LONGEST_WAIT:
                 return []
             return self.chosen(batch, now)
+
+    def forget_over(self) -> None:
+        """Tickets that nobody waits for."""
+        for ticket in [ticket for ticket in self.tickets if ticket.is_over]:
+            self.tickets.remove(ticket)
+            self.rows -= ticket.rows_waiting
 
     def chosen(self, batch: Batch, now: float) -> list[Run]:
         """Round after round one job of each ticket, while they fit."""

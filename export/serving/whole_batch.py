@@ -25,6 +25,11 @@ class WholeBatch:
         self.logits: np.ndarray | None = None  # after the prompts, until the first step
         self.parents: np.ndarray | None = None  # the row that each continues in the next step, `None` if each its own
 
+    @property
+    def room(self) -> int:
+        """As `Batch`."""
+        return 0 if self.running else self.capacity
+
     def takes(self, run: Run, beside: Sequence[Run]) -> bool:
         """As `Batch`: only what is like the others, and nothing while a batch runs."""
         if self.running:
