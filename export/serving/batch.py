@@ -14,8 +14,9 @@ import numpy as np
 import onnxruntime
 
 from ..runtime.decoder import next_input_name, position_bytes
+from ..runtime.inputs import pad_sequences
 from ..runtime.runtime import Runtime
-from ..targets.spec import TensorSpec, shape_of
+from ..targets.spec import GraphSpec, TensorSpec, shape_of
 from .runs import Run
 from .sizing import chunk_length
 
@@ -83,18 +84,25 @@ class SlotBatch:
         self.spec = runtime.specs[runtime.step]
         self.encodes = "encoder" in runtime.sessions
         self.chunk = chunk_length(runtime.config)
-        self.arrays = {tensor.name: np.zeros(slot_shape(tensor, room), tensor.dtype) for tensor in self.spec.inputs}
+        tensors = [tensor for tensor in self.spec.inputs if not tensor.name.startswith("past_key_values")]
+        self.arrays = {tensor.name: np.zeros(slot_shape(tensor, room), tensor.dtype) for tensor in tensors}
         self.logits = np.zeros((room.rows, runtime.config["vocab_size"]), np.float32)
-        names = [tensor.name for tensor in self.spec.inputs if tensor.name.startswith("past_key_values")]
-        self.sources = [self.arrays[name] for name in names if ".encoder." in name]
-        self.caches = [self.arrays[name] for name in names if ".encoder." not in name]
+        self.caches = self.stacked([name for name in cache_names(self.spec) if ".encoder." not in name], room)
+        self.sources = self.stacked([name for name in cache_names(self.spec) if ".encoder." in name], room)
         self.lengths = self.arrays["last_position"]  # tokens in the cache before the one that is fed
-        self.last_source = self.arrays.get("last_source_position")
+        self.last_source = self.arrays.get("last_source_position", self.lengths[:0])
         self.rows: list[Run | None] = []  # by slot; `None` where one has left, until another joins or the next step
         self.running: list[Run] = []
         self.unread: deque[Run] = deque()  # whose prompts are to be read; that of the first is in the last slot as far as it is
         self.reserved = 0  # rows that running runs will have after their first step
         self.bindings = [self.bound(count) for count in range(1, room.rows + 1)]
+
+    def stacked(self, names: list[str], room: Room) -> np.ndarray:
+        """(caches, rows, H, tokens, d): as one array, of which a row is copied at once, and each cache is a view."""
+        tensors = [tensor for tensor in self.spec.inputs if tensor.name in names]
+        array = np.zeros([len(tensors), *(slot_shape(tensors[0], room) if tensors else [])], np.float32)
+        self.arrays |= zip(names, array)
+        return array
 
     # --------------------------------------------------------------------------------------------------- joining and leaving
 
@@ -113,44 +121,49 @@ class SlotBatch:
 
     def join(self, runs: list[Run]) -> None:
         """As `Batch`."""
-        ready = [run for run in runs if not run.reads_prompt]
-        states = self.encode(ready) if self.encodes and ready else {}
-        for run in ready:
-            self.start(run, states)
-        self.unread.extend(run for run in runs if run.reads_prompt)
+        if self.encodes and runs:
+            self.read_sources(runs)
+            return
+        for run in runs:
+            if run.reads_prompt:
+                self.unread.append(run)
+            else:
+                self.start(run)
         room = self.chunk
         while self.unread and room > 0:
             room -= self.read_chunk(self.unread[0])
 
-    def encode(self, runs: list[Run]) -> dict[Run, list[np.ndarray]]:
-        """What attention over the source of each reads: for each array of `sources` (H, S, d)."""
-        sources = [run.job.source or () for run in runs]
-        mask = np.zeros((len(runs), max(map(len, sources))), np.int64)
-        ids = np.zeros_like(mask)
-        for row, source in enumerate(sources):
-            ids[row, : len(source)] = source
-            mask[row, : len(source)] = 1
-        names = [tensor.name for tensor in self.runtime.specs["encoder"].outputs]
-        outputs = self.runtime.sessions["encoder"].run(names, {"input_ids": ids, "attention_mask": mask})
-        return {
-            run: [states[row, :, : len(source)] for states in outputs] for row, (run, source) in enumerate(zip(runs, sources))
-        }
+    def read_sources(self, runs: list[Run]) -> None:
+        """What their targets begin with is fed by the steps."""
+        ids, mask = pad_sequences([run.job.source or () for run in runs], 0)
+        states = self.encode(ids, mask)
+        for run in runs:
+            run.read_one_by_one()
+        slots = [self.start(run) for run in runs]
+        self.sources[:, slots, :, : ids.shape[1]] = states
+        self.last_source[slots] = mask.sum(axis=1) - 1
 
-    def start(self, run: Run, states: dict[Run, list[np.ndarray]]) -> int:
+    def encode(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """(caches, B, H, S, d): what attention over these sources (B, S) reads."""
+        session, spec = self.runtime.sessions["encoder"], self.runtime.specs["encoder"]
+        states = np.empty([len(self.sources), len(ids), self.sources.shape[2], ids.shape[1], self.sources.shape[4]], np.float32)
+        given = {"input_ids": ids, "attention_mask": mask}
+        binding = Binding(session.io_binding())
+        for tensor in spec.inputs:
+            binding.put(tensor, given[tensor.name], is_input=True)
+        for tensor, array in zip(spec.outputs, states):
+            binding.put(tensor, array, is_input=False)
+        session.run_bound(binding.io)
+        return states
+
+    def start(self, run: Run) -> int:
         """`run` takes part in the next step, in the slot that is returned."""
         slot = self.new_slot(run)
-        self.put_source(run, slot, states)
         self.lengths[slot] = run.fed
         self.running.append(run)
         self.reserved += run.job.rows - 1
         run.is_expanded = run.job.rows == 1
         return slot
-
-    def put_source(self, run: Run, slot: int, states: dict[Run, list[np.ndarray]]) -> None:
-        if run in states and self.last_source is not None:
-            for cache, own in zip(self.sources, states[run]):
-                cache[slot, :, : own.shape[1]] = own
-                self.last_source[slot] = own.shape[1] - 1
 
     def new_slot(self, run: Run) -> int:
         slot = self.rows.index(None) if None in self.rows else len(self.rows)
@@ -162,37 +175,29 @@ class SlotBatch:
         """The next tokens of a prompt, which are counted. All but its last one are read here, that one is fed in the next step,
         in another slot: the last one, where prompts are read, is free again."""
         slot = self.capacity - 1
-        source = [run.job.source] if run.job.source is not None else []
         if not run.fed:
             self.close_gaps()  # the last slot may have a row
-            self.put_source(run, slot, self.encode([run]) if source else {})
-        # Attention over a source takes no more queries than the source has tokens.
-        most = min([self.chunk, *map(len, source)])
-        tokens = run.job.prompt[run.fed : min(run.fed + most, len(run.job.prompt) - 1)]
+        tokens = run.job.prompt[run.fed : min(run.fed + self.chunk, len(run.job.prompt) - 1)]
         self.read(slot, run.fed, tokens)
         run.fed += len(tokens)
         self.lengths[slot] = run.fed
         if run.fed == len(run.job.prompt) - 1:
             self.unread.popleft()
-            place = self.start(run, {})
+            place = self.start(run)
             if place != slot:
-                self.copy(slot, place, run.fed)
+                self.copy([slot], [place])
         return len(tokens)
 
     def read(self, slot: int, done: int, tokens: Sequence[int]) -> None:
         """Feeds `tokens` behind the `done` first ones of one slot."""
         end = done + len(tokens)
-        only = slice(slot, slot + 1)
         values = {
             "input_ids": np.array([tokens]),
             "position_ids": np.arange(done, end)[None],
             "last_position": np.array([end - 1], np.int32),
             "total_length": np.array([end], np.int32),
         }
-        if self.last_source is not None:
-            values["last_source_position"] = self.last_source[only]
-            values["total_source_length"] = self.last_source[only] + 1
-        self.session.run_bound(self.bind(only, values).io)
+        self.session.run_bound(self.bind(slice(slot, slot + 1), values).io)
 
     def leave(self, run: Run) -> None:
         """As `Batch`."""
@@ -208,24 +213,25 @@ class SlotBatch:
 
     def close_gaps(self) -> None:
         """The last rows move into slots that have become free."""
+        sources, targets = [], []
         while None in self.rows:
             if (moved := self.rows.pop()) is not None:
-                last = len(self.rows)
-                slot = self.rows.index(None)
-                self.copy(last, slot, int(self.lengths[last]))
-                moved.slots[moved.slots.index(last)] = slot
-                self.rows[slot] = moved
+                sources.append(len(self.rows))
+                targets.append(self.rows.index(None))
+                moved.slots[moved.slots.index(sources[-1])] = targets[-1]
+                self.rows[targets[-1]] = moved
+        if sources:
+            self.copy(sources, targets)
 
-    def copy(self, source: int, target: int, used: int) -> None:
-        """A row, with `used` tokens in its cache, into another slot."""
-        for cache in self.caches:
-            cache[target, :, :used] = cache[source, :, :used]
-        if self.last_source is not None:
-            end = int(self.last_source[source]) + 1
-            for cache in self.sources:
-                cache[target, :, :end] = cache[source, :, :end]
-            self.last_source[target] = self.last_source[source]
-        self.lengths[target] = self.lengths[source]
+    def copy(self, sources: list[int], targets: list[int]) -> None:
+        """Rows into other slots."""
+        used = int(self.lengths[sources].max())
+        self.caches[:, targets, :, :used] = self.caches[:, sources, :, :used]
+        if self.encodes:
+            used = int(self.last_source[sources].max()) + 1
+            self.sources[:, targets, :, :used] = self.sources[:, sources, :, :used]
+            self.last_source[targets] = self.last_source[sources]
+        self.lengths[targets] = self.lengths[sources]
 
     # ------------------------------------------------------------------------------------------------------------- the step
 
@@ -244,7 +250,7 @@ class SlotBatch:
         lengths = self.lengths[:count]
         self.arrays["position_ids"][:count, 0] = lengths
         self.arrays["total_length"][0] = lengths.max() + 1
-        if self.last_source is not None:
+        if self.encodes:
             self.arrays["total_source_length"][0] = self.last_source[:count].max() + 1
         self.session.run_bound(self.bindings[count - 1].io)
         lengths += 1
@@ -271,18 +277,17 @@ class SlotBatch:
             used = int(self.lengths[run.slots[0]])
             targets = [run.slots[row] for row, _ in moved]
             sources = [run.slots[parent] for _, parent in moved]
-            for cache in self.caches:
-                cache[targets, :, :used] = cache[sources, :, :used]
+            self.caches[:, targets, :, :used] = self.caches[:, sources, :, :used]
 
     def expand(self, run: Run) -> None:
         """The row of `run` becomes those of its beams, or of its samples, which are runs of their own."""
         [first] = run.slots
         run.is_expanded = True
         self.reserved -= run.job.rows - 1
-        for other in run.others():
-            self.copy(first, self.new_slot(other), int(self.lengths[first]))
-            if other is not run:
-                self.running.append(other)
+        others = run.others()
+        slots = [self.new_slot(other) for other in others]
+        self.copy([first] * len(slots), slots)
+        self.running.extend(other for other in others if other is not run)
 
     def bound(self, count: int) -> Binding:
         """Of the first `count` slots."""
@@ -299,6 +304,10 @@ class SlotBatch:
         for tensor in self.spec.outputs[1:]:
             binding.put(tensor, self.arrays[next_input_name(tensor.name)][slots], is_input=False)
         return binding
+
+
+def cache_names(spec: GraphSpec) -> list[str]:
+    return [tensor.name for tensor in spec.inputs if tensor.name.startswith("past_key_values")]
 
 
 def slot_shape(tensor: TensorSpec, room: Room) -> list[int]:

@@ -269,9 +269,10 @@ class Lane:
         self.engine = engine
         self.batch = batch
         self.gives_up = False
+        self.joined_at = 0.0
 
     def run(self) -> None:
-        while (joining := self.engine.queue.take(self.batch)) is not None:
+        while (joining := self.engine.queue.take(self.batch, self.joined_at)) is not None:
             touched = {run.ticket for run in (*joining, *self.batch.running, *self.batch.unread)}
             if self.gives_up:
                 for ticket in touched:
@@ -288,6 +289,8 @@ class Lane:
 
     def begin(self, joining: list) -> None:
         now = time.perf_counter()
+        if joining:
+            self.joined_at = now
         for run in joining:
             self.engine.events.joined(now - run.ticket.put_at)
         self.batch.join(joining)

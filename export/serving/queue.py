@@ -11,8 +11,9 @@ from .jobs import Event, Generated, Job
 from .refusals import draining, overloaded
 from .runs import Run
 
-# Rows join a running batch in groups of so many, or when one has waited so long: reading them together is cheaper.
-TOGETHER = 4
+# Rows join a running batch in groups of so many, or when one has waited so long since the last ones: reading them together is
+# cheaper.
+TOGETHER = 8
 LONGEST_WAIT = 0.004
 # A run of many rows may be overtaken by smaller ones for so long; then nothing joins until it fits.
 OVERTAKEN = 0.5
@@ -115,8 +116,9 @@ class Queue:
             self.rows += rows
             self.changed.notify(len(ticket.jobs))
 
-    def take(self, batch: Batch) -> list[Run] | None:
-        """What joins `batch` now. Waits while there is nothing to do; `None` once the queue is closed and all is taken."""
+    def take(self, batch: Batch, last: float = 0.0) -> list[Run] | None:
+        """What joins `batch` now, where the `last` join was at that moment. Waits while there is nothing to do; `None` once the
+        queue is closed and all is taken."""
         with self.changed:
             while not self.tickets and not batch.running and not batch.unread:
                 if self.is_closed:
@@ -125,7 +127,8 @@ class Queue:
             if not self.tickets or not batch.room:
                 return []
             now = time.perf_counter()
-            if batch.running and self.rows < TOGETHER and now - self.tickets[0].put_at < LONGEST_WAIT:
+            waited = now - max(self.tickets[0].put_at, last)
+            if batch.running and min(self.rows, batch.room) < TOGETHER and waited < LONGEST_WAIT:
                 return []
             return self.chosen(batch, now)
 
@@ -139,7 +142,8 @@ class Queue:
         """Round after round one job of each ticket, while they fit."""
         runs: list[Run] = []
         blocked = 0  # tickets in a row whose next job does not fit
-        while self.tickets and blocked < len(self.tickets):
+        room = batch.room
+        while room > 0 and self.tickets and blocked < len(self.tickets):
             ticket = self.tickets[0]
             if ticket.is_over or not ticket.waiting:
                 self.rows -= ticket.rows_waiting
@@ -148,6 +152,7 @@ class Queue:
             if batch.takes(ticket.waiting[0], runs):
                 runs.append(ticket.waiting.popleft())
                 self.rows -= runs[-1].job.rows
+                room -= runs[-1].job.rows
                 blocked = 0
             else:
                 blocked += 1

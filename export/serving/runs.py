@@ -57,12 +57,21 @@ class Run:
         """Whether there are tokens to be read at once, before its last one is fed."""
         return len(self.first_tokens) > 1
 
+    def read_one_by_one(self) -> None:
+        """What it begins with is fed by the steps, one token in each."""
+        self.forced = [*self.first_tokens[1:], *self.forced]
+        self.first_tokens = self.first_tokens[:1]
+        self.next_tokens = [*self.first_tokens]
+
     def others(self) -> "Sequence[Run]":
         """What the rows that it becomes, beside its first one, belong to."""
         return self.samples or [self] * (self.job.rows - 1)
 
     def take(self, token: int) -> None:
         """The next token of greedy search."""
+        if self.forced:
+            self.next_tokens[0] = self.forced.pop(0)
+            return
         self.has_begun = True
         self.tokens.append(token)
         self.next_tokens[0] = token
@@ -76,7 +85,7 @@ class Run:
         What the search refuses ends this run alone."""
         try:
             if self.forced:
-                self.score(logits)
+                self.feed(logits)
                 return None
             if not self.has_begun and self.job.options.do_sample and self.job.rows > 1 and not self.index:
                 self.samples = [Run(self.job, self.ticket, self.place, index) for index in range(1, self.job.rows)]
@@ -89,10 +98,11 @@ class Run:
             self.ticket.fail(error)
             return None
 
-    def score(self, logits: np.ndarray) -> None:
-        """Of a token of the prompt, which is fed next."""
+    def feed(self, logits: np.ndarray) -> None:
+        """A token of the prompt is next."""
         token = self.forced.pop(0)
-        self.prompt_logprobs.append(logprobs_of(logits, token, self.job.top_logprobs or 0))
+        if self.job.scores_prompt:
+            self.prompt_logprobs.append(logprobs_of(logits, token, self.job.top_logprobs or 0))
         self.next_tokens = [token]
 
     def choose(self, logits: np.ndarray) -> list[int] | None:

@@ -7,9 +7,9 @@ A decoder reads `last_position` (each row's last token that is not padding, its 
 longest row, new tokens included). The rows of a seq2seq decoder are the beams of each input in order, all `past_length` tokens
 long; `cache_indirection` says for each beam which one's key and value it reads at each position.
 
-A seq2seq model has a third graph, the `step`, whose rows differ in length as those of a decoder, and have each a source of its
-own in a cache of `max_source` positions: rows can join and leave between two steps. `last_source_position` is that of the
-last token of each row's source, `total_source_length` the length of the longest source.
+A seq2seq model has a third graph, the `step` of one token, whose rows differ in length as those of a decoder, and have each a
+source of its own in a cache of `max_source` positions: rows can join and leave between two steps. `last_source_position` is
+that of the last token of each row's source, `total_source_length` the length of the longest source.
 """
 
 from ..fixed_caches import fixed_cache_specs, states
@@ -46,19 +46,19 @@ def step_spec(config: dict) -> GraphSpec:
         for name in ("past_key_values", "present")
     )
     logits = TensorSpec("logits", "float32", ("rows", config["vocab_size"]))
-    return GraphSpec(STEP_FILE, (*decoder_inputs(), *source, *past), (logits, *present), EXAMPLE_SIZES)
+    return GraphSpec(STEP_FILE, (*decoder_inputs(1), *source, *past), (logits, *present), EXAMPLE_SIZES)
 
 
 def decoder_specs(config: dict) -> dict[str, GraphSpec]:
     logits = TensorSpec("logits", "float32", ("rows", config["vocab_size"]))
-    inputs = decoder_inputs() if config["model_type"] == "vanilla-decoder" else seq2seq_inputs()
+    inputs = decoder_inputs("target_length") if config["model_type"] == "vanilla-decoder" else seq2seq_inputs()
     return fixed_cache_specs(config, inputs, (logits,), ("rows", "max_length"), EXAMPLE_SIZES)
 
 
-def decoder_inputs() -> tuple[TensorSpec, ...]:
+def decoder_inputs(tokens: int | str) -> tuple[TensorSpec, ...]:
     return (
-        TensorSpec("input_ids", "int64", ("rows", "target_length")),
-        TensorSpec("position_ids", "int64", ("rows", "target_length")),
+        TensorSpec("input_ids", "int64", ("rows", tokens)),
+        TensorSpec("position_ids", "int64", ("rows", tokens)),
         TensorSpec("last_position", "int32", ("rows",), example=EXAMPLE_LENGTH),
         TensorSpec("total_length", "int32", (1,), example=EXAMPLE_LENGTH + 1),
     )
