@@ -4,6 +4,7 @@ import asyncio
 import functools
 import random
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -376,7 +377,7 @@ def test_closing_finishes_what_was_taken_in_or_gives_up_at_the_limit(exported_fo
         asking = threading.Thread(target=ask)
         asking.start()
         while not engine.running:
-            pass
+            time.sleep(0.001)
         assert engine.close(seconds) is finished
         asking.join(30)
         [result] = results

@@ -135,7 +135,7 @@ class SlotBatch:
 
     def read_sources(self, runs: list[Run]) -> None:
         """What their targets begin with is fed by the steps."""
-        ids, mask = pad_sequences([run.job.source or () for run in runs], 0)
+        ids, mask = pad_sequences([list(run.job.source or ()) for run in runs], 0)
         states = self.encode(ids, mask)
         for run in runs:
             run.read_one_by_one()
