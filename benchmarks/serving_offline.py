@@ -1,6 +1,6 @@
-"""Without HTTP, from token ids to tokens: our engine with all captions in its queue, the runtime's own batches sorted by
-length, and CTranslate2, each at several settings in a process of its own. After a first round the best two of each kind go on,
-in turns."""
+"""Without HTTP, from token ids to tokens: our engine with all captions in its queue, the longest first, the runtime's own
+batches sorted by length, and CTranslate2, each at several settings in a process of its own. After a first round the best two of
+each kind go on, in turns."""
 
 import asyncio
 import json
@@ -34,7 +34,13 @@ def engine(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> C
     async def answers(ids):
         return await engine.answers([engine.job(row, {}) for row in ids])
 
-    return lambda ids: [found[0].tokens for found in asyncio.run(answers(ids))]
+    def generate(ids):
+        order = sorted(range(len(ids)), key=lambda place: -len(ids[place]))
+        found = asyncio.run(answers([ids[place] for place in order]))
+        tokens = dict(zip(order, (each[0].tokens for each in found)))
+        return [tokens[place] for place in range(len(ids))]
+
+    return generate
 
 
 def runtime(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from measure import isolated, spread
 from serving_offline import loaded_memory, offline
-from serving_servers import OURS, Plan, Server, outcome, plans
+from serving_servers import OURS, PEERS, Plan, Server, outcome, plans
 
 CONNECTIONS = 64
 SHARES = (0.25, 0.5, 0.75, 0.9, 1.1)  # of the closed loop's rate
@@ -173,10 +173,9 @@ def growth(samples: list[int]) -> int:
 def decoder(run: Run, card: Path) -> dict:
     """Completions of the shipped decoder, beside `transformers serve`: whole ones, and streams."""
     name = {"ours-int8": str(run.root / "decoder"), "transformers-serve": str(card)}
-    theirs = [*OURS[:2], "transformers.cli.transformers", "serve", name["transformers-serve"], "--trust-remote-code"]
     commands = {
         "ours-int8": Plan([*OURS, name["ours-int8"]]),
-        "transformers-serve": Plan([*theirs, "--device", "cpu"], ready="/health"),
+        "transformers-serve": Plan([*PEERS, "transformers-serve", name["transformers-serve"]], ready="/health"),
     }
     found = {server: {"whole": [], "streams": []} for server in commands}
     with ExitStack() as stack:

@@ -1,9 +1,11 @@
 """Servers to compare with, each in a process of its own, by the first argument: `ctranslate2` is CTranslate2 behind our own
-front, `transformers` what is written first: FastAPI with a call of `generate` for each request."""
+front, `transformers` what is written first: FastAPI with a call of `generate` for each request, `transformers-serve` the
+server of transformers, for our decoder."""
 
 import argparse
 import asyncio
 import collections
+import sys
 import threading
 from pathlib import Path
 
@@ -126,9 +128,20 @@ def transformers_app(checkpoint: Path, workers: int, threads: int):
     return app
 
 
+def serve_transformers(model: Path, port: int) -> None:
+    """transformers looks for the class of a checkpoint among its own, even where it is a registered one."""
+    from transformers.cli import transformers as cli
+
+    from vanilla_transformer import VanillaDecoderForCausalLM
+
+    sys.modules["transformers"].VanillaDecoderForCausalLM = VanillaDecoderForCausalLM
+    sys.argv = ["transformers", "serve", str(model), "--device", "cpu", "--port", str(port)]
+    cli.main()
+
+
 def parse():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=["ctranslate2", "transformers"])
+    parser.add_argument("kind", choices=["ctranslate2", "transformers", "transformers-serve"])
     parser.add_argument("model", type=Path)
     parser.add_argument("--export", type=Path, help="ours, of the same checkpoint: its tokenizer and its options")
     parser.add_argument("--workers", type=int, default=1)
@@ -141,6 +154,9 @@ def main():
     options = parse()
     if options.kind == "ctranslate2":
         serve_ctranslate2(options)
+        return
+    if options.kind == "transformers-serve":
+        serve_transformers(options.model, options.port)
         return
     import uvicorn
 

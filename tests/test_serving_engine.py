@@ -22,7 +22,7 @@ from vanilla_transformer_export.serving.engine import Engine
 from vanilla_transformer_export.serving.jobs import LENGTH, STOP
 from vanilla_transformer_export.serving.queue import Queue, Ticket
 from vanilla_transformer_export.serving.refusals import Refusal, TooLong
-from vanilla_transformer_export.serving.sizing import Arrangement, arrangement, chunk_length, rows_of_lane
+from vanilla_transformer_export.serving.sizing import Arrangement, arrangement, chunk_length, rows_of_lane, sources_length
 from vanilla_transformer_export.serving.whole_batch import WholeBatch
 
 MOST = 9  # new tokens
@@ -395,12 +395,13 @@ def test_small_models_run_in_lanes_and_large_ones_with_all_threads():
     gpt2 = dict(
         num_hidden_layers=12, hidden_size=768, num_attention_heads=12, head_dim=64, intermediate_size=3072, vocab_size=50257
     )
-    assert arrangement(tiny, 2) == Arrangement(2, 1)
-    assert arrangement(base, 2) == arrangement(gpt2, 2) == Arrangement(1, 2)
+    assert arrangement(tiny, 2) == arrangement(base, 2) == Arrangement(2, 1)
+    assert arrangement(gpt2, 2) == Arrangement(1, 2)
     assert arrangement(tiny, 4, threads=2) == arrangement(base, 4, threads=2) == Arrangement(2, 2)
-    assert arrangement(base, 4, lanes=2) == Arrangement(2, 2)
+    assert arrangement(gpt2, 4, lanes=2) == Arrangement(2, 2)
     assert arrangement(tiny, 4, lanes=1, threads=3) == Arrangement(1, 3)
     assert [chunk_length(config) for config in (tiny, base, gpt2)] == [256, 32, 16]
+    assert [sources_length(config) for config in (tiny, base)] == [512, 122]
     assert rows_of_lane(2, 4_000_000) == 32 and rows_of_lane(1, 100_000_000) == 10 and rows_of_lane(4, 2**31) == 1
 
 

@@ -14,14 +14,13 @@ import numpy as np
 import onnxruntime
 
 from ..runtime.decoder import next_input_name, position_bytes
-from ..runtime.inputs import pad_sequences
+from ..runtime.inputs import bucket_by_length, pad_sequences
 from ..runtime.runtime import Runtime
 from ..targets.spec import GraphSpec, TensorSpec, shape_of
 from .runs import Run
-from .sizing import chunk_length
+from .sizing import chunk_length, sources_length
 
 TOTALS = ("total_length", "total_source_length")  # inputs that are no axis of the rows
-ENCODED_TOKENS = 512  # of the sources that are read together between two steps, padding included
 
 
 class Batch(Protocol):
@@ -84,6 +83,7 @@ class SlotBatch:
         self.spec = runtime.specs[runtime.step]
         self.encodes = "encoder" in runtime.sessions
         self.chunk = chunk_length(runtime.config)
+        self.sources_length = sources_length(runtime.config)
         tensors = [tensor for tensor in self.spec.inputs if not tensor.name.startswith("past_key_values")]
         self.arrays = {tensor.name: np.zeros(slot_shape(tensor, room), tensor.dtype) for tensor in tensors}
         self.logits = np.zeros((room.rows, runtime.config["vocab_size"]), np.float32)
@@ -117,7 +117,7 @@ class SlotBatch:
         if sum(other.job.rows for other in beside) + run.job.rows > self.room:
             return False
         sources = [len(other.job.source or ()) for other in (*beside, run)]
-        return not beside or max(sources) * len(sources) <= ENCODED_TOKENS
+        return not beside or max(sources) * len(sources) <= self.sources_length
 
     def join(self, runs: list[Run]) -> None:
         """As `Batch`."""
@@ -134,13 +134,15 @@ class SlotBatch:
             room -= self.read_chunk(self.unread[0])
 
     def read_sources(self, runs: list[Run]) -> None:
-        """What their targets begin with is fed by the steps."""
+        """Those of similar length together. What the targets begin with is fed by the steps."""
         ids, mask = pad_sequences([list(run.job.source or ()) for run in runs], 0)
-        states = self.encode(ids, mask)
+        groups = bucket_by_length(mask, self.sources_length)
+        states = [self.encode(ids[rows, :length], mask[rows, :length]) for rows, length in groups]
         for run in runs:
             run.read_one_by_one()
-        slots = [self.start(run) for run in runs]
-        self.sources[:, slots, :, : ids.shape[1]] = states
+        slots = np.array([self.start(run) for run in runs])
+        for (rows, length), each in zip(groups, states):
+            self.sources[:, slots[rows], :, :length] = each
         self.last_source[slots] = mask.sum(axis=1) - 1
 
     def encode(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:

@@ -3,11 +3,14 @@
 import math
 from dataclasses import dataclass
 
-# Multiplications of one token, up to which two lanes of one thread give more than one lane of two: the products of smaller
-# models are too short to be shared. Measured: 1.4 million, two lanes are ahead; 45 million, one lane, most of all at few rows.
-SMALL = 10e6
+# Multiplications of one token, up to which lanes of one thread are the default: the products of larger models are worth
+# sharing. Measured with two cores and 64 rows, two lanes of one thread over one lane of two: 1.4 million, twice as many tokens
+# in a second; 45 million, 1.4 times as many, where a single request takes longer.
+SMALL = 100e6
 # What one reading of a prompt may cost beside the running rows: a few hundredths of a second of one core.
 CHUNK_COST = 2e9
+READ_COST = 5e9  # as much of sources, whose tokens are read side by side
+SOURCES = (64, 512)  # tokens of sources that are read at a time, the least and the most
 CHUNKS = (16, 256)  # tokens of a prompt that are read at a time, the least and the most
 ROWS = 64  # of all lanes together
 MOST_BYTES = 2**30  # of slots, where their number is not given
@@ -44,6 +47,12 @@ def chunk_length(config: dict) -> int:
     least, most = CHUNKS
     fitting = CHUNK_COST / cost_of_token(config)
     return min(most, max(least, 2 ** int(math.log2(max(fitting, 1)))))
+
+
+def sources_length(config: dict) -> int:
+    """Tokens of sources that are read together between two steps, padding included."""
+    least, most = SOURCES
+    return min(most, max(least, int(READ_COST / cost_of_token(config))))
 
 
 def rows_of_lane(lanes: int, slot_bytes: int) -> int:
