@@ -130,11 +130,11 @@ def transformers_app(checkpoint: Path, workers: int, threads: int):
 
 def serve_transformers(model: Path, port: int) -> None:
     """transformers looks for the class of a checkpoint among its own, even where it is a registered one."""
-    from transformers.cli import transformers as cli
-
     from vanilla_transformer import VanillaDecoderForCausalLM
 
     sys.modules["transformers"].VanillaDecoderForCausalLM = VanillaDecoderForCausalLM
+    from transformers.cli import transformers as cli
+
     sys.argv = ["transformers", "serve", str(model), "--device", "cpu", "--port", str(port)]
     cli.main()
 
