@@ -346,12 +346,10 @@ def test_errors_of_other_paths_have_the_form_of_the_protocol_and_their_route_in_
 # ---------------------------------------------------------------------------------------------------------- any request
 
 KNOWN = [TensorSpec("t", TEXTS, ("n",)), TensorSpec("i", "int64", ("n", "s")), TensorSpec("f", "float32", ("n", 2))]
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3), lambda own: st.lists(own, max_size=3), max_leaves=9
-)  # fmt: skip
-PARAMETERS = st.dictionaries(
-    st.sampled_from(["binary_data_size", "binary_data", "binary_data_output", "x"]), VALUES | st.integers(0, 16)
-)
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
+VALUES = st.recursive(LEAVES, lambda own: st.lists(own, max_size=3), max_leaves=9)
+NAMES = st.sampled_from(["binary_data_size", "binary_data", "binary_data_output", "x"])
+PARAMETERS = st.dictionaries(NAMES, VALUES | st.integers(0, 16))
 INPUTS = st.fixed_dictionaries(
     {
         "name": st.sampled_from("tif"),
