@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import tritonclient.http as triton
-from checkpoints import VOCABULARY, WIDTH
+from checkpoints import VOCABULARY, WIDTH, perturbed
 from fastapi.exceptions import RequestValidationError
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,9 +17,10 @@ from served import wait_for
 from served_models import serving
 from serving_load import with_words
 from tokenizers import Tokenizer
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 from tritonclient.utils import InferenceServerException
 
-from vanilla_transformer_export import TextRuntime
+from vanilla_transformer_export import ImageRuntime, TextRuntime, export
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.serving.engine import Engine
 from vanilla_transformer_export.serving.models import ServedModel
@@ -199,6 +200,38 @@ def test_a_text_that_is_too_long_is_cut_if_that_is_asked_for(server, client):
     np.testing.assert_allclose(cut["embedding"], whole["embedding"], atol=1e-6)
     with pytest.raises(InferenceServerException, match=f"rows of {longest + 1} tokens, expected at most {longest}"):
         asked(client, "encoder", [tensor("input_ids", np.ones((1, longest + 1), np.int64))])
+
+
+@pytest.mark.slow
+def test_images_and_several_choices(tmp_path):
+    sizes = {"hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4, "num_hidden_layers": 1}
+    vision = perturbed("VanillaVisionForImageClassification", {**sizes, "image_size": 16, "patch_size": 4, "num_labels": 3})
+    vision.save_pretrained(tmp_path / "vision")
+    ViTImageProcessorPil(size=16).save_pretrained(tmp_path / "vision")
+    choices = perturbed("VanillaEncoderForMultipleChoice", {**sizes, "vocab_size": VOCABULARY})
+    choices.save_pretrained(tmp_path / "choices")
+    for name in ("vision", "choices"):
+        export(tmp_path / name, tmp_path / f"{name}-export", cases=1)
+    (tmp_path / "words").mkdir()
+    reader = TextRuntime(with_words(tmp_path / "choices-export", tmp_path / "words"), threads=1)
+    runtimes = {"vision": ImageRuntime(tmp_path / "vision-export", threads=1), "choices": reader}
+    rng = np.random.default_rng(0)
+    inputs = {
+        "vision": {"pixel_values": rng.standard_normal((3, 3, 16, 16)).astype(np.float32)},
+        "choices": {"input_ids": rng.integers(3, VOCABULARY, (2, 4, 5))},
+    }
+    with serving(runtimes, max_batch=8) as server, triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
+        for name, model in (("vision", vision), ("choices", choices)):
+            with torch.no_grad():
+                wanted = model(**{key: torch.from_numpy(values) for key, values in inputs[name].items()}).logits
+            assert "text" not in {each["name"] for each in client.get_model_metadata(name)["inputs"]}
+            for in_binary in (True, False):
+                given = [tensor(*each, in_binary) for each in inputs[name].items()]
+                np.testing.assert_allclose(asked(client, name, given)["logits"], wanted, atol=1e-5)
+        with pytest.raises(InferenceServerException, match="input_ids has 9 rows, expected at most 8"):
+            asked(client, "choices", [tensor("input_ids", np.full((1, 9, 2), 5))])
+        pixels = {"name": "pixel_values", "shape": [1, 3, 16, 16], "datatype": "FP32", "data": [1e39] * 768}
+        assert "pixel_values must be finite numbers, got inf" in post(server, "vision", {"inputs": [pixels]}).json()["error"]
 
 
 # --------------------------------------------------------------------------------------------------- models that generate
