@@ -96,10 +96,10 @@ def test_requests_that_are_padded_to_multiples_of_16_run_together_and_alone_give
 
 
 def test_the_folder_is_replaced_if_it_is_ours_alone(repository, exported, tmp_path, monkeypatch):
-    folder = tmp_path / "reader"
+    folder, checkpoint = tmp_path / "reader", str(exported("pretraining").checkpoint)
 
     def run(*flags):
-        cli.main(["export", str(exported("encoder").checkpoint), str(tmp_path / "export"), "--triton", str(folder), *flags])
+        cli.main(["export", checkpoint, str(tmp_path / "export"), "--triton", str(folder), *flags])
 
     def fails(*args, **settings):
         raise ValueError("traced")
