@@ -255,8 +255,9 @@ def test_texts_and_tokens_are_gone_on_from(server, client, exported, name):
         assert len(set(wanted)) == len(wanted)
         for inputs in (texts(), texts(in_binary=False), tokens(), tokens(in_binary=False)):
             for in_binary in (True, False):
-                found = asked(client, name, inputs, in_binary=in_binary, parameters=options)["generated_text"]
-                assert [each.decode() if in_binary else each for each in found.tolist()] == wanted
+                found = asked(client, name, inputs, "generated_text", in_binary=in_binary, parameters=options)
+                found = found["generated_text"].tolist()
+                assert [each.decode() if in_binary else each for each in found] == wanted
 
 
 # ------------------------------------------------------------------------------------------------------------- what is wrong
