@@ -135,10 +135,7 @@ def values_of(tensor: InputTensor, dtype: str) -> np.ndarray:
     """Those in the JSON."""
     if not isinstance(tensor.data, list):
         raise UsageError(f"data of {tensor.name} is {tensor.data!r:.60}, expected a list of values")
-    try:
-        values = np.array(tensor.data, object)  # of numpy's own types, one long text would make every value as long
-    except ValueError:
-        values = np.array([tensor.data[0]], object)  # lists of lists that go together at no depth: no value is a list
+    values = np.array(tensor.data, object)  # of a type of numpy's own, one long text would make every value as long
     count = math.prod(tensor.shape)
     if values.size != count or (values.ndim > 1 and list(values.shape) != tensor.shape):
         shape = f"{tensor.shape!r:.60}"
