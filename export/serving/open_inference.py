@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
+from tokenizers import Encoding
 
 from .. import __version__
 from ..errors import UsageError
 from ..runtime import options as generation
 from ..runtime.inputs import check_contiguous, check_inputs
-from ..runtime.tasks.rows import run, single_texts
+from ..runtime.tasks.rows import Row, run, single_texts
 from ..runtime.text import TextRuntime
 from ..targets.sequences import READS_CHOICES, READS_TARGETS, token_inputs
 from ..targets.spec import TensorSpec
@@ -249,7 +250,9 @@ def outputs_of_texts(model: ServedModel, texts: list[str], wanted: dict[str, boo
         TooLong: for one of too many tokens, unless it is to be cut.
     """
     single_texts(texts)
-    how, prompt_length = SimilarityParameters(truncate=truncates), 0
+    how = SimilarityParameters.model_validate({"truncate": truncates})
+    rows: Sequence[Encoding | Row]
+    prompt_length = 0
     if embeds(model):
         rows, prompt_length = rows_to_embed(model, texts, how)
     else:

@@ -169,7 +169,7 @@ def values_in(content: memoryview, tensor: InputTensor, dtype: str) -> np.ndarra
 
 
 def texts_in(content: memoryview, name: str) -> list[str]:
-    found = []
+    found: list[str] = []
     place = 0
     while place < len(content):
         start = place + WIDTH
