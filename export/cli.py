@@ -219,6 +219,8 @@ def export_arguments(parser: Parser) -> None:
     parser.add_argument("--shortlist", type=path, metavar="FILE", help=shortlist_help)
     keep_help = "keep the converted checkpoint there, where CHECKPOINT is of another family; temporary if not given"
     parser.add_argument("--keep", type=path, metavar="DIR", help=keep_help)
+    triton_help = "also write a model of Triton there, its folder in a model repository; of a model that does not generate"
+    parser.add_argument("--triton", type=path, metavar="DIR", help=triton_help)
     parser.add_argument("--force", action="store_true", help="replace OUTPUT if it is ours")
 
 
@@ -230,8 +232,9 @@ def export(args: argparse.Namespace) -> None:
 
     from .exporting import export
 
-    output_path(output, [] if args.shortlist is None else [args.shortlist])
-    names = ("target", "dtype", "shortlist", "opset", "keep", "image_size")
+    for each in [output] if args.triton is None else [output, args.triton]:
+        output_path(each, [] if args.shortlist is None else [args.shortlist])
+    names = ("target", "dtype", "shortlist", "opset", "keep", "image_size", "triton")
     settings = {name: getattr(args, name) for name in names}
     manifest = export(args.checkpoint, output, args.force, **settings)
     files = {name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")}

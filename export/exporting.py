@@ -1,5 +1,6 @@
 """Checkpoint -> graphs: the modeling code, traced. It stays the only definition of the model."""
 
+import contextlib
 import inspect
 import logging
 import os
@@ -35,6 +36,7 @@ from .targets.registry import default_target, get_target, known_targets
 from .targets.sequence_modules import sequence_module
 from .targets.sequences import EXPORTABLE, IMAGE_SIZES, READS_IMAGES
 from .targets.spec import GraphSpec, Target, example_inputs
+from .triton import write_triton_model
 
 logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is not installed
 # The last opset without an operator for attention, as which onnxruntime refuses cross-attention here. 23 adds operators and
@@ -53,6 +55,7 @@ def export(
     opset: int | None = None,
     keep: str | os.PathLike | None = None,
     image_size: str | None = None,
+    triton: str | os.PathLike | None = None,
 ) -> dict[str, Any]:
     """Writes the graphs of `checkpoint` to the directory `out`, after comparing them with torch on `cases` random inputs, and
     returns the manifest. A checkpoint of a family in `conversion.FAMILIES` is converted on the way.
@@ -71,11 +74,14 @@ def export(
         keep: directory for the converted checkpoint, which is temporary by default.
         image_size: of a model of images: `"trained"` for graphs that read images of `config.image_size` only, `"free"` for any
             size, with interpolated positions; by default as `config.interpolate_pos_encoding` says.
+        triton: directory for the graph as a model of Triton Inference Server, see `triton`; of a model that only reads whole
+            sequences or images.
 
     Raises:
-        FileExistsError: if `out` cannot be written, see `files.new_directory`.
+        FileExistsError: if `out` or `triton` cannot be written, see `files.new_directory`.
         UsageError: for a target, dtype, opset or image size that is unknown, for several dtypes where there can be one, for
-            `keep` where nothing is converted, and for an image size where there are no images.
+            `keep` where nothing is converted, for an image size where there are no images, and if one of `out` and `triton`
+            is inside the other.
         FileNotFoundError, OSError, ValueError: as `load_checkpoint`; ValueError for a target or dtype that cannot hold the
             model, for a pass that fails, and if the graphs do not give what torch gives. Half precision is compared where
             there is a GPU.
@@ -86,12 +92,36 @@ def export(
     if image_size not in (None, *IMAGE_SIZES):
         raise UsageError(f"no image size {image_size!r}, expected one of {', '.join(IMAGE_SIZES)}")
     text = [shortlist] if isinstance(shortlist, str | os.PathLike) else []
-    with new_directory(out, force, [checkpoint, *text]) as directory, converted(checkpoint, keep) as ours:
+    check_apart(out, triton)
+    with contextlib.ExitStack() as outputs:
+        inputs = [checkpoint, *text]
+        directory = outputs.enter_context(new_directory(out, force, inputs))
+        model_directory = None if triton is None else outputs.enter_context(new_directory(triton, force, inputs))
+        ours = outputs.enter_context(converted(checkpoint, keep))
         source = Source.load(checkpoint, ours, shortlist, image_size)
+        if model_directory is not None:
+            check_whole_sequences(source)
         made = Graphs.trace(source, to, dtypes, opset)
         made.save(directory)
+        if model_directory is not None:
+            made.save_for_triton(directory, model_directory)
         facts = write_companions(source, made, directory)
         return check_parity(source, made, directory, facts, cases)
+
+
+def check_apart(out: str | os.PathLike, triton: str | os.PathLike | None) -> None:
+    """Raises UsageError if one of the two outputs is inside the other."""
+    if triton is None:
+        return
+    places = [Path(os.path.realpath(path)) for path in (out, triton)]
+    if os.path.commonpath(places) in map(str, places):
+        raise UsageError(f"the output {out} and the model of Triton {triton} hold each other, expected two places")
+
+
+def check_whole_sequences(source: "Source") -> None:
+    """Raises ValueError for a model whose graphs continue sequences, in steps that Triton does not take by itself."""
+    if source.model.can_generate():
+        raise ValueError(f"{source.checkpoint} is a {source.architecture}, expected for Triton a model that does not generate")
 
 
 def checked_target(name: str) -> Target:
@@ -224,6 +254,12 @@ class Graphs:
     def save(self, directory: Path) -> None:
         for dtype, graphs in self.graphs.items():
             self.target.save({directory / self.specs[dtype][role].file: graph for role, graph in graphs.items()})
+
+    def save_for_triton(self, export: Path, directory: Path) -> None:
+        """The one graph of the first dtype, which was saved to `export`."""
+        specs = self.specs[self.dtypes[0]]
+        [spec] = specs.values()
+        write_triton_model(spec, export, directory, self.target.devices(specs, self.dtypes[0]))
 
     @property
     def files(self) -> dict[str, str]:

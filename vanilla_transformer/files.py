@@ -30,6 +30,9 @@ StrPath = str | os.PathLike
 
 MANIFEST, CARD = "manifest.json", "README.md"  # of an export
 CONFIG = "config.json"  # of a checkpoint
+TRITON_CONFIG = "config.pbtxt"  # of a model of Triton Inference Server
+TRITON_MARK = "# Written by vanilla-transformer export."  # its first line
+TRITON_FILE = re.compile(r"config\.pbtxt|1/model\.onnx(/\w+\.onnx(_data)?)?")
 IMAGE_PROCESSOR = "preprocessor_config.json"
 MODULES = "modules.json"  # of sentence-transformers, what is done with the states of a model
 VERSION_KEY = "vanilla_transformer_version"  # in the config of a checkpoint that we wrote for another library
@@ -167,7 +170,7 @@ def check_replaceable(directory: Path, force: bool) -> None:
         raise ValueError(f"{directory} is a mount point that holds {named(entries)}: expected an empty one")
     if not force:
         raise FileExistsError(f"{directory} exists already; expected a new path, or --force to replace it")
-    ours = files_of_export(directory) or files_of_checkpoint(directory)
+    ours = files_of_export(directory) or files_of_checkpoint(directory) or files_of_triton_model(directory)
     if not ours:
         found = f"{directory} holds {named(entries)}"
         raise FileExistsError(f"{found}: expected an export or a checkpoint that vanilla-transformer wrote, nothing else")
@@ -201,6 +204,15 @@ def files_of_checkpoint(directory: Path) -> set[str]:
         return set()
     files = list(relative_files(directory))
     return {*(name for name in files if CHECKPOINT_FILE.fullmatch(name)), *companions_in(directory, files)}
+
+
+def files_of_triton_model(directory: Path) -> set[str]:
+    """Those whose names are such a model's; none if its configuration is not one that we wrote."""
+    try:
+        is_ours = (directory / TRITON_CONFIG).read_text(encoding="utf-8").startswith(TRITON_MARK)
+    except (OSError, ValueError):
+        return set()
+    return {name for name in relative_files(directory) if TRITON_FILE.fullmatch(name)} if is_ours else set()
 
 
 def companions_in(directory: Path, files: Iterable[str]) -> set[str]:

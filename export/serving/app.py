@@ -24,7 +24,7 @@ from .refusals import Refusal, TooLong
 from .settings import Settings
 
 OF_A_MODEL = "/models/{model}"
-IN_PATH = re.compile(r"/models/[^/]+(?=/)")
+IN_PATH = re.compile(r"^/models/[^/]+(?=/)")
 SHOWN = 80  # characters of a wrong value in an error
 LONGEST = 1000  # characters of an error
 SHORT = reprlib.Repr()

@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 router = APIRouter(tags=["operations"])
-PATHS = ("/health", "/health/live", "/health/ready", "/metrics")
+PATHS = ("/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", "/metrics")
 
 
 @router.get("/health/live")

@@ -27,7 +27,7 @@ from ..errors import UsageError
 from ..runtime.artifact import MANIFEST, json_object
 from ..runtime.devices import processors
 from ..runtime.predictions import GENERATORS, open_runtime
-from . import libretranslate, openai_api, page, pipelines, text_embeddings
+from . import libretranslate, open_inference, openai_api, page, pipelines, text_embeddings
 from .app import create_app
 from .connections import Connections, files_for, taking_all
 from .engine import Engine
@@ -43,7 +43,7 @@ from .settings import Settings
 from .sizing import arrangement
 
 PROTOCOLS: tuple[Protocol, ...] = tuple(
-    each.PROTOCOL for each in (libretranslate, openai_api, text_embeddings, pipelines, page)
+    each.PROTOCOL for each in (libretranslate, openai_api, text_embeddings, pipelines, open_inference, page)
 )
 CONFIG = "config.json"
 NAME = re.compile(r"[\w.-]+", re.ASCII)

@@ -1,0 +1,421 @@
+"""The endpoints of the Open Inference Protocol, asked by Triton's client: what the checkpoint gives in torch."""
+
+import itertools
+import json
+import struct
+
+import httpx
+import numpy as np
+import pytest
+import torch
+import tritonclient.http as triton
+from checkpoints import VOCABULARY, WIDTH, perturbed
+from fastapi.exceptions import RequestValidationError
+from hypothesis import given
+from hypothesis import strategies as st
+from served import wait_for
+from served_models import serving
+from serving_load import with_words
+from tokenizers import Tokenizer
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+from tritonclient.utils import InferenceServerException
+
+from vanilla_transformer_export import ImageRuntime, TextRuntime, export
+from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.serving.engine import Engine
+from vanilla_transformer_export.serving.models import ServedModel
+from vanilla_transformer_export.serving.tensors import TEXTS, inputs_of, outputs_of, read_request
+from vanilla_transformer_export.targets.spec import TensorSpec
+
+READERS, GENERATORS = ("encoder", "classification", "pretraining"), ("seq2seq", "causal")
+ROWS = [[5, 9, 30, 7, 41], [8, 33], [6, 44, 7]]  # no w1.. nor w2..: w1 and w2 are special, also inside of words
+WORDS = [" ".join(f"w{token}" for token in row) for row in ROWS]
+BOTH_WAYS = list(itertools.product((True, False), repeat=2))
+GREEDY = {"max_new_tokens": 6, "min_new_tokens": 4, "no_repeat_ngram_size": 1, "num_beams": 1}
+
+
+@pytest.fixture(scope="module")
+def server(exported, tmp_path_factory):
+    """One of all models."""
+    made = {name: with_words(exported(name).directory, tmp_path_factory.mktemp(name)) for name in READERS + GENERATORS}
+    generators = {}
+    for name in GENERATORS:
+        runtime = TextRuntime(made[name], threads=1, continuous=True)
+        generators[name] = ServedModel(name, runtime, Engine(runtime.runtime).start())
+    with serving({name: TextRuntime(made[name], threads=1) for name in READERS}, max_batch=8) as found:
+        found.server.models.models.update(generators)
+        found.exports = made
+        yield found
+    for model in generators.values():
+        model.engine.close()
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with triton.InferenceServerClient(f"127.0.0.1:{server.port}") as found:
+        yield found
+
+
+def batch():
+    """`ROWS` as ids and mask."""
+    longest = max(map(len, ROWS))
+    ids = np.array([row + [0] * (longest - len(row)) for row in ROWS])
+    return ids, np.array([[1] * len(row) + [0] * (longest - len(row)) for row in ROWS])
+
+
+def tensor(name, values, in_binary=True):
+    datatype = {"i": "INT64", "f": "FP32", "O": "BYTES"}[values.dtype.kind]
+    found = triton.InferInput(name, list(values.shape), datatype)
+    found.set_data_from_numpy(values, binary_data=in_binary)
+    return found
+
+
+def texts(values=WORDS, in_binary=True):
+    return [tensor("text", np.array(values, object), in_binary)]
+
+
+def tokens(in_binary=True, **more):
+    ids, mask = batch()
+    return [tensor(name, own, in_binary) for name, own in {"input_ids": ids, "attention_mask": mask, **more}.items()]
+
+
+def asked(client, model, inputs, *names, in_binary=True, **options):
+    """The outputs of these names, or of all, as arrays."""
+    wanted = [triton.InferRequestedOutput(name, binary_data=in_binary) for name in names]
+    found = client.infer(model, inputs, outputs=wanted or None, **options)
+    return {each["name"]: found.as_numpy(each["name"]) for each in found.get_response()["outputs"]}
+
+
+def states_of(exported, name, **more):
+    ids, mask = map(torch.from_numpy, batch())
+    with torch.no_grad():
+        return exported(name).model(input_ids=ids, attention_mask=mask, **more)
+
+
+def post(server, model, body, **headers):
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return httpx.post(f"{server.url}/v2/models/{model}/infer", content=content, headers=headers, timeout=60)
+
+
+# -------------------------------------------------------------------------------------------------------- server and models
+
+
+def test_what_serves_and_what_it_serves(server, client):
+    assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("encoder")
+    assert client.get_server_metadata()["extensions"] == ["binary_tensor_data"]
+    assert not client.is_model_ready("another")
+    text = {"name": "text", "datatype": "BYTES", "shape": [-1]}
+    ids, mask = ({"name": name, "datatype": "INT64", "shape": [-1, -1]} for name in ("input_ids", "attention_mask"))
+    found = client.get_model_metadata("encoder")
+    assert found["name"] == "encoder" and found["inputs"] == [text, ids, mask]
+    assert found["outputs"] == [
+        {"name": "last_hidden_state", "datatype": "FP32", "shape": [-1, -1, WIDTH]},
+        {"name": "embedding", "datatype": "FP32", "shape": [-1, -1]},
+    ]
+    assert client.get_model_metadata("pretraining")["inputs"] == [text, ids, mask, {**ids, "name": "token_type_ids"}]
+    logits = {"name": "logits", "datatype": "FP32", "shape": [-1, 3]}
+    assert client.get_model_metadata("classification")["outputs"] == [logits]
+    found = client.get_model_metadata("causal")
+    assert (found["inputs"], found["outputs"]) == ([text, ids, mask], [{**text, "name": "generated_text"}])
+
+
+def test_a_server_that_is_loading_lives_and_is_not_ready(server, client):
+    server.server.lifecycle.loading = True
+    try:
+        assert client.is_server_live() and not client.is_server_ready() and not client.is_model_ready("encoder")
+    finally:
+        server.server.lifecycle.loading = False
+
+
+def test_the_token_is_sent_as_a_header_and_health_needs_none(server, client):
+    server.server.frame.token = b"secret"
+    try:
+        with pytest.raises(InferenceServerException, match="no token, expected the header Authorization"):
+            asked(client, "encoder", tokens())
+        assert asked(client, "encoder", tokens(), headers={"Authorization": "Bearer secret"})
+        assert client.is_server_live() and client.is_server_ready()
+    finally:
+        server.server.frame.token = None
+
+
+# --------------------------------------------------------------------------------------------------- models that only read
+
+
+@pytest.mark.parametrize("sends, receives", BOTH_WAYS)
+def test_tokens_in_binary_and_in_json(server, client, exported, sends, receives):
+    mask = batch()[1] == 1
+    wanted = states_of(exported, "encoder").last_hidden_state.numpy()
+    found = asked(client, "encoder", tokens(sends), "last_hidden_state", "embedding", in_binary=receives)
+    np.testing.assert_allclose(found["last_hidden_state"][mask], wanted[mask], atol=1e-5)
+    means = [own[ones].mean(axis=0) for own, ones in zip(wanted, mask)]
+    np.testing.assert_allclose(found["embedding"], means, atol=1e-5)
+    found = asked(client, "classification", tokens(sends), "logits", in_binary=receives)
+    np.testing.assert_allclose(found["logits"], states_of(exported, "classification").logits, atol=1e-5)
+    types = np.array([[0, 0, 1, 1, 1], [0, 1, 0, 0, 0], [1, 1, 0, 0, 0]])
+    found = asked(client, "pretraining", tokens(sends, token_type_ids=types), "seq_relationship_logits", in_binary=receives)
+    wanted = states_of(exported, "pretraining", token_type_ids=torch.from_numpy(types)).seq_relationship_logits
+    np.testing.assert_allclose(found["seq_relationship_logits"], wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("sends, receives", BOTH_WAYS)
+def test_texts_are_the_tokens_that_the_export_makes_of_them(server, client, exported, sends, receives):
+    ones = batch()[1] == 1
+    wanted = states_of(exported, "encoder").last_hidden_state.numpy()
+    found = asked(client, "encoder", texts(in_binary=sends), "last_hidden_state", "embedding", in_binary=receives)
+    assert found["last_hidden_state"].shape == wanted.shape
+    np.testing.assert_allclose(found["last_hidden_state"], np.where(ones[..., None], wanted, 0), atol=1e-5)
+    np.testing.assert_allclose(found["embedding"], [own[row].mean(axis=0) for own, row in zip(wanted, ones)], atol=1e-5)
+    found = asked(client, "classification", texts(in_binary=sends), in_binary=receives)
+    np.testing.assert_allclose(found["logits"], states_of(exported, "classification").logits, atol=1e-5)
+
+
+def test_data_may_be_nested_and_outputs_are_all_unless_chosen(server, exported):
+    ids, mask = (values.tolist() for values in batch())
+    inputs = [
+        {"name": name, "shape": [3, 5], "datatype": "INT64", "data": own}
+        for name, own in (("input_ids", ids), ("attention_mask", mask))
+    ]
+    answer = post(server, "encoder", {"id": "42", "inputs": inputs}).json()
+    assert (answer["id"], answer["model_name"]) == ("42", "encoder")
+    states, embedding = answer["outputs"]
+    wanted = states_of(exported, "encoder").last_hidden_state.numpy()
+    assert (states["name"], states["shape"]) == ("last_hidden_state", [3, 5, WIDTH]) and len(states["data"]) == wanted.size
+    found = np.reshape(states["data"], wanted.shape)
+    np.testing.assert_allclose(found[0], wanted[0], atol=1e-5)
+    assert (embedding["name"], embedding["shape"]) == ("embedding", [3, WIDTH])
+    [only] = post(server, "encoder", {"inputs": inputs, "outputs": [{"name": "embedding"}]}).json()["outputs"]
+    assert only == embedding
+    whole = [{**inputs[0], "data": ids[:1], "shape": [1, 5]}]  # the mask has a default
+    [only] = post(server, "encoder", {"inputs": whole, "outputs": [{"name": "embedding"}]}).json()["outputs"]
+    np.testing.assert_allclose(only["data"], embedding["data"][:WIDTH], atol=1e-5)
+
+
+def test_a_text_that_is_too_long_is_cut_if_that_is_asked_for(server, client):
+    longest = server.server.models.models["encoder"].reader.longest
+    long = " ".join(f"w{30 + number % 15}" for number in range(longest + 1))
+    with pytest.raises(InferenceServerException, match=f"{longest + 1} tokens, expected at most {longest}") as refused:
+        asked(client, "encoder", texts([long]))
+    assert refused.value.status() == "413"
+    cut = asked(client, "encoder", texts([long]), "embedding", parameters={"truncate": True})
+    whole = asked(client, "encoder", texts([long.rpartition(" ")[0]]), "embedding")
+    np.testing.assert_allclose(cut["embedding"], whole["embedding"], atol=1e-6)
+    with pytest.raises(InferenceServerException, match=f"rows of {longest + 1} tokens, expected at most {longest}"):
+        asked(client, "encoder", [tensor("input_ids", np.ones((1, longest + 1), np.int64))])
+
+
+@pytest.mark.slow
+def test_images_and_several_choices(tmp_path):
+    sizes = {"hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4, "num_hidden_layers": 1}
+    vision = perturbed("VanillaVisionForImageClassification", {**sizes, "image_size": 16, "patch_size": 4, "num_labels": 3})
+    vision.save_pretrained(tmp_path / "vision")
+    ViTImageProcessorPil(size=16).save_pretrained(tmp_path / "vision")
+    choices = perturbed("VanillaEncoderForMultipleChoice", {**sizes, "vocab_size": VOCABULARY})
+    choices.save_pretrained(tmp_path / "choices")
+    for name in ("vision", "choices"):
+        export(tmp_path / name, tmp_path / f"{name}-export", cases=1)
+    (tmp_path / "words").mkdir()
+    reader = TextRuntime(with_words(tmp_path / "choices-export", tmp_path / "words"), threads=1)
+    runtimes = {"vision": ImageRuntime(tmp_path / "vision-export", threads=1), "choices": reader}
+    rng = np.random.default_rng(0)
+    inputs = {
+        "vision": {"pixel_values": rng.standard_normal((3, 3, 16, 16)).astype(np.float32)},
+        "choices": {"input_ids": rng.integers(3, VOCABULARY, (2, 4, 5))},
+    }
+    with serving(runtimes, max_batch=8) as server, triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
+        for name, model in (("vision", vision), ("choices", choices)):
+            with torch.no_grad():
+                wanted = model(**{key: torch.from_numpy(values) for key, values in inputs[name].items()}).logits
+            assert "text" not in {each["name"] for each in client.get_model_metadata(name)["inputs"]}
+            for in_binary in (True, False):
+                given = [tensor(*each, in_binary) for each in inputs[name].items()]
+                np.testing.assert_allclose(asked(client, name, given)["logits"], wanted, atol=1e-5)
+        with pytest.raises(InferenceServerException, match="input_ids has 9 rows, expected at most 8"):
+            asked(client, "choices", [tensor("input_ids", np.full((1, 9, 2), 5))])
+        pixels = {"name": "pixel_values", "shape": [1, 3, 16, 16], "datatype": "FP32", "data": [1e39] * 768}
+        assert "pixel_values must be finite numbers, got inf" in post(server, "vision", {"inputs": [pixels]}).json()["error"]
+
+
+# --------------------------------------------------------------------------------------------------- models that generate
+
+
+def generated(server, exported, name, **options):
+    """By transformers, one row after the other."""
+    tokenizer = Tokenizer.from_file(str(server.exports[name] / "tokenizer.json"))
+    found = []
+    for row in ROWS:
+        ids = exported(name).model.generate(torch.tensor([row]), **options)[0].tolist()
+        found.append(tokenizer.decode(ids[len(row) :] if name == "causal" else ids))
+    return found
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_texts_and_tokens_are_gone_on_from(server, client, exported, name):
+    for options in (GREEDY, {**GREEDY, "max_new_tokens": 9, "num_beams": 3, "length_penalty": 0.5}):
+        wanted = generated(server, exported, name, **options)
+        assert len(set(wanted)) == len(wanted)
+        for inputs in (texts(), texts(in_binary=False), tokens(), tokens(in_binary=False)):
+            for in_binary in (True, False):
+                found = asked(client, name, inputs, "generated_text", in_binary=in_binary, parameters=options)
+                found = found["generated_text"].tolist()
+                assert [each.decode() if in_binary else each for each in found] == wanted
+
+
+# ------------------------------------------------------------------------------------------------------------- what is wrong
+
+INPUT = {"name": "input_ids", "shape": [1, 2], "datatype": "INT64", "data": [5, 6]}
+TEXT = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["w5"]}
+
+
+EMPTY = [INPUT, {**INPUT, "name": "attention_mask", "data": [0, 0]}]
+
+
+def one(**changes):
+    return {"inputs": [{**INPUT, **changes}]}
+
+
+WRONG = {
+    "no inputs": ({}, 400, "inputs is missing"),
+    "empty": ({"inputs": []}, 400, "inputs is []"),
+    "a name": (one(name="input_id"), 400, "no input 'input_id', expected some of text, input_ids, attention_mask; did"),
+    "twice": ({"inputs": [INPUT, INPUT]}, 400, "two inputs input_ids, expected one"),
+    "both": ({"inputs": [TEXT, INPUT]}, 400, "inputs are text, input_ids, expected text or the others"),
+    "datatype": (one(datatype="INT32"), 400, "input_ids has datatype 'INT32', expected INT64"),
+    "no data": (one(data=None), 400, "data of input_ids is None, expected a list of values"),
+    "a text": (one(data=[5, "6"]), 400, "data of input_ids has '6', expected values of INT64"),
+    "a fraction": (one(data=[5, 6.0]), 400, "data of input_ids has 6.0, expected values of INT64"),
+    "a flag": (one(data=[5, True]), 400, "data of input_ids has True, expected values of INT64"),
+    "large": (one(data=[5, 2**64]), 400, "data of input_ids has a number that INT64 cannot hold"),
+    "few": (one(data=[5]), 400, "data of input_ids has shape [1], expected [1, 2] or [2]"),
+    "ragged": (one(data=[[5], [6, 7]], shape=[2, 2]), 400, "data of input_ids has shape [2], expected [2, 2] or [4]"),
+    "turned": (one(data=[[5], [6]]), 400, "data of input_ids has shape [2, 1], expected [1, 2] or [2]"),
+    "zero": (one(data=[], shape=[0, 2]), 400, "input_ids has shape [0, 2], expected sizes of at least 1"),
+    "axes": (one(shape=[2]), 400, "input_ids must have shape (batch_size, source_length), got shape (2,)"),
+    "vocabulary": (one(data=[5, VOCABULARY]), 400, f"input_ids must be in [0, {VOCABULARY - 1}], got 5 to {VOCABULARY}"),
+    "only a mask": (one(name="attention_mask", data=[1, 1]), 400, "takes input_ids, which was not given"),
+    "no tokens": ({"inputs": EMPTY}, 400, "row 0 of attention_mask is all 0"),
+    "rows": (one(data=[5] * 9, shape=[9, 1]), 413, "input_ids has 9 rows, expected at most 8"),
+    "an output": ({**one(), "outputs": [{"name": "embeding"}]}, 400, "no output 'embeding', expected some of"),
+    "outputs": ({**one(), "outputs": [{"name": "embedding"}] * 2}, 400, "two outputs embedding, expected one"),
+    "a parameter": ({**one(), "parameters": {"truncat": True}}, 400, "parameters has 'truncat', expected some of truncate"),
+    "a cut": ({**one(), "parameters": {"truncate": True}}, 400, "truncate is true without text"),
+    "truncate": ({"inputs": [TEXT], "parameters": {"truncate": 1}}, 400, "truncate is 1, expected true or false"),
+    "binary output": ({**one(), "parameters": {"binary_data_output": "no"}}, 400, "binary_data_output is 'no'"),
+    "classification": (
+        {**one(), "outputs": [{"name": "embedding", "parameters": {"classification": 3}}]},
+        400,
+        "classification of embedding is not supported",
+    ),
+    "memory": (one(data=None, parameters={"shared_memory_region": "x"}), 400, "input_ids is in shared memory"),
+    "binary size": (one(data=None, parameters={"binary_data_size": 8}), 400, "of input_ids is 8, expected at most 0"),
+    "no words": ({"inputs": [{**TEXT, "data": [" "]}]}, 400, "text 0 of 1 is ' ', expected words"),
+    "axes of text": ({"inputs": [{**TEXT, "shape": [1, 1]}]}, 400, "text has shape [1, 1], expected [n]"),
+    "a field": ({**one(), "input": 1}, 400, "input is 1, expected no such field"),
+    "list": ([], 400, "the body is [], expected an object with inputs"),
+    "nothing": (b"", 400, "the body is not JSON"),
+    "behind": (json.dumps(one()).encode() + b"....", 400, "the body is not JSON"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_said(server, name):
+    body, status, message = WRONG[name]
+    answer = post(server, "encoder", body)
+    assert (answer.status_code, answer.json().keys()) == (status, {"error"}), answer.text
+    assert message in answer.json()["error"], answer.json()
+
+
+def test_what_is_wrong_with_bytes_and_headers_is_said(server):
+    def said(length, body, binary=b"", **headers):
+        content = json.dumps(body).encode()
+        length = len(content) if length is None else length
+        headers = {"Inference-Header-Content-Length": str(length), **headers}
+        answer = post(server, "encoder", content + binary, **headers)
+        assert 400 <= answer.status_code < 500, answer.text
+        return answer.json()["error"]
+
+    text = {**TEXT, "data": None}
+    for size, binary, message in (
+        (6, struct.pack("<I", 2) + b"w5...", "9 bytes follow the JSON, expected 6"),
+        (6, struct.pack("<I", 3) + b"w5", "text 0 of text ends at byte 7, expected at most 6"),
+        (3, b"\0\0\0", "text 0 of text ends at byte 4, expected at most 3"),
+        (0, b"", "text has 0 texts, expected 1"),
+        (6, struct.pack("<I", 2) + b"w\xff", "text 0 of text is not UTF-8"),
+        (True, b".", "binary_data_size of text is True, expected at most 1"),
+    ):
+        body = {"inputs": [{**text, "parameters": {"binary_data_size": size}}]}
+        assert message in said(None, body, binary)
+    both = {"inputs": [{**TEXT, "parameters": {"binary_data_size": 1}}]}
+    assert "text has data and binary_data_size, expected one of them" in said(None, both, b".")
+    ids = {"inputs": [{**INPUT, "data": None, "parameters": {"binary_data_size": 8}}]}
+    assert "binary_data_size of input_ids is 8, expected 16 for INT64" in said(None, ids, b"\0" * 8)
+    assert "is '-1', expected a number of at most" in said(-1, one())
+    assert "is '1000', expected a number of at most" in said(1000, one())
+    assert "Content-Encoding is 'gzip', expected none" in said(None, one(), **{"Content-Encoding": "gzip"})
+
+
+@pytest.mark.parametrize(
+    "inputs, options, message",
+    [
+        (texts, {"num_return_sequences": 2, "num_beams": 2}, "num_return_sequences is 2, expected 1"),
+        (texts, {"max_new_tokn": 3}, "max_new_tokn"),
+        (texts, {"src_lang": 5}, "src_lang is 5, expected the name of a language"),
+        (tokens, {"src_lang": "de"}, "src_lang is 'de' without text"),
+        (lambda: tokens(attention_mask=np.array([[1, 0, 1, 0, 0]] * 3)), {}, "row 0 of attention_mask has ones again"),
+        (lambda: tokens(attention_mask=np.zeros((3, 5), np.int64)), {}, "row 0 of attention_mask is all 0"),
+    ],
+)
+def test_what_does_not_generate_is_said(client, inputs, options, message):
+    with pytest.raises(InferenceServerException, match=message):
+        asked(client, "causal", inputs(), parameters=options or None)
+
+
+def test_errors_of_other_paths_have_the_form_of_the_protocol_and_their_route_in_the_metrics(server):
+    for path, status in (("/v2/models/another/infer", 404), ("/v2/models/encoder/infr", 404), ("/v2/repository", 404)):
+        answer = httpx.post(server.url + path, json=one())
+        assert (answer.status_code, answer.json().keys()) == (status, {"error"})
+    assert httpx.post(f"{server.url}/v2/models/encoder/infer", content=b"x" * 5_000_000).status_code == 413
+    counted = 'route="/v2/models/{name}/infer",status="413"'
+    wait_for(lambda: counted in httpx.get(f"{server.url}/metrics").text)
+
+
+# ---------------------------------------------------------------------------------------------------------- any request
+
+KNOWN = [TensorSpec("t", TEXTS, ("n",)), TensorSpec("i", "int64", ("n", "s")), TensorSpec("f", "float32", ("n", 2))]
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
+VALUES = st.recursive(LEAVES, lambda own: st.lists(own, max_size=3), max_leaves=9)
+NAMES = st.sampled_from(["binary_data_size", "binary_data", "binary_data_output", "x"])
+PARAMETERS = st.dictionaries(NAMES, VALUES | st.integers(0, 16))
+INPUTS = st.fixed_dictionaries(
+    {
+        "name": st.sampled_from("tif"),
+        "shape": st.lists(st.integers(-1, 4) | st.integers(), max_size=3),
+        "datatype": st.sampled_from(["BYTES", "INT64", "FP32"]),
+    },
+    optional={"data": VALUES, "parameters": PARAMETERS},
+)
+REQUESTS = st.fixed_dictionaries(
+    {"inputs": st.lists(INPUTS, max_size=3)},
+    optional={"outputs": st.lists(st.fixed_dictionaries({"name": st.sampled_from("tif")})), "parameters": PARAMETERS},
+)
+
+
+@given(REQUESTS | VALUES, st.binary(max_size=16), st.none() | st.just(0) | st.integers(-3, 3))
+def test_a_request_is_read_or_refused(request, binary, shift):
+    content = json.dumps(request).encode()
+    try:
+        body, rest = read_request(content + binary, None if shift is None else str(len(content) + shift))
+        found, outputs = inputs_of(body.inputs, rest, KNOWN), outputs_of(body, KNOWN)
+    except (UsageError, RequestValidationError):
+        return
+    assert outputs and [list(values.shape) for values in found.values()] == [tensor.shape for tensor in body.inputs]
+
+
+@given(st.lists(st.text(max_size=9), min_size=1, max_size=4))
+def test_every_text_is_sent_in_both_ways(words):
+    request = triton.InferInput("t", [len(words)], "BYTES")
+    for in_binary in (True, False):
+        request.set_data_from_numpy(np.array(words, object), binary_data=in_binary)
+        described, binary = request._get_tensor(), request._get_binary_data() or b""
+        header = json.dumps({"inputs": [described]}).encode()
+        body, rest = read_request(header + binary, str(len(header)))
+        assert inputs_of(body.inputs, rest, KNOWN)["t"].tolist() == words

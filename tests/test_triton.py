@@ -1,0 +1,188 @@
+"""`export --triton`: a folder of Triton's model repository. Its configuration is read with Triton's own message, by which
+requests then are fed to the graph, as Triton does it."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from google.protobuf import text_format
+
+from vanilla_transformer_export import cli, export
+from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.targets.saving import save_with_shared_weights
+from vanilla_transformer_export.targets.sequences import sequence_specs
+from vanilla_transformer_export.targets.spec import GraphSpec, TensorSpec
+from vanilla_transformer_export.triton import config_text, write_triton_model
+
+TYPES = {"TYPE_INT64": onnx.TensorProto.INT64, "TYPE_FP32": onnx.TensorProto.FLOAT}
+
+
+def model_config_pb2():
+    """Of Triton's client, by its path: its package imports that of grpc, which wants another protobuf."""
+    [folder] = importlib.util.find_spec("tritonclient").submodule_search_locations
+    spec = importlib.util.spec_from_file_location("model_config_pb2", Path(folder) / "grpc/model_config_pb2.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+MESSAGES = model_config_pb2()
+
+
+def config_of(directory):
+    return text_format.Parse((directory / "config.pbtxt").read_text(), MESSAGES.ModelConfig())
+
+
+def sizes_of(value):
+    """Of a tensor of the graph without the batch, -1 for one that is free."""
+    first, *rest = value.type.tensor_type.shape.dim
+    assert first.dim_param == "batch_size"
+    return [size.dim_value or -1 for size in rest]
+
+
+def check_config(directory, graph):
+    """Types and shapes of the configuration are those of the graph, in its order."""
+    config = config_of(directory)
+    assert (config.backend, config.max_batch_size > 1, config.HasField("dynamic_batching")) == ("onnxruntime", True, True)
+    for tensors, values in ((config.input, graph.input), (config.output, graph.output)):
+        found = [(tensor.name, TYPES[MESSAGES.DataType.Name(tensor.data_type)], list(tensor.dims)) for tensor in tensors]
+        assert found == [(value.name, value.type.tensor_type.elem_type, sizes_of(value)) for value in values]
+    return config
+
+
+@pytest.fixture(scope="module")
+def repository(exported, tmp_path_factory):
+    """The checkpoint of an encoder with types as a model of Triton, made by the command; and the export beside it."""
+    root = tmp_path_factory.mktemp("triton")
+    checkpoint = str(exported("pretraining").checkpoint)
+    cli.main(["export", checkpoint, str(root / "export"), "--triton", str(root / "repository/reader")])
+    return root
+
+
+def test_the_configuration_is_that_of_the_graph(repository):
+    folder = repository / "repository/reader"
+    assert sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.*")) == ["1/model.onnx", "config.pbtxt"]
+    assert (folder / "1/model.onnx").read_bytes() == (repository / "export/onnx/model.onnx").read_bytes()
+    config = check_config(folder, onnx.load(folder / "1/model.onnx").graph)
+    assert [tensor.name for tensor in config.input] == ["input_ids", "attention_mask", "token_type_ids"]
+    assert [list(tensor.dims) for tensor in config.output] == [[-1, 48], [2]]
+    assert not config.instance_group and not config.name  # a GPU where there is one; the name of the folder
+
+
+def test_requests_that_are_padded_to_multiples_of_16_run_together_and_alone_give_the_same(repository, exported):
+    folder = repository / "repository/reader"
+    session = onnxruntime.InferenceSession(folder / "1/model.onnx")
+    model = exported("pretraining").model
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(3, 48, length) for length in (5, 16, 9)]
+    requests = []
+    for row in rows:
+        ids = np.zeros((1, -(-len(row) // 16) * 16), np.int64)
+        mask = np.zeros_like(ids)
+        ids[0, : len(row)], mask[0, : len(row)] = row, 1
+        requests.append({"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)})
+    names = [tensor.name for tensor in config_of(folder).output]
+    together = {name: np.concatenate([request[name] for request in requests]) for name in requests[0]}
+    outputs = dict(zip(names, session.run(names, together)))
+    for place, row in enumerate(rows):
+        with torch.no_grad():
+            wanted = model(input_ids=torch.from_numpy(row[None]))
+        np.testing.assert_allclose(outputs["prediction_logits"][place, : len(row)], wanted.prediction_logits[0], atol=1e-5)
+        np.testing.assert_allclose(outputs["seq_relationship_logits"][place], wanted.seq_relationship_logits[0], atol=1e-5)
+
+
+def test_the_folder_is_replaced_if_it_is_ours_alone(repository, exported, tmp_path, monkeypatch):
+    folder, checkpoint = tmp_path / "reader", str(exported("pretraining").checkpoint)
+
+    def run(*flags):
+        cli.main(["export", checkpoint, str(tmp_path / "export"), "--triton", str(folder), *flags])
+
+    def fails(*args, **settings):
+        raise ValueError("traced")
+
+    monkeypatch.setattr("vanilla_transformer_export.exporting.Graphs.trace", fails)  # nothing is written here
+    for name in ("config.pbtxt", "1/model.onnx"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes((repository / "repository/reader" / name).read_bytes())
+    with pytest.raises(SystemExit, match="reader exists already"):
+        run()
+    with pytest.raises(SystemExit, match="traced"):
+        run("--force")
+    (folder / "1/other").touch()
+    with pytest.raises(SystemExit, match="also holds 1/other"):
+        run("--force")
+    (folder / "1/other").unlink()
+    (folder / "config.pbtxt").write_text("max_batch_size: 8\n")
+    with pytest.raises(SystemExit, match="holds 1, config.pbtxt: expected an export"):
+        run("--force")
+    assert sorted(path.name for path in folder.rglob("*")) == ["1", "config.pbtxt", "model.onnx"]
+
+
+def test_what_triton_cannot_run_is_said_before_anything_is_traced(exported, tmp_path):
+    with pytest.raises(ValueError, match="is a VanillaDecoderForCausalLM, expected for Triton a model that does not generate"):
+        export(exported("causal").checkpoint, tmp_path / "export", triton=tmp_path / "model")
+    for triton in ("export", "export/model", ""):
+        with pytest.raises(UsageError, match="hold each other, expected two places"):
+            export(exported("encoder").checkpoint, tmp_path / "export", triton=tmp_path / triton)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_in_a_file_of_their_own_stand_beside_the_graph(exported, tmp_path):
+    """As Triton wants it: in a folder with the name that the graph else has."""
+    (tmp_path / "export").mkdir()
+    graph = ir.load(exported("encoder").directory / "onnx/model.onnx")
+    save_with_shared_weights({tmp_path / "export/onnx/model.onnx": graph})  # as for the cpu target
+    spec = sequence_specs(json.loads((exported("encoder").directory / "config.json").read_text()), "VanillaEncoderModel")
+    (tmp_path / "model").mkdir()
+    write_triton_model(spec["encoder"], tmp_path / "export", tmp_path / "model", ("cpu",))
+    assert sorted(path.name for path in (tmp_path / "model/1/model.onnx").iterdir()) == ["model.onnx", "model.onnx_data"]
+    graph = onnx.load(tmp_path / "model/1/model.onnx/model.onnx").graph
+    config = check_config(tmp_path / "model", graph)
+    assert [group.kind for group in config.instance_group] == [MESSAGES.ModelInstanceGroup.KIND_CPU]
+    feeds = {"input_ids": np.array([[5, 6, 7]]), "attention_mask": np.ones((1, 3), np.int64)}
+    paths = (tmp_path / "model/1/model.onnx/model.onnx", exported("encoder").directory / "onnx/model.onnx")
+    found, wanted = (onnxruntime.InferenceSession(path).run(None, feeds)[0] for path in paths)
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    "tensor, message",
+    [
+        (TensorSpec("x", "float32", ("source_length", 4)), "x has shape .*, expected batch_size and other axes"),
+        (TensorSpec("x", "float32", ("batch_size",)), "x has shape .*, expected batch_size and other axes"),
+        (TensorSpec("x", "float16", ("batch_size", 4)), "x is of float16, expected one of int64"),
+    ],
+)
+def test_tensors_that_triton_cannot_batch_are_refused(tensor, message):
+    with pytest.raises(ValueError, match=message):
+        config_text(GraphSpec("onnx/model.onnx", (tensor,), ()))
+
+
+TARGETS = [("portable", "int8"), ("cpu", "fp32"), ("cpu", "int8")]
+KINDS = [(name, *target) for name in ("encoder", "masked-lm", "classification") for target in TARGETS]
+KINDS += [("answers", "portable", "int8")]  # whose window no graph of the cpu target has
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, target, dtype", KINDS)
+def test_every_kind_of_graph(exported, tmp_path, name, target, dtype):
+    made = exported(name)
+    manifest = export(made.checkpoint, tmp_path / "export", target=target, dtype=dtype, cases=1, triton=tmp_path / "model")
+    path = tmp_path / "model/1/model.onnx"
+    path = path / "model.onnx" if path.is_dir() else path
+    config = check_config(tmp_path / "model", onnx.load(path, load_external_data=False).graph)
+    assert bool(config.instance_group) == (target == "cpu")
+    assert path.read_bytes() == (tmp_path / "export" / manifest["graphs"]["encoder"]).read_bytes()
+    ids = np.array([[5, 6, 7, 8], [9, 10, 11, 12]])
+    feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    [found] = onnxruntime.InferenceSession(path).run([config.output[0].name], feeds)
+    if dtype == "fp32":
+        with torch.no_grad():
+            wanted = made.model(input_ids=torch.from_numpy(ids))[0].numpy()
+        np.testing.assert_allclose(found, wanted, atol=1e-4)
