@@ -6,7 +6,7 @@
 # make docs   the site of docs/, with the API reference: build/docs/index.html
 # make bench  the CPU benchmark, hours on an idle machine: benchmarks/results/cpu-avx2.json or cpu-vnni.json, its tables and its
 #             plot; make bench CAPTIONS=FILE translates the first 1000 lines of FILE too
-# make bench-peers  OpenVINO and llama.cpp, with which make bench compares where they are installed; needs npm
+# make bench-peers  the same with OpenVINO and llama.cpp, which it installs; needs npm
 # make bench-cuda  that of a GPU, ten minutes with the Python of PYTHON=, which has torch and onnxruntime-gpu: results/cuda.json
 
 PYTHON ?= python3
@@ -49,6 +49,7 @@ bench: .venv/installed
 bench-peers: .venv/installed
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[bench,peers]"
 	npm install --prefix benchmarks --no-fund --no-audit
+	$(BIN)/python benchmarks/speed.py $${CAPTIONS:+--captions "$$CAPTIONS"}
 
 bench-cuda:
 	$(PYTHON) benchmarks/speed.py --device cuda
