@@ -7,6 +7,7 @@ import multiprocessing
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 from peers import LlamaCpp, OpenVINO
@@ -203,8 +204,9 @@ ENGINES = {
 
 
 def is_installed(engine: str) -> bool:
-    packages, files = ENGINES[engine].packages, getattr(ENGINES[engine], "files", ())
-    return all(importlib.util.find_spec(package) for package in packages) and all(path.exists() for path in files)
+    """Its packages, and where it is more than these the folder it is in."""
+    found = [importlib.util.find_spec(package) for package in ENGINES[engine].packages]
+    return all(found) and getattr(ENGINES[engine], "folder", Path("/")).exists()
 
 
 class Worker:

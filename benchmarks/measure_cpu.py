@@ -1,6 +1,7 @@
 """The benchmark on a CPU: each engine in its fastest arrangement of threads, with memory, loading, many sentences, and the time
 in which weights can be read."""
 
+import time
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,6 +69,7 @@ class CpuBenchmark(Benchmark):
         ids, seconds = self.inputs(cell), {worker: [] for worker in found}
         for _ in range(1 + TRIALS):  # the first one warms up
             for worker in found:
+                time.sleep(self.plan.pause)
                 started = worker.started
                 answer = worker.run(ids, min(cell.new_tokens, WARM_UP), cell.beams) if "error" not in started else started
                 seconds[worker].append(answer.get("seconds", float("inf")))

@@ -120,7 +120,7 @@ class LlamaCpp:
     """Greedy search of GPT-2."""
 
     packages = ("gguf",)
-    files = (LLAMA_CPP / "libllama.so",)
+    folder = LLAMA_CPP
 
     @staticmethod
     def modules(kind):
@@ -194,8 +194,7 @@ def ignore(level, text, data):
 def load_llama_cpp():
     """Its library, with its kernels for this processor."""
     pointer = ctypes.c_void_p
-    ggml = [ctypes.CDLL(str(LLAMA_CPP / name), ctypes.RTLD_GLOBAL) for name in ("libggml-base.so", "libggml.so")][-1]
-    library = ctypes.CDLL(str(LLAMA_CPP / "libllama.so"))
+    ggml, library = (ctypes.CDLL(str(next(LLAMA_CPP.glob(f"lib{name}.*so")))) for name in ("ggml", "llama"))
     library.llama_log_set(ignore, None)
     ggml.ggml_backend_load_all_from_path(str(LLAMA_CPP).encode())
     signatures = {
