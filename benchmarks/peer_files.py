@@ -2,6 +2,7 @@
 files of llama.cpp."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +91,7 @@ def cache_of(states) -> DynamicCache:
 
 def convert_openvino(kind: str, checkpoint: Path, out: Path, dtype: str) -> None:
     """Writes `encoder.xml` and `decoder.xml`, those of them that there are, of our `checkpoint`."""
+    os.environ["CI"] = "true"  # else openvino and nncf tell their makers what they are used for
     import openvino
 
     import vanilla_transformer
