@@ -15,6 +15,7 @@ from workload import FAMILY, MODELS, OURS
 
 CONTEXT = multiprocessing.get_context("spawn")
 PATIENCE = 900  # seconds for one answer
+LAST_SECONDS = 30  # in which a process ends
 
 
 class Transformers:
@@ -251,6 +252,8 @@ class Worker:
 
     def close(self):
         self.connection.close()
+        self.process.join(LAST_SECONDS)
+        self.process.kill()  # OpenVINO's has been seen to hang at its end
         self.process.join()
 
 

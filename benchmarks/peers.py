@@ -56,7 +56,6 @@ class OpenVINO:
             encode(requests["encoder"], ids, mask)
             for output in requests["encoder"].model_outputs:
                 decoder.set_tensor(output.any_name, requests["encoder"].get_tensor(output))
-            decoder.set_tensor("attention_mask", shared(mask))
             ids = np.full((len(ids), 1), self.start)
         found, past = [], 0
         while len(found) < new_tokens:
@@ -64,7 +63,9 @@ class OpenVINO:
             feeds = {"input_ids": ids, "position_ids": np.arange(past, used)[None].repeat(len(ids), axis=0), "beam_idx": rows}
             if "encoder" not in requests:
                 feeds["attention_mask"] = np.ones((len(ids), used), np.int64)
-            decoder.infer(feeds, share_inputs=True, share_outputs=True)
+            elif not past:
+                feeds["attention_mask"] = mask
+            decoder.infer(feeds, share_outputs=True)
             ids = decoder.get_tensor("logits").data[:, -1].argmax(axis=-1)[:, None]
             found.append(ids)
             past = used
@@ -75,14 +76,8 @@ class OpenVINO:
 
 
 def encode(request, ids, mask):
-    request.infer({"input_ids": ids, "attention_mask": mask}, share_inputs=True, share_outputs=True)
+    request.infer({"input_ids": ids, "attention_mask": mask}, share_outputs=True)
     return request.get_output_tensor(0).data
-
-
-def shared(array):
-    import openvino
-
-    return openvino.Tensor(array, shared_memory=True)
 
 
 # -------------------------------------------------------------------------------------------------------------- llama.cpp
