@@ -145,6 +145,16 @@ def test_the_file_of_results_is_that_of_the_processor(flags, name, monkeypatch):
     assert speed.parse(["--device", "cuda"])[0].out == BENCHMARKS / "results" / "cuda.json"
 
 
+def test_the_cells_with_a_goal_are_measured_for_both_sides():
+    plan, goals = PLANS["cpu"], dict(report.GOALS)
+    for what, _, shape, beams, engine, other in report.RATIOS:
+        for batch in goals.pop((what, engine, other), {}) if engine.startswith("cpu-") else ():
+            [cell] = [cell for cell in plan.shapes[shape] if (cell.batch, cell.beams) == (batch, beams)]
+            assert plan.left_out(engine, cell) is None
+            assert None in [plan.left_out(name, cell) for name in report.BEST.get(other, (other,))]
+    assert {engine for _, engine, _ in goals} == {"cuda-fp16"}
+
+
 # ------------------------------------------------------------------------------------------------------------ arrangements
 
 

@@ -186,6 +186,8 @@ def test_the_cells_with_a_goal_come_first_and_are_left_out_by_neither_engine():
     asked = {(cells[0].batch, 1), (32, 4), (128, 1)}
     assert asked <= {(cell.batch, cell.beams) for cell in cells[:6]}
     for (_, engine, other), goals in report.GOALS.items():
+        if not engine.startswith("cuda-"):
+            continue
         beams = 4 if 32 in goals else 1
         cell = next(cell for cell in cells if cell.batch in goals and cell.beams == beams)
         assert PLAN.left_out(engine, cell) is PLAN.left_out(other, cell) is None
