@@ -4,7 +4,9 @@
 # make test-clients  libraries that others wrote, over what we save and export; needs Node and Chromium
 # make cards  the code beside the weights of model_cards/, from the package
 # make docs   the site of docs/, with the API reference: build/docs/index.html
-# make bench  the CPU benchmark, an hour on an idle machine: benchmarks/results/cpu.json, its tables and its plot
+# make bench  the CPU benchmark, hours on an idle machine: benchmarks/results/cpu-avx2.json or cpu-vnni.json, its tables and its
+#             plot; make bench CAPTIONS=FILE translates the first 1000 lines of FILE too
+# make bench-peers  the same with OpenVINO and llama.cpp, which it installs; needs npm
 # make bench-cuda  that of a GPU, ten minutes with the Python of PYTHON=, which has torch and onnxruntime-gpu: results/cuda.json
 
 PYTHON ?= python3
@@ -12,7 +14,7 @@ BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: bench bench-cuda cards demo docs test test-all test-clients test-versions lint
+.PHONY: bench bench-cuda bench-peers cards demo docs test test-all test-clients test-versions lint
 
 demo: .venv/installed
 	$(BIN)/python benchmarks/demo.py $${TEXT:+"$$TEXT"}
@@ -42,7 +44,12 @@ cards:
 
 bench: .venv/installed
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[bench]"
-	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/speed.py $${CAPTIONS:+--captions "$$CAPTIONS"}
+
+bench-peers: .venv/installed
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[bench,peers]"
+	npm install --prefix benchmarks --no-fund --no-audit
+	$(BIN)/python benchmarks/speed.py $${CAPTIONS:+--captions "$$CAPTIONS"}
 
 bench-cuda:
 	$(PYTHON) benchmarks/speed.py --device cuda

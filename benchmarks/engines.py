@@ -6,12 +6,16 @@ import importlib.util
 import multiprocessing
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
+from peers import LlamaCpp, OpenVINO
 from workload import FAMILY, MODELS, OURS
 
 CONTEXT = multiprocessing.get_context("spawn")
 PATIENCE = 900  # seconds for one answer
+LAST_SECONDS = 30  # in which a process ends
 
 
 class Transformers:
@@ -29,10 +33,10 @@ class Transformers:
     def model_class(self, kind):
         return getattr(importlib.import_module("transformers"), MODELS[kind][0])
 
-    def __init__(self, engine, kind, root, threads, device):
+    def __init__(self, engine, kind, root, arrangement, device):
         import torch
 
-        torch.set_num_threads(threads)
+        torch.set_num_threads(arrangement.threads)
         torch.set_grad_enabled(False)
         self.kind, self.device = kind, device
         dtype = torch.float32 if device == "cpu" else torch.float16
@@ -109,13 +113,14 @@ class CTranslate2:
         sys.modules["torch"] = sys.modules["transformers"] = None
         return ("ctranslate2",)
 
-    def __init__(self, engine, kind, root, threads, device):
+    def __init__(self, engine, kind, root, arrangement, device):
         import ctranslate2
 
         self.kind = kind
         classes = {"seq2seq": ctranslate2.Translator, "gpt2": ctranslate2.Generator, "bert": ctranslate2.Encoder}
         dtype = engine.removeprefix("ctranslate2-")
-        self.model = classes[kind](str(root / engine), compute_type=dtype, inter_threads=1, intra_threads=threads)
+        workers, threads = arrangement.workers, arrangement.threads
+        self.model = classes[kind](str(root / engine), compute_type=dtype, inter_threads=workers, intra_threads=threads)
 
     def given(self, ids):
         return ids.tolist() if self.kind == "bert" else [[str(token) for token in row] for row in ids]
@@ -147,10 +152,10 @@ class Onnx:
     def modules(kind):
         return "onnxruntime", "vanilla_transformer_export.runtime.runtime"
 
-    def __init__(self, engine, kind, root, threads, device):
+    def __init__(self, engine, kind, root, arrangement, device):
         from vanilla_transformer_export import Runtime
 
-        self.kind, self.model = kind, Runtime(root / engine, threads=threads, device=device)
+        self.kind, self.model = kind, Runtime(root / engine, threads=arrangement.threads, device=device)
 
     def given(self, ids):
         return ids, np.ones_like(ids)
@@ -164,11 +169,29 @@ class Onnx:
         return result if self.kind == "bert" else result[:, -new_tokens:]
 
 
+class Parts:
+    """An engine whose workers share the rows of a batch: each has a part of them, in a thread of its own."""
+
+    def __init__(self, model, workers):
+        self.model, self.workers, self.threads = model, workers, ThreadPoolExecutor(workers)
+
+    def given(self, ids):
+        return [self.model.given(part) for part in np.array_split(ids, self.workers)]
+
+    def run(self, given, new_tokens, beams):
+        return list(self.threads.map(lambda part: self.model.run(part, new_tokens, beams), given))
+
+    def output(self, results, new_tokens):
+        return np.concatenate([self.model.output(result, new_tokens) for result in results])
+
+
 ENGINES = {
     "transformers": Transformers,
     "transformers-compile": Compiled,
     "ctranslate2-float32": CTranslate2,
     "ctranslate2-int8": CTranslate2,
+    **dict.fromkeys(("openvino-fp32", "openvino-int8", "openvino-ptq", "openvino-int4"), OpenVINO),
+    **dict.fromkeys(("llamacpp-f32", "llamacpp-q8", "llamacpp-q4"), LlamaCpp),
     "vanilla": Vanilla,
     "portable-fp32": Onnx,
     "cpu-fp32": Onnx,
@@ -179,21 +202,22 @@ ENGINES = {
     "cuda-bf16": Onnx,
     "torch-graph": TorchGraph,
 }
-CHECKPOINTS = ("transformers", "transformers-compile", "vanilla", "torch-graph")  # run what is there before any export
 
 
 def is_installed(engine: str) -> bool:
-    return all(importlib.util.find_spec(package) for package in ENGINES[engine].packages)
+    """Its packages, and where it is more than these the folder it is in."""
+    found = [importlib.util.find_spec(package) for package in ENGINES[engine].packages]
+    return all(found) and getattr(ENGINES[engine], "folder", Path("/")).exists()
 
 
 class Worker:
     """An engine in a process of its own, given up on after `PATIENCE` or at `deadline`, a time of `time.monotonic`. Answers are
     what `serve` sends, or `{"error": text}`."""
 
-    def __init__(self, engine, kind, root, threads, device="cpu", deadline=None):
-        self.deadline = deadline
+    def __init__(self, engine, kind, root, arrangement, device="cpu", deadline=None):
+        self.arrangement, self.deadline = arrangement, deadline
         self.connection, far_end = CONTEXT.Pipe()
-        self.process = CONTEXT.Process(target=serve, args=(far_end, engine, kind, root, threads, device), daemon=True)
+        self.process = CONTEXT.Process(target=serve, args=(far_end, engine, kind, root, arrangement, device), daemon=True)
         self.process.start()
         far_end.close()
 
@@ -228,10 +252,12 @@ class Worker:
 
     def close(self):
         self.connection.close()
+        self.process.join(LAST_SECONDS)
+        self.process.kill()  # OpenVINO's has been seen to hang at its end
         self.process.join()
 
 
-def serve(connection, engine, kind, root, threads, device):
+def serve(connection, engine, kind, root, arrangement, device):
     """In the engine's process: imports, loads, then answers every (request, ids, new_tokens, beams) until the pipe closes."""
     try:
         start = time.perf_counter()
@@ -239,7 +265,9 @@ def serve(connection, engine, kind, root, threads, device):
             importlib.import_module(module)
         imported = time.perf_counter()
         baseline = memory("VmRSS")
-        model = ENGINES[engine](engine, kind, root, threads, device)
+        model = ENGINES[engine](engine, kind, root, arrangement, device)
+        if arrangement.workers > 1:
+            model = Parts(model, arrangement.workers)
         seconds = {"import_seconds": imported - start, "load_seconds": time.perf_counter() - imported}
         connection.send({**seconds, "import_memory": baseline})
     except Exception as error:

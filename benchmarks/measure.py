@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import workload
-from engines import CHECKPOINTS, CONTEXT, Worker, is_installed, one_line
-from plan import Cell, Plan, cells_of
+from engines import CONTEXT, Worker, is_installed, one_line
+from plan import CHECKPOINTS, Arrangement, Cell, Plan, cells_of
 
 INSTRUCTIONS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 SETTINGS = ("OMP_", "MKL_", "CT2_")  # environment variables that change what an engine does, CT2_USE_MKL=1 among them
@@ -92,7 +92,7 @@ class Benchmark:
                     self.errors[engine, kind] = f"no checkpoint: {error}"
                 elif not is_installed(engine):
                     self.errors[engine, kind] = "not installed"
-                elif engine not in CHECKPOINTS:
+                elif engine not in CHECKPOINTS and self.is_wanted(engine, kind):
                     jobs["export", kind, engine] = (workload.prepare, engine, kind, self.root / kind)
         for (_, kind, engine), made in self.side_by_side(jobs).items():
             if "missing" in made:
@@ -100,11 +100,16 @@ class Benchmark:
             else:
                 self.result["exports"][kind][engine] = made
 
+    def is_wanted(self, engine, kind) -> bool:
+        """Whether it has a cell of a model."""
+        cells = [cell for shape in self.options.shapes for cell in self.cells(shape) if cell.kind == kind]
+        return any(self.plan.left_out(engine, cell) is None for cell in cells)
+
     def measure_shape(self, cells):
-        workers = {engine: self.start(engine, cells[0].kind) for engine in self.options.engines}
-        records = {}
+        records, workers = {}, {}
         for cell in cells:
             self.say(cell)
+            workers = self.workers(cell, workers)
             records[cell] = self.measure(cell, workers)
             self.result["cells"] += records[cell].values()
             self.write()
@@ -115,10 +120,15 @@ class Benchmark:
     def after_timing(self, records, workers):
         """What would disturb the timing of a shape: nothing."""
 
-    def start(self, engine, kind):
+    def workers(self, cell, before: dict) -> dict:
+        """Of each engine, with all threads: those `before`, where there are some."""
+        return before or {engine: self.start(engine, cell.kind) for engine in self.options.engines}
+
+    def start(self, engine, kind, arrangement=None):
         if error := self.errors.get((engine, kind)) or self.lateness():
             return Absent(error)
-        return Worker(engine, kind, self.root / kind, self.options.threads, self.device, self.deadline)
+        arrangement = arrangement or Arrangement(1, self.options.threads)
+        return Worker(engine, kind, self.root / kind, arrangement, self.device, self.deadline)
 
     def measure(self, cell: Cell, workers) -> dict[str, dict]:
         """A record for each engine: what it measured, or `missing`, why it did not."""
@@ -211,15 +221,24 @@ def cores() -> int:
     return processors()
 
 
-def hardware() -> dict:
+def processor_facts() -> dict[str, str]:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    flags = facts.get("flags", "").split()
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def instructions() -> list[str]:
+    """Those of `INSTRUCTIONS` that this processor has."""
+    flags = processor_facts().get("flags", "").split()
+    return [name for name in INSTRUCTIONS if name in flags]
+
+
+def hardware() -> dict:
+    facts = processor_facts()
     cache = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
     return {
         "cpu": facts.get("model name", platform.processor()),
         "cores": cores(),
-        "instructions": [name for name in INSTRUCTIONS if name in flags],
+        "instructions": instructions(),
         "l3_bytes": 1024 * int(cache.read_text().strip().rstrip("K")) if cache.exists() else 0,
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     }

@@ -1,12 +1,33 @@
-"""The benchmark on a CPU: with memory, loading, and the time in which weights can be read."""
+"""The benchmark on a CPU: each engine in its fastest arrangement of threads, with memory, loading, many sentences, and the time
+in which weights can be read."""
 
+import time
 from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
 
+import serving_models
+import serving_offline
 import workload
-from measure import Absent, Benchmark, isolated, spread
+from engines import is_installed
+from measure import WARM_UP, Absent, Benchmark, isolated, spread
+from plan import arrangements_on_cpu
+
+TRIALS = 2  # of each arrangement, to choose one
+TRANSLATOR = Path(__file__).parents[1] / "model_cards/vanilla-seq2seq-tiny-multi30k-en-de"
+NO_CAPTIONS = "no captions were given"
+# engine: (dtype, kinds) of `serving_offline`
+CAPTIONS = {
+    "ctranslate2-float32": ("fp32", ("ctranslate2",)),
+    "ctranslate2-int8": ("int8", ("ctranslate2",)),
+    "cpu-fp32": ("fp32", ("engine", "runtime")),
+    "cpu-int8": ("int8", ("engine", "runtime")),
+}
 
 
 class CpuBenchmark(Benchmark):
+    packages = (*Benchmark.packages, "openvino", "nncf", "gguf")
+
     def __init__(self, options, plan, root):
         super().__init__(options, plan, root, "cpu")
         self.result |= {"load": [], "bandwidth": []}
@@ -15,6 +36,10 @@ class CpuBenchmark(Benchmark):
         """All shapes; the file has what is done."""
         for shape in self.options.shapes:
             cells = self.cells(shape)
+            if shape == "captions":
+                self.result["cells"] += self.measure_captions(cells[0])
+                self.write()
+                continue
             if cells[0].kind not in self.result["models"]:
                 self.prepare([cells[0].kind])
             if shape == "load":
@@ -25,10 +50,63 @@ class CpuBenchmark(Benchmark):
                 self.measure_bandwidth(cells[0])
             self.write()
 
+    def workers(self, cell, before):
+        """Of each engine, in its fastest arrangement for this cell."""
+        return {engine: self.fastest(engine, cell, before.get(engine)) for engine in self.options.engines}
+
+    def fastest(self, engine, cell, before):
+        """A process of `engine` in the arrangement that took least in `TRIALS` runs. The others end; `before` is the one of the
+        last cell, if any."""
+        if reason := self.reason(engine, cell) or self.errors.get((engine, cell.kind)):
+            if before:
+                before.close()
+            return Absent(reason)
+        kept = [before] if getattr(before, "arrangement", None) else []
+        wanted = arrangements_on_cpu(engine, cell, self.options.threads)
+        found = kept + [self.start(engine, cell.kind, each) for each in wanted if each not in [one.arrangement for one in kept]]
+        if len(found) == 1:
+            return found[0]
+        ids, seconds = self.inputs(cell), {worker: [] for worker in found}
+        for _ in range(1 + TRIALS):  # the first one warms up
+            for worker in found:
+                time.sleep(self.plan.pause)
+                started = worker.started
+                answer = worker.run(ids, min(cell.new_tokens, WARM_UP), cell.beams) if "error" not in started else started
+                seconds[worker].append(answer.get("seconds", float("inf")))
+        best = min(found, key=lambda worker: min(seconds[worker][1:]))
+        for worker in found:
+            if worker is not best:
+                worker.close()
+        return best
+
     def summary(self, cell, rounds, worker):
         peak = rounds[-1]["peak_memory"]
         memory = {"peak_memory": peak, "memory_above_import": peak - worker.started["import_memory"]}
-        return {**super().summary(cell, rounds, worker), **memory}
+        return {**super().summary(cell, rounds, worker), "arrangement": asdict(worker.arrangement), **memory}
+
+    def measure_captions(self, cell) -> list[dict]:
+        """Sentences of lengths of their own, with the shipped translator: each engine in the fastest of the settings of
+        `serving_offline`, which says how. An export has two ways, of which the faster one counts."""
+        self.say(cell)
+        blank = {engine: {**asdict(cell), "engine": engine} for engine in self.options.engines}
+        missing = {engine: self.reason(engine, cell) or self.untranslated(engine) for engine in blank}
+        found = {}
+        if None in missing.values():
+            texts = serving_offline.read_captions(self.options.captions, cell.batch)
+            isolated(serving_models.prepare, "tiny", TRANSLATOR, self.root, self.options.quick)
+            run = SimpleNamespace(root=self.root, repeats=self.options.repeats, captions=texts)
+            found = serving_offline.offline(run, "tiny")
+        records = []
+        for engine, record in blank.items():
+            reason = missing[engine]
+            records.append({**record, **({"missing": reason} if reason else captions_summary(engine, found, len(texts)))})
+        return records
+
+    def untranslated(self, engine):
+        """Why captions are not translated."""
+        if self.options.captions is None:
+            return NO_CAPTIONS
+        return None if is_installed(engine) else "not installed"
 
     def measure_load(self, cell) -> list[dict]:
         """Fresh processes: imports, loading, the first token."""
@@ -45,14 +123,14 @@ class CpuBenchmark(Benchmark):
 
     def measure_bandwidth(self, cell):
         """How close a step of the first cell, batch 1, comes to the time in which its weights can be read at all."""
-        threads, repeats = self.options.threads, self.options.repeats
+        repeats = self.options.repeats
         for record in self.result["cells"]:
             if not record["engine"].startswith("cpu-") or not is_record_of(record, cell) or "missing" in record:
                 continue
             steps = record["seconds"]["median"] - record["first_token_seconds"]["median"]
             step_seconds = steps / (cell.new_tokens - 1)
             count = isolated(workload.bytes_per_step, self.root / cell.kind / record["engine"])
-            found = isolated(workload.read_bandwidth, count, threads, repeats)
+            found = isolated(workload.read_bandwidth, count, record["arrangement"]["threads"], repeats)
             self.result["bandwidth"].append(
                 {
                     "kind": cell.kind,
@@ -68,6 +146,21 @@ class CpuBenchmark(Benchmark):
 
 def is_record_of(record, cell):
     return all(record[name] == value for name, value in asdict(cell).items())
+
+
+def captions_summary(engine: str, found: dict, count: int) -> dict:
+    """Of an engine, from what `serving_offline` measured for each dtype: its fastest setting."""
+    dtype, kinds = CAPTIONS[engine]
+    settings = {name: each for name, each in found[dtype].items() if name.split()[0] in kinds}
+    name = max(settings, key=lambda name: settings[name]["per_second"]["median"])
+    kind, workers, threads, rows = name.split()
+    seconds = [count / each for each in settings[name]["per_second"]["runs"]]
+    return {
+        "per_second": settings[name]["per_second"]["median"],
+        "seconds": spread(seconds),
+        "agreement": settings[name]["same"],
+        "arrangement": {"workers": int(workers), "threads": int(threads), "rows": int(rows), "by": kind},
+    }
 
 
 def load_summary(rounds) -> dict:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+CHECKPOINTS = ("transformers", "transformers-compile", "vanilla", "torch-graph")  # they run what all files are made of
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -17,6 +19,17 @@ class Cell:
 
     def __str__(self):
         return f"{self.shape}: batch {self.batch}, length {self.length}, new tokens {self.new_tokens}, beams {self.beams}"
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """`workers` share the rows of a batch, with `threads` of a processor each."""
+
+    workers: int
+    threads: int
+
+    def __str__(self):
+        return f"{self.workers} x {self.threads}"
 
 
 @dataclass(frozen=True)
@@ -37,10 +50,14 @@ class Plan:
 
 # ------------------------------------------------------------------------------------------------------------------ CPUs
 
-QUANTIZED = ("ctranslate2-int8", "cpu-int8", "cpu-int4")
+QUANTIZED = (
+    *("ctranslate2-int8", "openvino-int8", "openvino-ptq", "openvino-int4", "llamacpp-q8", "llamacpp-q4"),
+    *("cpu-int8", "cpu-int4"),
+)
 GROWTH = ("length", "encoder-length", "batch")
-GROWTH_ENGINES = ("transformers", "ctranslate2-float32", "ctranslate2-int8", "cpu-fp32", "cpu-int8")
-LARGE_ENGINES = ("transformers", "ctranslate2-int8", "cpu-int8")
+GROWTH_ENGINES = ("transformers", "ctranslate2-float32", "ctranslate2-int8", "openvino-ptq", "cpu-fp32", "cpu-int8")
+LARGE_ENGINES = ("transformers", "ctranslate2-int8", "openvino-ptq", "cpu-int8")
+CAPTIONS_ENGINES = ("ctranslate2-float32", "ctranslate2-int8", "cpu-fp32", "cpu-int8")  # which have a queue
 # In the order of their size, since the most memory a process ever had is what is reported.
 CPU_SHAPES = {
     "seq2seq": [Cell("seq2seq", "seq2seq", batch, 32, 64, beams) for batch in (1, 8, 32) for beams in (1, 4)],
@@ -49,17 +66,37 @@ CPU_SHAPES = {
     "length": [Cell("length", "seq2seq", 1, 32, new_tokens) for new_tokens in (128, 512, 2048)],
     "encoder-length": [Cell("encoder-length", "bert", 1, length, 0) for length in (128, 512, 2048)],
     "batch": [Cell("batch", "seq2seq", 128, 32, 64)],  # beside those of seq2seq
+    "captions": [Cell("captions", "captions", 1000, 0, 0)],  # of lengths of their own, to their own end
     "load": [Cell("load", "seq2seq", 1, 32, 1)],
 }
 
 
+def arrangements_on_cpu(engine: str, cell: Cell, threads: int) -> list[Arrangement]:
+    """Those of `threads` that an engine is tried in. torch is the faster the more threads it has."""
+    found = [Arrangement(1, threads)]
+    if engine in CHECKPOINTS or threads == 1:
+        return found
+    found.append(Arrangement(1, 1))
+    if cell.batch > 1 and not engine.startswith(("llamacpp-", "portable-")):
+        found.append(Arrangement(threads, 1))
+    return found
+
+
 def left_out_on_cpu(engine: str, cell: Cell) -> str | None:
-    """Why a cell is not measured, so that all of them take about an hour."""
+    """Why a cell is not measured: what an engine cannot do, and so that all of them take some hours."""
     rows = cell.batch * cell.beams
+    if cell.shape == "captions":
+        return None if engine in CAPTIONS_ENGINES else "left out: many sentences are measured for engines with a queue"
+    if engine == "openvino-ptq" and cell.kind != "bert":
+        return "left out: activations of 8 bits are for encoders"
+    if engine.startswith("openvino-") and cell.beams > 1:
+        return "left out: it has no beam search"
+    if engine.startswith("llamacpp-") and cell.kind != "gpt2":
+        return "left out: it is measured for GPT-2"
     if cell.shape in GROWTH and engine not in GROWTH_ENGINES:
-        return "left out: growth is measured for five engines"
+        return "left out: growth is measured for six engines"
     if (rows > 32 or cell.length > 512) and engine not in LARGE_ENGINES:
-        return "left out: more than 32 rows, or 512 tokens, are measured for three engines"
+        return "left out: more than 32 rows, or 512 tokens, are measured for four engines"
     if cell.new_tokens > 512 and engine not in QUANTIZED:
         return "left out: more than 512 new tokens are measured with 8 bits"
     if engine == "transformers-compile" and (rows > 8 or cell.beams > 1 or cell.shape == "load"):
@@ -89,7 +126,8 @@ def left_out_on_cuda(engine: str, cell: Cell) -> str | None:
 PLANS = {
     "cpu": Plan(
         engines=(
-            *("transformers", "transformers-compile", "ctranslate2-float32", "ctranslate2-int8", "vanilla"),
+            *("transformers", "transformers-compile", "ctranslate2-float32", "ctranslate2-int8", "openvino-fp32"),
+            *("openvino-int8", "openvino-ptq", "openvino-int4", "llamacpp-f32", "llamacpp-q8", "llamacpp-q4", "vanilla"),
             *("portable-fp32", "cpu-fp32", "cpu-int8", "cpu-int4"),
         ),
         rounded=QUANTIZED,

@@ -1,5 +1,5 @@
 """What benchmarks/speed.py measured, as tables and as a plot: `python benchmarks/report.py benchmarks/results/cpu.json`, or
-cuda.json.
+another file there.
 
 Reads the JSON file only. Medians, with the slowest and the fastest round after them.
 """
@@ -14,6 +14,13 @@ LABELS = {
     "transformers-compile": "transformers, torch.compile",
     "ctranslate2-float32": "CTranslate2 fp32",
     "ctranslate2-int8": "CTranslate2 int8",
+    "openvino-fp32": "OpenVINO fp32",
+    "openvino-int8": "OpenVINO int8 weights",
+    "openvino-ptq": "OpenVINO int8, calibrated",
+    "openvino-int4": "OpenVINO int4 weights",
+    "llamacpp-f32": "llama.cpp fp32",
+    "llamacpp-q8": "llama.cpp Q8_0",
+    "llamacpp-q4": "llama.cpp Q4_0",
     "vanilla": "ours, torch",
     "portable-fp32": "ours, portable fp32",
     "cpu-fp32": "ours, cpu fp32",
@@ -29,6 +36,13 @@ COLORS = {
     "transformers-compile": "#aaaaaa",
     "ctranslate2-float32": "#d95f02",
     "ctranslate2-int8": "#fdae61",
+    "openvino-fp32": "#1b7837",
+    "openvino-int8": "#5aae61",
+    "openvino-ptq": "#a6dba0",
+    "openvino-int4": "#d9f0d3",
+    "llamacpp-f32": "#8c510a",
+    "llamacpp-q8": "#bf812d",
+    "llamacpp-q4": "#dfc27d",
     "vanilla": "#c6dbef",
     "portable-fp32": "#9ecae1",
     "cpu-fp32": "#4292c6",
@@ -39,12 +53,20 @@ COLORS = {
     "cuda-bf16": "#4292c6",
     "torch-graph": "#d95f02",
 }
+# The engines of others, by precision. Which one is the fastest depends on the batch.
+BEST = {
+    "best-fp32": ("ctranslate2-float32", "openvino-fp32", "llamacpp-f32"),
+    "best-int8": ("ctranslate2-int8", "openvino-int8", "openvino-ptq", "llamacpp-q8"),
+    "best-int4": ("openvino-int4", "llamacpp-q4"),
+}
+BEST_LABELS = {name: f"the best other {name.removeprefix('best-')}" for name in BEST}
 # (shape, beams): (name, what is counted in a second)
 SPEEDS = {
     ("seq2seq", 1): ("seq2seq, greedy", "target tokens/s"),
     ("seq2seq", 4): ("seq2seq, beam 4", "target tokens/s"),
     ("gpt2", 1): ("GPT-2, greedy", "new tokens/s"),
     ("bert", 1): ("BERT", "sequences/s"),
+    ("captions", 1): ("captions, greedy", "sentences/s"),
 }
 # shape: (title, what grows)
 GROWTH = {
@@ -52,8 +74,18 @@ GROWTH = {
     "encoder-length": ("BERT, batch 1, seconds by length", "length"),
     "batch": ("seq2seq, greedy, target tokens/s by batch", "batch"),
 }
-# (what, field, shape, beams, engine, the engine it is divided by)
+# (what, field, shape, beams, engine, the engine it is divided by, or the best of them)
 RATIOS = [
+    ("tokens/s: seq2seq greedy", "per_second", "seq2seq", 1, "cpu-fp32", "best-fp32"),
+    ("tokens/s: seq2seq greedy", "per_second", "seq2seq", 1, "cpu-int8", "best-int8"),
+    ("tokens/s: seq2seq greedy", "per_second", "seq2seq", 1, "cpu-int4", "best-int4"),
+    ("tokens/s: 128 sources", "per_second", "batch", 1, "cpu-int8", "ctranslate2-int8"),
+    ("tokens/s: GPT-2 greedy", "per_second", "gpt2", 1, "cpu-int8", "best-int8"),
+    ("tokens/s: GPT-2 greedy", "per_second", "gpt2", 1, "cpu-int4", "best-int4"),
+    ("sequences/s: BERT", "per_second", "bert", 1, "cpu-fp32", "best-fp32"),
+    ("sequences/s: BERT", "per_second", "bert", 1, "cpu-int8", "best-int8"),
+    ("sentences/s: captions", "per_second", "captions", 1, "cpu-fp32", "ctranslate2-float32"),
+    ("sentences/s: captions", "per_second", "captions", 1, "cpu-int8", "ctranslate2-int8"),
     ("tokens/s: seq2seq greedy", "per_second", "seq2seq", 1, "cpu-fp32", "ctranslate2-float32"),
     ("tokens/s: seq2seq greedy", "per_second", "seq2seq", 1, "cpu-int8", "ctranslate2-int8"),
     ("tokens/s: seq2seq greedy", "per_second", "seq2seq", 1, "cpu-int8", "transformers"),
@@ -74,6 +106,16 @@ RATIOS = [
 ]
 # (what, engine, the engine it is divided by): {batch: what it is to reach}
 GOALS = {
+    ("tokens/s: seq2seq greedy", "cpu-fp32", "best-fp32"): {1: 1.1, 8: 1.0, 32: 1.0},
+    ("tokens/s: seq2seq greedy", "cpu-int8", "best-int8"): {1: 1.6, 8: 1.2, 32: 1.05},
+    ("tokens/s: seq2seq greedy", "cpu-int4", "best-int4"): {1: 1.4, 8: 1.0, 32: 0.9},
+    ("tokens/s: seq2seq beam 4", "cpu-int8", "ctranslate2-int8"): {1: 4, 8: 1.5, 32: 1.5},
+    ("tokens/s: 128 sources", "cpu-int8", "ctranslate2-int8"): {128: 1.4},
+    ("tokens/s: GPT-2 greedy", "cpu-int8", "best-int8"): {1: 1.2, 8: 1.3},
+    ("tokens/s: GPT-2 greedy", "cpu-int4", "best-int4"): {1: 1.4, 8: 1.4},
+    ("sequences/s: BERT", "cpu-fp32", "best-fp32"): {1: 1.0, 8: 1.0},
+    ("sequences/s: BERT", "cpu-int8", "best-int8"): {1: 1.0, 8: 1.0},
+    ("sentences/s: captions", "cpu-int8", "ctranslate2-int8"): {1000: 1.2},
     ("tokens/s: seq2seq greedy", "cuda-fp16", "transformers"): {1: 8},
     ("tokens/s: seq2seq greedy", "cuda-fp16", "transformers-compile"): {1: 2},
     ("tokens/s: seq2seq greedy", "cuda-fp16", "torch-graph"): {128: 0.6},
@@ -81,6 +123,7 @@ GOALS = {
 }
 BLEU_GOAL = 0.1  # of difference
 MEGA = 1e6
+RESULTS = Path(__file__).parent / "results"
 
 
 def tables(result: dict) -> str:
@@ -91,6 +134,19 @@ def tables(result: dict) -> str:
     parts += [ratio_table(result), verify_table(result), bleu_table(result), step_table(result)]
     parts += [bandwidth_table(result), load_table(result), export_table(result)]
     return "\n\n".join(part for part in parts if part)
+
+
+def cpu_files(folder: Path = RESULTS) -> list[Path]:
+    """The results of each processor that there are; those before there were several, if there is none."""
+    return sorted(folder.glob("cpu-*.json")) or [folder / "cpu.json"]
+
+
+def overviews(files: list[Path]) -> str:
+    """The overview of each file, with the processor above it where there are several."""
+    results = [json.loads(file.read_text()) for file in files]
+    if len(results) == 1:
+        return overview(results[0])
+    return "\n\n".join(f"{machine(result)}:\n\n{overview(result)}" for result in results)
 
 
 def overview(result: dict) -> str:
@@ -109,14 +165,21 @@ def overview(result: dict) -> str:
 
 
 def setting(result):
-    machine, options = result["hardware"], result["options"]
+    options = result["options"]
     command = " ".join([*(f"{name}={value}" for name, value in result["environment"].items()), result["command"]])
     packages = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     return (
-        f"{gpu(result)}{machine['cpu']}, {machine['cores']} cores ({', '.join(machine['instructions'])}; L3 "
-        f"{machine['l3_bytes'] / 2**20:.0f} MB), {machine['memory_bytes'] / 2**30:.0f} GB; {options['threads']} threads, "
+        f"{gpu(result)}{machine(result)}; {options['threads']} threads, "
         f"median of {options['repeats']} rounds (slowest - fastest), {result['date']}. {packages}.\n"
         f"`{command}`"
+    )
+
+
+def machine(result):
+    found = result["hardware"]
+    return (
+        f"{found['cpu']}, {found['cores']} cores ({', '.join(found['instructions'])}; L3 {found['l3_bytes'] / 2**20:.0f} MB), "
+        f"{found['memory_bytes'] / 2**30:.0f} GB"
     )
 
 
@@ -157,17 +220,21 @@ def speed_table(result, title, shape, beams):
         return ""
     batches = sorted({record["batch"] for record in found})
     header = ["", *(f"batch {batch}" for batch in batches)]
-    header += [f"first token, ms, batch {batches[0]}"] if shape != "bert" and beams == 1 else []
+    has_first = shape not in ("bert", "captions") and beams == 1
+    header += [f"first token, ms, batch {batches[0]}"] if has_first else []
     has_memory, has_kernels = (any(name in record for record in found) for name in ("peak_memory", "kernel_seconds"))
     header += [f"memory, MB (above imports), batch {batch}" for batch in batches if has_memory]
     header += [f"in kernels, ms, batch {batch}" for batch in batches if has_kernels]
+    has_arrangements = any("arrangement" in record for record in found)
+    header += ["workers x threads"] if has_arrangements else []
     header += ["error" if shape == "bert" else "same tokens"]
     rows = []
     for engine, cells in by_engine(found, "batch").items():
         row = [LABELS[engine], *(speed(cells[batch]) for batch in batches)]
-        row += [milliseconds(cells[batches[0]], "first_token_seconds")] if shape != "bert" and beams == 1 else []
+        row += [milliseconds(cells[batches[0]], "first_token_seconds")] if has_first else []
         row += [memory(cells[batch]) for batch in batches if has_memory]
         row += [kernels(cells[batch]) for batch in batches if has_kernels]
+        row += [", ".join(arrangement(cells[batch]) for batch in batches)] if has_arrangements else []
         rows.append([*row, likeness(cells.values())])
     return markdown(title, header, rows) + notes(found)
 
@@ -224,6 +291,11 @@ def memory(record):
     return f"{record['peak_memory'] / MEGA:.0f} ({record['memory_above_import'] / MEGA:.0f})"
 
 
+def arrangement(record):
+    found = record.get("arrangement")
+    return f"{found['workers']} x {found['threads']}" if found else "-"
+
+
 def kernels(record):
     """The time of a run in kernels, and its share of a run that was not profiled."""
     if "kernel_seconds" not in record:
@@ -257,12 +329,11 @@ def ratios(result: dict) -> list[dict]:
     found = []
     for what, field, shape, beams, engine, other in RATIOS:
         engines = by_engine(records(result, shape, beams), "batch")
-        batches = {
-            batch: record[field] / engines[other][batch][field]
-            if field in record and field in engines.get(other, {}).get(batch, {})
-            else None
-            for batch, record in engines.get(engine, {}).items()
-        }
+        batches = {}
+        for batch, record in engines.get(engine, {}).items():
+            others = [engines[name].get(batch, {}).get(field) for name in BEST.get(other, (other,)) if name in engines]
+            measured = [value for value in others if value is not None]
+            batches[batch] = record[field] / max(measured) if measured and field in record else None
         found.append({"what": what, "engine": engine, "divided_by": other, "batches": batches})
     return found
 
@@ -275,7 +346,7 @@ def ratio_table(result):
     rows = []
     for ratio in found:
         goals = GOALS.get((ratio["what"], ratio["engine"], ratio["divided_by"]), {})
-        name = f"{ratio['what']}, {LABELS[ratio['engine']]} / {LABELS[ratio['divided_by']]}"
+        name = f"{ratio['what']}, {LABELS[ratio['engine']]} / {({**LABELS, **BEST_LABELS})[ratio['divided_by']]}"
         rows.append([name, *(goal_cell(ratio["batches"].get(batch), goals.get(batch)) for batch in batches)])
     return markdown("ratios", ["", *(f"batch {batch}" for batch in batches)], rows)
 

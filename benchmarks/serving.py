@@ -8,7 +8,6 @@ the other can be run. Models are made once, in `--root`. Nothing is downloaded.
 
 import argparse
 import datetime
-import gzip
 import json
 import os
 import shlex
@@ -18,6 +17,7 @@ from pathlib import Path
 import serving_models
 import serving_report
 from measure import hardware, isolated, versions
+from serving_offline import read_captions
 from serving_parts import MODELS, PARTS, Run
 
 HERE = Path(__file__).parent
@@ -40,12 +40,6 @@ def parse(arguments):
     parser.add_argument("--root", type=Path, default=HERE.parent / "build/serving", help="where models are kept")
     parser.add_argument("--out", type=Path, default=HERE / "results/serving.json", help="the JSON file")
     return parser.parse_args(arguments)
-
-
-def read_captions(path: Path, count: int) -> list[str]:
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8") as lines:
-        return [line.strip() for line in lines if line.strip()][:count]
 
 
 def measure(options, part: str, model: str) -> dict:

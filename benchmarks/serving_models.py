@@ -1,5 +1,6 @@
 """What is served in benchmarks/serving.py, in the files that each server reads. Made once, in processes of their own."""
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -9,31 +10,40 @@ import workload
 NEW_TOKENS = 16  # of the model with random weights, which never ends by itself: as many as a caption has on average
 START, END, UNKNOWN = "1", "2", "3"  # of the shipped tokenizers
 DTYPES = ("int8", "fp32")
+CTRANSLATE2 = {"int8": "int8", "fp32": "float32"}  # what it calls them
 
 
 def prepare(model: str, card: Path, root: Path, quick: bool) -> None:
-    """`root/model` gets an export for each dtype, `transformers` and `ctranslate2-int8`: of `card` for "tiny", and for "base"
-    of the paper's base shape with random weights, with the tokenizer of `card`. Both are greedy. What is there is kept."""
+    """`root/model` gets an export for each dtype, `transformers`, and CTranslate2's files where it is installed: of `card` for
+    "tiny", and for "base" of the paper's base shape with random weights, with the tokenizer of `card`. Both are greedy. What is
+    there is kept."""
     folder = root / model
-    if (folder / "done").exists():
+    if (folder / "complete").exists():
         return
     shutil.rmtree(folder, ignore_errors=True)
+    from vanilla_transformer.conversion import convert
+
     if model == "tiny":
         shutil.copytree(card, folder / "vanilla")
         change_json(folder / "vanilla/generation_config.json", num_beams=1)
-        convert_tiny(folder)
+        convert(folder / "vanilla", folder / "transformers", to="marian")  # which transformers and CTranslate2 know
     else:
         workload.make_checkpoints("seq2seq", quick, folder)
         for checkpoint in ("vanilla", "transformers"):
             for name in ("tokenizer.json", "tokenizer_config.json"):
                 shutil.copy(card / name, folder / checkpoint)
             change_json(folder / checkpoint / "generation_config.json", num_beams=1, max_new_tokens=NEW_TOKENS)
-        workload.convert_ctranslate2("seq2seq", folder / "transformers", folder / "ctranslate2-int8", "int8")
+    if importlib.util.find_spec("ctranslate2"):
+        if model == "tiny":
+            register_tiny()
+        for name in CTRANSLATE2.values():
+            kind = "seq2seq" if model == "base" else model  # the shipped one has no row of padding to remove
+            workload.convert_ctranslate2(kind, folder / "transformers", folder / f"ctranslate2-{name}", name)
     from vanilla_transformer_export import export
 
     for dtype in DTYPES:
         export(folder / "vanilla", folder / dtype, cases=1, target="cpu", dtype=dtype)
-    (folder / "done").touch()
+    (folder / "complete").touch()
 
 
 def prepare_decoder(card: Path, root: Path) -> None:
@@ -47,14 +57,10 @@ def change_json(path: Path, **changes) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def convert_tiny(folder: Path) -> None:
-    """As Marian, which transformers and CTranslate2 know. CTranslate2 takes Marian's start token, which has no embedding, for
-    granted, and that the last row is padding; here the start token is one like any other."""
+def register_tiny() -> None:
+    """For CTranslate2's converter. It takes Marian's start token, which has no embedding, for granted, and that the last row is
+    padding; here the start token is one like any other."""
     from ctranslate2.converters import transformers as converters
-
-    from vanilla_transformer.conversion import convert
-
-    convert(folder / "vanilla", folder / "transformers", to="marian")
 
     @converters.register_loader("MarianConfig")
     class Loader(converters.MarianMTLoader):
@@ -66,5 +72,3 @@ def convert_tiny(folder: Path) -> None:
 
         def _remove_pad_weights(self, spec):
             """There is no such row."""
-
-    workload.convert_ctranslate2("tiny", folder / "transformers", folder / "ctranslate2-int8", "int8")

@@ -3,6 +3,8 @@ batches sorted by length, and CTranslate2, each at several settings in a process
 each kind go on, in turns."""
 
 import asyncio
+import gzip
+import importlib.util
 import json
 import threading
 import time
@@ -13,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from engines import CONTEXT
 from measure import spread
-from serving_models import DTYPES
+from serving_models import CTRANSLATE2, DTYPES
 
 # kind: (threads beside each other, threads of each, rows of each)
 SETTINGS = {
@@ -79,8 +81,9 @@ def ctranslate2(folder: Path, dtype: str, workers: int, threads: int, rows: int)
     from vanilla_transformer_export import Runtime
 
     most = Runtime(folder / dtype).defaults["max_new_tokens"]
+    name = CTRANSLATE2[dtype]
     model = ctranslate2.Translator(
-        str(folder / "ctranslate2-int8"), compute_type="int8", inter_threads=workers, intra_threads=threads
+        str(folder / f"ctranslate2-{name}"), compute_type=name, inter_threads=workers, intra_threads=threads
     )
 
     def generate(ids):
@@ -131,6 +134,12 @@ def offline(run, model: str) -> dict:
     return {dtype: compare(run, model, dtype, ids) for dtype in DTYPES}
 
 
+def read_captions(path: Path, count: int) -> list[str]:
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as lines:
+        return [line.strip() for line in lines if line.strip()][:count]
+
+
 def token_ids(export: Path, texts: list[str]) -> list[list[int]]:
     from tokenizers import Tokenizer
 
@@ -141,7 +150,7 @@ def compare(run, model, dtype, ids) -> dict:
     chosen = {
         (kind, *setting): ProcessPoolExecutor(1, CONTEXT, load, (kind, run.root / model, dtype, *setting))
         for kind, settings in SETTINGS.items()
-        if kind != "ctranslate2" or dtype == "int8"
+        if kind != "ctranslate2" or importlib.util.find_spec("ctranslate2")
         for setting in settings
     }
     seconds, tokens = {key: [] for key in chosen}, {}

@@ -1,9 +1,11 @@
-"""Speed, measured: `python benchmarks/speed.py` writes benchmarks/results/cpu.json and reports it, `--device cuda` cuda.json.
+"""Speed, measured: `python benchmarks/speed.py` writes benchmarks/results/cpu-vnni.json, or cpu-avx2.json where the processor
+has no VNNI, and reports it; `--device cuda` cuda.json.
 
 The same seeded weights, the same inputs and the same forced number of tokens in every engine. On a CPU: transformers,
-CTranslate2 and our exports, with memory. On a GPU: transformers, our models in torch, their decode step as one CUDA graph, and
-our exports, in half precision, with the time in kernels; `verify` and BLEU too. Nothing is downloaded, and our packages are
-those of this checkout where they are not installed.
+CTranslate2, OpenVINO, llama.cpp and our exports, those of them that are installed, each in its fastest arrangement of threads,
+with memory; and sentences a second over the lines of a file. On a GPU: transformers, our models in torch, their decode step as
+one CUDA graph, and our exports, in half precision, with the time in kernels; `verify` and BLEU too. Nothing is downloaded, and
+our packages are those of this checkout where they are not installed.
 """
 
 import argparse
@@ -13,19 +15,24 @@ from pathlib import Path
 
 import report
 from checkout import make_importable
+from measure import instructions
 from measure_cpu import CpuBenchmark
 from measure_cuda import CudaBenchmark
 from plan import PLANS
 
 BENCHMARKS = {"cpu": CpuBenchmark, "cuda": CudaBenchmark}
-RESULTS = Path(__file__).parent / "results"
+
+
+def processor() -> str:
+    """The kind of this one: products of 8 bits in one instruction, or not."""
+    return "cpu-vnni" if {"avx512_vnni", "avx_vnni"} & {*instructions()} else "cpu-avx2"
 
 
 def parse(arguments):
     chooser = argparse.ArgumentParser(add_help=False)
     chooser.add_argument("--device", choices=PLANS, default="cpu", help="what models run on (cpu)")
     device = chooser.parse_known_args(arguments)[0].device
-    plan, out = PLANS[device], RESULTS / f"{device}.json"
+    plan, out = PLANS[device], report.RESULTS / f"{processor() if device == 'cpu' else device}.json"
     parser = argparse.ArgumentParser(
         description=__doc__, parents=[chooser], formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -34,11 +41,13 @@ def parse(arguments):
             f"--{name}s", nargs="+", choices=values, default=values, metavar=name.upper(), help=", ".join(values)
         )
     parser.add_argument("--repeats", type=int, default=5, help="rounds measured after a warm-up (5)")
-    parser.add_argument("--threads", type=int, default=plan.threads, help=f"threads of every engine ({plan.threads})")
+    parser.add_argument("--threads", type=int, default=plan.threads, help=f"threads of an engine at most ({plan.threads})")
     parser.add_argument("--quick", action="store_true", help="tiny models: tries everything, measures nothing")
     parser.add_argument("--minutes", type=float, default=plan.minutes, help=f"after which nothing is begun ({plan.minutes})")
     parser.add_argument("--out", type=Path, default=out, help="the JSON file")
-    if device == "cuda":
+    if device == "cpu":
+        parser.add_argument("--captions", type=Path, metavar="FILE", help="a sentence on each line, gzip or not, to translate")
+    else:
         parser.add_argument("--texts", type=Path, nargs=2, metavar=("SOURCE", "TARGET"), help="for BLEU of the shipped model")
     return parser.parse_args(arguments), plan
 

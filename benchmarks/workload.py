@@ -70,6 +70,14 @@ def prepare(engine: str, kind: str, root: Path) -> dict:
     group, dtype = engine.rsplit("-", 1)
     if group == "ctranslate2":
         convert_ctranslate2(kind, root / "transformers", root / engine, dtype)
+    elif group == "openvino":
+        from peer_files import convert_openvino
+
+        convert_openvino(kind, root / "vanilla", root / engine, dtype)
+    elif group == "llamacpp":
+        from peer_files import convert_llama_cpp
+
+        convert_llama_cpp(root / "transformers", root / engine, dtype)
     else:
         from vanilla_transformer_export import export
 

@@ -14,13 +14,17 @@ from types import SimpleNamespace
 import intervals
 import linear_baseline
 import lowercased
+import measure_cpu
 import numpy as np
 import pytest
 import report
 import sacrebleu
 import scores
+import speed
 import training_speed
 from checkpoints import OPINIONS, toy_corpus, write_corpus
+from engines import Parts, is_installed
+from plan import PLANS, Arrangement, arrangements_on_cpu
 from standins import write_text
 
 from vanilla_transformer.training.recipe import Recipe, read_recipe
@@ -102,6 +106,129 @@ def test_ratios_are_of_the_same_batch_and_none_where_one_is_missing():
     ]
 
 
+def test_a_ratio_may_be_over_the_best_of_the_engines_of_others():
+    others = [
+        cell("ctranslate2-int8", 1, (1.0, 1.0, 1.0), 150),  # 10 tokens in 1 s
+        cell("openvino-int8", 1, (0.5, 0.5, 0.5), 150),
+        cell("openvino-int8", 8, (4.0, 4.0, 4.0), 150),  # 80 tokens in 4 s
+        dict(shape="seq2seq", kind="seq2seq", engine="ctranslate2-int8", batch=8, beams=1, missing="no"),
+    ]
+    ours = [cell("cpu-int8", 1, (0.25, 0.25, 0.25), 300), cell("cpu-int8", 8, (1.0, 1.0, 1.0), 300)]
+    result = {**RESULT, "cells": others + ours}
+    found = {(ratio["what"], ratio["divided_by"]): ratio["batches"] for ratio in report.ratios(result)}
+    assert found["tokens/s: seq2seq greedy", "best-int8"] == {1: 2.0, 8: 4.0}
+    assert found["tokens/s: seq2seq greedy", "best-fp32"] == {}
+    name = "tokens/s: seq2seq greedy, ours, cpu int8 / the best other int8"
+    assert lines_of(report.tables(result), name) == [[name, "2.00 (goal: 1.6)", "4.00 (goal: 1.2)"]]
+
+
+def test_results_of_several_processors_stand_below_their_names(tmp_path):
+    assert report.cpu_files(tmp_path) == [tmp_path / "cpu.json"]
+    for name, processor in (("cpu-vnni", "A CPU with VNNI"), ("cpu-avx2", "A CPU")):
+        written = {**RESULT, "hardware": {**RESULT["hardware"], "cpu": processor}}
+        (tmp_path / f"{name}.json").write_text(json.dumps(written))
+    files = report.cpu_files(tmp_path)
+    assert [file.name for file in files] == ["cpu-avx2.json", "cpu-vnni.json"]
+    assert report.overviews(files[:1]) == report.overview(RESULT)
+    first, table, second, again = report.overviews(files).split("\n\n")
+    assert first.startswith("A CPU, 2 cores (avx2;") and second.startswith("A CPU with VNNI, 2 cores")
+    assert table == again == report.overview(RESULT)
+
+
+@pytest.mark.parametrize(
+    "flags, name", [(["avx2"], "cpu-avx2"), (["avx2", "avx_vnni"], "cpu-vnni"), (["avx512_vnni"], "cpu-vnni")]
+)
+def test_the_file_of_results_is_that_of_the_processor(flags, name, monkeypatch):
+    monkeypatch.setattr(speed, "instructions", lambda: flags)
+    options, _ = speed.parse([])
+    assert options.out == BENCHMARKS / "results" / f"{name}.json"
+    assert speed.parse(["--device", "cuda"])[0].out == BENCHMARKS / "results" / "cuda.json"
+
+
+def test_the_cells_with_a_goal_are_measured_for_both_sides():
+    plan, goals = PLANS["cpu"], dict(report.GOALS)
+    for what, _, shape, beams, engine, other in report.RATIOS:
+        for batch in goals.pop((what, engine, other), {}) if engine.startswith("cpu-") else ():
+            [cell] = [cell for cell in plan.shapes[shape] if (cell.batch, cell.beams) == (batch, beams)]
+            assert plan.left_out(engine, cell) is None
+            assert None in [plan.left_out(name, cell) for name in report.BEST.get(other, (other,))]
+    assert {engine for _, engine, _ in goals} == {"cuda-fp16"}
+
+
+# ------------------------------------------------------------------------------------------------------------ arrangements
+
+
+def test_arrangements_share_the_threads_that_there_are():
+    one, many = (PLANS["cpu"].shapes["seq2seq"][place] for place in (0, 2))
+    assert (one.batch, many.batch) == (1, 8)
+    both = [Arrangement(1, 2), Arrangement(1, 1)]
+    assert arrangements_on_cpu("cpu-int8", one, 2) == arrangements_on_cpu("llamacpp-q8", many, 2) == both
+    for engine in ("ctranslate2-int8", "openvino-int8", "cpu-int8"):
+        assert arrangements_on_cpu(engine, many, 2) == [*both, Arrangement(2, 1)]
+    assert arrangements_on_cpu("transformers", many, 2) == [Arrangement(1, 2)]
+    assert arrangements_on_cpu("cpu-int8", many, 1) == [Arrangement(1, 1)]
+
+
+class Clocked:
+    """In the place of a process, whose run takes `seconds`."""
+
+    def __init__(self, arrangement, seconds):
+        self.arrangement, self.seconds, self.started, self.runs, self.is_closed = arrangement, seconds, {}, 0, False
+
+    def run(self, ids, new_tokens, beams):
+        self.runs += 1
+        return {"seconds": self.seconds if self.runs > 1 else 100 * self.seconds}  # a first run takes longer
+
+    def close(self):
+        self.is_closed = True
+
+
+def test_an_engine_keeps_the_process_of_its_fastest_arrangement(tmp_path, monkeypatch):
+    options = SimpleNamespace(minutes=None, threads=2, repeats=3, quick=True, engines=["cpu-int8"], shapes=["seq2seq"])
+    benchmark = measure_cpu.CpuBenchmark(options, PLANS["cpu"], tmp_path)
+    benchmark.result["models"]["seq2seq"] = {"vocab_size": 100}
+    one, many = (PLANS["cpu"].shapes["seq2seq"][place] for place in (0, 2))
+    seconds = {Arrangement(1, 2): 2.0, Arrangement(1, 1): 1.0, Arrangement(2, 1): 0.5}
+    started = []
+
+    def start(engine, kind, arrangement):
+        started.append(Clocked(arrangement, seconds[arrangement]))
+        return started[-1]
+
+    monkeypatch.setattr(benchmark, "start", start)
+    workers = benchmark.workers(one, {})
+    assert workers["cpu-int8"].arrangement == Arrangement(1, 1)
+    assert [each.is_closed for each in started] == [True, False]
+    found = benchmark.workers(many, workers)["cpu-int8"]
+    assert found.arrangement == Arrangement(2, 1)
+    assert [each.arrangement for each in started[2:]] == [Arrangement(1, 2), Arrangement(2, 1)]  # the third one was there
+    assert [each.is_closed for each in started] == [True, True, True, False]
+
+
+def test_the_rows_of_a_batch_come_back_in_their_order():
+    model = SimpleNamespace(
+        given=lambda ids: ids.tolist(),
+        run=lambda given, new_tokens, beams: [[row[0]] * new_tokens for row in given],
+        output=lambda result, new_tokens: np.array(result),
+    )
+    parts = Parts(model, 2)
+    ids = np.arange(15).reshape(5, 3)
+    assert [len(part) for part in parts.given(ids)] == [3, 2]
+    assert parts.output(parts.run(parts.given(ids), 2, 1), 2).tolist() == ids[:, :1].repeat(2, axis=1).tolist()
+
+
+def test_captions_take_the_fastest_setting_of_an_engine():
+    def measured(*speeds):
+        return {"per_second": {"median": speeds[1], "runs": list(speeds)}, "same": 0.99}
+
+    found = {"int8": {"engine 2 1 64": measured(8.0, 10.0, 20.0), "runtime 1 2 32": measured(4.0, 5.0, 5.0)}}
+    found["int8"]["ctranslate2 2 1 64"] = measured(40.0, 50.0, 50.0)
+    summary = measure_cpu.captions_summary("cpu-int8", found, 40)
+    assert summary["per_second"] == 10 and summary["agreement"] == 0.99
+    assert summary["seconds"] == dict(median=4.0, min=2.0, max=5.0, runs=[5.0, 4.0, 2.0])
+    assert summary["arrangement"] == dict(workers=2, threads=1, rows=64, by="engine")
+
+
 def test_the_plot_is_drawn_from_the_result_alone(tmp_path):
     report.plot(RESULT, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
@@ -109,15 +236,17 @@ def test_the_plot_is_drawn_from_the_result_alone(tmp_path):
 
 def test_the_documentation_has_what_was_measured():
     root = BENCHMARKS.parent
-    result = json.loads((BENCHMARKS / "results" / "cpu.json").read_text())
-    assert report.overview(result) in (root / "docs" / "results.md").read_text()
-    assert not result["options"]["quick"] and result["options"]["repeats"] >= 5
-    assert (BENCHMARKS / "results" / "cpu.png").stat().st_size > 10_000
+    files = report.cpu_files()
+    assert report.overviews(files) in (root / "docs" / "results.md").read_text()
+    for file in files:
+        result = json.loads(file.read_text())
+        assert not result["options"]["quick"] and result["options"]["repeats"] >= 5
+        assert file.with_suffix(".png").stat().st_size > 10_000
 
 
-def run_quick(out, shapes, engines):
-    command = [sys.executable, BENCHMARKS / "speed.py", "--quick", "--repeats", "3", "--threads", "1", "--out", out]
-    command += ["--shapes", *shapes, "--engines", *engines]
+def run_quick(out, shapes, engines, threads=1, *more):
+    command = [sys.executable, BENCHMARKS / "speed.py", "--quick", "--repeats", "3", "--threads", str(threads), "--out", out]
+    command += ["--shapes", *shapes, "--engines", *engines, *more]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(out.read_text()), done.stdout
@@ -130,7 +259,7 @@ def check(record):
     assert record.keys() >= MEASURED and 0 < record["memory_above_import"] < record["peak_memory"]
     counted = record["batch"] * max(record["new_tokens"], 1)
     assert record["per_second"] == pytest.approx(counted / record["seconds"]["median"])
-    if not record["engine"].endswith(("int8", "int4")):
+    if record["engine"] not in PLANS["cpu"].rounded:
         assert record.get("agreement", 1) == 1 and record.get("max_difference", 0) < 1e-3
 
 
@@ -166,8 +295,40 @@ def test_a_quick_run_of_the_other_shapes(tmp_path):
         if "missing" not in record:
             check(record)
     assert {record["shape"] for record in result["cells"] if "missing" not in record} == set(shapes)
-    assert {record.get("missing") for record in result["cells"]} == {None, "left out: growth is measured for five engines"}
+    assert {record.get("missing") for record in result["cells"]} == {None, "left out: growth is measured for six engines"}
     assert "**GPT-2, greedy, new tokens/s**" in output and "**BERT, sequences/s**" in output
+
+
+@pytest.mark.slow
+def test_a_quick_run_with_the_engines_of_others_in_all_arrangements(tmp_path):
+    """Those that are installed: without rounding they give the tokens and the states of transformers."""
+    engines = ["transformers", *(name for name in PLANS["cpu"].engines if name.startswith(("openvino", "llamacpp")))]
+    result, output = run_quick(tmp_path / "quick.json", ["seq2seq", "gpt2", "bert"], engines, 2)
+    for record in result["cells"]:
+        if "missing" not in record:
+            check(record)
+            assert record["arrangement"] in [{"workers": rows, "threads": each} for rows, each in ((1, 2), (1, 1), (2, 1))]
+        else:
+            assert record["missing"].startswith("left out: ") or not is_installed(record["engine"])
+    for engine in engines:
+        missing = {record.get("missing", "measured") for record in result["cells"] if record["engine"] == engine}
+        assert ("measured" if is_installed(engine) else "not installed") in missing
+        assert f"| {report.LABELS[engine]} |" in output
+
+
+@pytest.mark.slow
+def test_a_quick_run_of_captions(tmp_path):
+    engines = ["transformers", "ctranslate2-int8", "cpu-fp32"]
+    (tmp_path / "captions").write_text("A dog runs.\nTwo men stand in a field.\n")
+    result, output = run_quick(tmp_path / "quick.json", ["captions"], engines, 1, "--captions", tmp_path / "captions")
+    other, theirs, ours = result["cells"]
+    assert other["missing"] == "left out: many sentences are measured for engines with a queue"
+    if is_installed("ctranslate2-int8"):
+        assert theirs["per_second"] == pytest.approx(2 / theirs["seconds"]["median"]) and 0 <= theirs["agreement"] <= 1
+    assert ours["agreement"] == 1 and ours["per_second"] == pytest.approx(2 / ours["seconds"]["median"])
+    assert "**captions, greedy, sentences/s**" in output
+    result, _ = run_quick(tmp_path / "quick.json", ["captions"], engines)
+    assert [record["missing"] for record in result["cells"][1:]] == ["no captions were given"] * 2
 
 
 @pytest.mark.slow

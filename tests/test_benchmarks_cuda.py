@@ -21,7 +21,7 @@ import torch
 import training_gpu
 import workload
 from checkpoints import EOS, build, write_corpus
-from plan import PLANS, cells_of
+from plan import PLANS, Arrangement, cells_of
 from torch_graph import GraphDecoder
 
 from vanilla_transformer.info import flops
@@ -50,7 +50,7 @@ def grad():
 
 
 def run(engine, kind, root, new_tokens, beams=1):
-    model = engines.ENGINES[engine](engine, kind, root / kind, 1, "cpu")
+    model = engines.ENGINES[engine](engine, kind, root / kind, Arrangement(1, 1), "cpu")
     return engines.timed(model, model.given(IDS), new_tokens, beams)["output"]
 
 
@@ -102,7 +102,7 @@ def test_kernels_and_copies_are_added_up_and_no_kernel_is_an_error():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_there_is_nothing_to_describe_or_to_profile(roots, grad):
     assert gpu.device_facts() is None
-    model = engines.ENGINES["vanilla"]("vanilla", "gpt2", roots / "gpt2", 1, "cpu")
+    model = engines.ENGINES["vanilla"]("vanilla", "gpt2", roots / "gpt2", Arrangement(1, 1), "cpu")
     with pytest.raises(RuntimeError, match="there is no GPU to profile"):
         engines.profiled(model, model.given(IDS), 2, 1)
     assert gpu.copy_bandwidth("cpu", True) > 1e6
@@ -186,6 +186,8 @@ def test_the_cells_with_a_goal_come_first_and_are_left_out_by_neither_engine():
     asked = {(cells[0].batch, 1), (32, 4), (128, 1)}
     assert asked <= {(cell.batch, cell.beams) for cell in cells[:6]}
     for (_, engine, other), goals in report.GOALS.items():
+        if not engine.startswith("cuda-"):
+            continue
         beams = 4 if 32 in goals else 1
         cell = next(cell for cell in cells if cell.batch in goals and cell.beams == beams)
         assert PLAN.left_out(engine, cell) is PLAN.left_out(other, cell) is None

@@ -146,7 +146,7 @@ def repository(tmp_path_factory):
     """A directory that looks like the repository's root, with two cards, runs of a few updates, and what the placeholders of
     commands stand for."""
     folder = tmp_path_factory.mktemp("repository")
-    shutil.copytree(ROOT / "benchmarks", folder / "benchmarks", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "benchmarks", folder / "benchmarks", ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
     changes = {"data.directory": "multi30k", **standins.small(read_recipe("multi30k-en-de-cased"))}
     recipe = read_recipe("multi30k-en-de-cased", changes)
     (folder / "DATA").mkdir()

@@ -1,0 +1,208 @@
+"""Engines to compare with that are optional: OpenVINO, and llama.cpp through its C interface. Neither needs torch to run. What
+they load is made by peer_files.py."""
+
+import ctypes
+import json
+import queue
+from pathlib import Path
+
+import numpy as np
+
+# Of `npm install --prefix benchmarks`.
+LLAMA_CPP = Path(__file__).parent / "node_modules/@node-llama-cpp/linux-x64/bins/linux-x64"
+
+
+def config_of(root: Path) -> dict:
+    return json.loads((root / "transformers/config.json").read_text())
+
+
+class OpenVINO:
+    """Greedy search, and encoders. Weights of 8 and 4 bits run in its own choice of types, fp32 in float32 throughout."""
+
+    packages = ("openvino", "nncf")
+
+    @staticmethod
+    def modules(kind):
+        return ("openvino",)
+
+    def __init__(self, engine, kind, root, arrangement, device):
+        import openvino
+
+        self.kind, self.start = kind, config_of(root).get("decoder_start_token_id")
+        settings = {"INFERENCE_NUM_THREADS": arrangement.workers * arrangement.threads, "NUM_STREAMS": arrangement.workers}
+        if engine == "openvino-fp32":  # where the processor can, it would compute in bfloat16, and keep caches in 8 bits
+            settings |= {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+        core = openvino.Core()
+        graphs = {path.stem: core.compile_model(path, "CPU", settings) for path in (root / engine).glob("*.xml")}
+        self.idle = queue.SimpleQueue()
+        for _ in range(arrangement.workers):
+            self.idle.put({name: graph.create_infer_request() for name, graph in graphs.items()})
+
+    def given(self, ids):
+        return ids, np.ones_like(ids)
+
+    def run(self, given, new_tokens, beams):
+        requests = self.idle.get()
+        try:
+            return self.generate(requests, *given, new_tokens) if new_tokens else encode(requests["encoder"], *given).copy()
+        finally:
+            self.idle.put(requests)
+
+    def generate(self, requests, ids, mask, new_tokens):
+        """(B, new_tokens)."""
+        decoder, rows = requests["decoder"], np.arange(len(ids), dtype=np.int32)
+        decoder.reset_state()
+        if "encoder" in requests:
+            encode(requests["encoder"], ids, mask)
+            for output in requests["encoder"].model_outputs:
+                decoder.set_tensor(output.any_name, requests["encoder"].get_tensor(output))
+            ids = np.full((len(ids), 1), self.start)
+        found, past = [], 0
+        while len(found) < new_tokens:
+            used = past + ids.shape[1]
+            feeds = {"input_ids": ids, "position_ids": np.arange(past, used)[None].repeat(len(ids), axis=0), "beam_idx": rows}
+            if "encoder" not in requests:
+                feeds["attention_mask"] = np.ones((len(ids), used), np.int64)
+            elif not past:
+                feeds["attention_mask"] = mask
+            decoder.infer(feeds, share_outputs=True)
+            ids = decoder.get_tensor("logits").data[:, -1].argmax(axis=-1)[:, None]
+            found.append(ids)
+            past = used
+        return np.concatenate(found, axis=1)
+
+    def output(self, result, new_tokens):
+        return result
+
+
+def encode(request, ids, mask):
+    request.infer({"input_ids": ids, "attention_mask": mask}, share_outputs=True)
+    return request.get_output_tensor(0).data
+
+
+# -------------------------------------------------------------------------------------------------------------- llama.cpp
+
+
+class ModelParams(ctypes.Structure):
+    """`llama_model_params`, of which the defaults are taken: room enough for it."""
+
+    _fields_ = [("all", ctypes.c_uint64 * 64)]
+
+
+class ContextParams(ctypes.Structure):
+    """`llama_context_params`: the first fields, which have stood there in all versions, and room enough for the others."""
+
+    _fields_ = [
+        *((name, ctypes.c_uint32) for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max")),
+        ("others", ctypes.c_uint64 * 64),
+    ]
+
+
+class Batch(ctypes.Structure):
+    """`llama_batch`: N tokens, each at a position of a sequence, and whether its logits are wanted."""
+
+    _fields_ = [
+        ("n_tokens", ctypes.c_int32),
+        *((name, ctypes.c_void_p) for name in ("token", "embd", "pos", "n_seq_id", "seq_id", "logits")),
+    ]
+
+
+DEFAULTS = {"n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1}  # which say that the fields are where we look
+PLACES = 256  # the room of a sequence is a multiple of it
+
+
+class LlamaCpp:
+    """Greedy search of GPT-2."""
+
+    packages = ("gguf",)
+    folder = LLAMA_CPP
+
+    @staticmethod
+    def modules(kind):
+        return ("ctypes",)
+
+    def __init__(self, engine, kind, root, arrangement, device):
+        self.library, self.threads, self.contexts = load_llama_cpp(), arrangement.threads, {}
+        self.vocabulary = config_of(root)["vocab_size"]
+        path = str(root / engine / "model.gguf").encode()
+        self.model = self.library.llama_model_load_from_file(path, self.library.llama_model_default_params())
+        if not self.model:
+            raise OSError(f"llama.cpp does not load {path.decode()}")
+
+    def given(self, ids):
+        return ids
+
+    def context(self, rows, length, places):
+        """With room for `places` tokens of each row, in blocks of `PLACES`. They are kept."""
+        places = -(-places // PLACES) * PLACES
+        if (rows, places) not in self.contexts:
+            params = self.library.llama_context_default_params()
+            found = {name: getattr(params, name) for name in DEFAULTS}
+            if found != DEFAULTS:
+                raise OSError(f"llama.cpp's defaults are {found}, expected {DEFAULTS}: another version")
+            params.n_ctx, params.n_seq_max = rows * places, rows
+            params.n_batch = max(params.n_batch, rows * length)
+            context = self.library.llama_init_from_model(self.model, params)
+            if not context:
+                raise OSError(f"llama.cpp has no context of {rows} rows of {places} tokens")
+            self.library.llama_set_n_threads(context, self.threads, self.threads)
+            self.contexts[rows, places] = context
+        return self.contexts[rows, places]
+
+    def run(self, ids, new_tokens, beams):
+        """(B, new_tokens)."""
+        rows, length = ids.shape
+        context = self.context(rows, length, length + new_tokens)
+        self.library.llama_memory_clear(self.library.llama_get_memory(context), True)
+        found, past = [], 0
+        while len(found) < new_tokens:
+            ids = self.logits(context, ids, past).argmax(axis=-1)[:, None]
+            past = length + len(found)
+            found.append(ids)
+        return np.concatenate(found, axis=1)
+
+    def logits(self, context, ids, past):
+        """After the last token of each row (B, T), of which `past` tokens are in the context: (B, V)."""
+        rows, length = ids.shape
+        columns = {
+            "token": ids.astype(np.int32),
+            "pos": np.tile(np.arange(past, past + length, dtype=np.int32), rows),
+            "n_seq_id": np.ones(ids.size, np.int32),
+            "logits": np.tile(np.arange(length) == length - 1, rows).astype(np.int8),
+        }
+        sequences = np.arange(rows, dtype=np.int32).repeat(length)
+        columns["seq_id"] = sequences.ctypes.data + sequences.itemsize * np.arange(ids.size, dtype=np.uint64)
+        batch = Batch(ids.size, **{name: column.ctypes.data for name, column in columns.items()})
+        if code := self.library.llama_decode(context, batch):
+            raise OSError(f"llama_decode returned {code}")
+        return np.ctypeslib.as_array(self.library.llama_get_logits(context), (rows, self.vocabulary))
+
+    def output(self, result, new_tokens):
+        return result
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+def ignore(level, text, data):
+    """What llama.cpp says while it loads."""
+
+
+def load_llama_cpp():
+    """Its library, with its kernels for this processor."""
+    pointer = ctypes.c_void_p
+    ggml, library = (ctypes.CDLL(str(next(LLAMA_CPP.glob(f"lib{name}.*so")))) for name in ("ggml", "llama"))
+    library.llama_log_set(ignore, None)
+    ggml.ggml_backend_load_all_from_path(str(LLAMA_CPP).encode())
+    signatures = {
+        "llama_model_default_params": (ModelParams, []),
+        "llama_context_default_params": (ContextParams, []),
+        "llama_model_load_from_file": (pointer, [ctypes.c_char_p, ModelParams]),
+        "llama_init_from_model": (pointer, [pointer, ContextParams]),
+        "llama_set_n_threads": (None, [pointer, ctypes.c_int32, ctypes.c_int32]),
+        "llama_get_memory": (pointer, [pointer]),
+        "llama_memory_clear": (None, [pointer, ctypes.c_bool]),
+        "llama_decode": (ctypes.c_int32, [pointer, Batch]),
+        "llama_get_logits": (ctypes.POINTER(ctypes.c_float), [pointer]),
+    }
+    for name, (result, arguments) in signatures.items():
+        getattr(library, name).restype, getattr(library, name).argtypes = result, arguments
+    return library
