@@ -171,6 +171,32 @@ def test_a_file_changed_in_place_while_it_is_opened_is_an_error(two, tmp_path, m
         Runtime(out, threads=1)
 
 
+def test_weights_are_compared_with_their_hash_while_the_graphs_open(two, monkeypatch):
+    expected, opens, check = tokens(two[0]), threading.Event(), artifact.check_hash
+
+    def late(file, facts, path):
+        assert path.suffix != ".onnx_data" or opens.wait(60)
+        check(file, facts, path)
+
+    def session(*args, opened=onnxruntime.InferenceSession, **kwargs):
+        opens.set()
+        return opened(*args, **kwargs)
+
+    monkeypatch.setattr(artifact, "check_hash", late)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    assert tokens(two[0]) == expected
+
+
+def test_other_weights_are_refused_and_named_whatever_becomes_of_the_graphs(two, tmp_path, monkeypatch):
+    out = copy_of(two[0], tmp_path)
+    shutil.copyfile(two[1] / "onnx/model.onnx_data", out / "onnx/model.onnx_data")  # of the same size
+    with pytest.raises(ValueError, match="model.onnx_data has SHA-256 .*: export again"):
+        Runtime(out, threads=1)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", None)  # opening a graph fails
+    with pytest.raises(ValueError, match="model.onnx_data has SHA-256 .*: export again"):
+        Runtime(out, threads=1)
+
+
 def test_a_directory_that_is_being_filled_is_refused_until_its_manifest_is_there(two, tmp_path):
     """In place, as where it is a mount: the manifest comes last."""
     out = tmp_path / "mounted"
