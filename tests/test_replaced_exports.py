@@ -66,20 +66,22 @@ class Steps:
 
     def __init__(self, monkeypatch, at=None, after=False, act=None):
         self.count, self.at, self.after, self.act = 0, at, after, act
+        self.lock = threading.RLock()  # graphs are opened side by side
         for module in (artifact, external_data):
             monkeypatch.setattr(module, "open", self.counted(builtins.open), raising=False)
         monkeypatch.setattr(onnxruntime, "InferenceSession", self.counted(onnxruntime.InferenceSession))
 
     def counted(self, opens):
         def call(*args, **kwargs):
-            here = self.count == self.at
-            self.count += 1
-            if here and not self.after:
-                self.act()
-            opened = opens(*args, **kwargs)
-            if here and self.after:
-                self.act()
-            return opened
+            with self.lock:
+                here = self.count == self.at
+                self.count += 1
+                if here and not self.after:
+                    self.act()
+                opened = opens(*args, **kwargs)
+                if here and self.after:
+                    self.act()
+                return opened
 
         return call
 
@@ -141,15 +143,16 @@ def test_a_session_made_on_demand_is_of_the_export_that_was_opened(exported_for,
 def test_an_export_that_was_away_while_it_was_opened_is_an_error(two, place, monkeypatch, tmp_path):
     """The second export is opened in between, and the first is back at the end."""
     out, replace = place
-    opened = onnxruntime.InferenceSession
+    opened, lock = onnxruntime.InferenceSession, threading.Lock()
 
     def there_and_back(*args, **kwargs):
-        replace()
-        try:
-            return opened(*args, **kwargs)
-        finally:
-            out.rename(tmp_path / "new")
-            (tmp_path / "old").rename(out)
+        with lock:
+            replace()
+            try:
+                return opened(*args, **kwargs)
+            finally:
+                out.rename(tmp_path / "new")
+                (tmp_path / "old").rename(out)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", there_and_back)
     with pytest.raises(ValueError, match="out was replaced or changed while the export was opened: open it again"):
