@@ -1,13 +1,15 @@
-"""A decoder with a sliding window costs as much at its thousandth token as at its hundredth: what no token sees any more leaves
-the caches, and its tokens stay those of the model in torch, which keeps everything and masks."""
+"""With a sliding window, a text costs what its length says, and not its square; and what comes of it stays what the model gives
+in torch, which keeps everything and masks."""
 
 import numpy as np
 import pytest
 import torch
-from checkpoints import EOS, PAD
+from checkpoints import EOS, PAD, SIZES, perturbed
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
 from vanilla_transformer_export import Runtime
+from vanilla_transformer_export.targets import windows
 from vanilla_transformer_export.targets.cpu import decoder as cpu
 from vanilla_transformer_export.targets.portable import decoder as portable
 
@@ -99,3 +101,55 @@ def test_caches_stay_as_large_as_the_window_and_the_room(opened):
             caches = [cache for cache, _ in decoder.bound.caches.values()] if target == "cpu" else decoder.past.values()
             sizes |= {cache.shape[2] for cache in caches}
         assert sizes == {window + ROOM if target == "cpu" else window - 1}
+
+
+# ---------------------------------------------------------------------------------------------------------------- encoders
+
+
+def sources(length):
+    """A row without padding, one with padding on the right, and one of a token."""
+    ids = np.random.default_rng(length).integers(4, 48, (3, length))
+    ends = np.array([length, max(1, length // 2), 1])
+    return ids, (np.arange(length) < ends[:, None]).astype(np.int64)
+
+
+@pytest.mark.parametrize("window", [1, 3, 6])
+def test_attention_in_blocks_is_attention_with_a_mask_of_the_window(window, monkeypatch):
+    """The window is smaller than a block, or is one; the length is below, at and above a multiple of it."""
+    monkeypatch.setattr(windows, "MIN_BLOCK", 4)
+    model = perturbed("VanillaEncoderModel", SIZES | dict(num_hidden_layers=2, sliding_window=window))
+    for length in (1, 2, 3, 4, 5, 8, 11, 12, 13, 31):
+        given = [torch.from_numpy(array) for array in sources(length)]
+        found = []
+        for use in (lambda model: model.set_attn_implementation("eager"), windows.attend_in_blocks):
+            use(model)
+            with torch.no_grad():
+                found.append(model(*given).last_hidden_state)
+        real = given[1] == 1
+        torch.testing.assert_close(found[1][real], found[0][real], atol=1e-5, rtol=0)
+        assert found[1].isfinite().all()
+
+
+def test_attention_in_blocks_costs_as_the_length_grows():
+    """Products of queries and keys, and of weights and values, counted."""
+    model = perturbed("VanillaEncoderModel", SIZES | dict(num_hidden_layers=1, sliding_window=16))
+    counts = {}
+    for name, use in (("masked", lambda model: model.set_attn_implementation("eager")), ("blocks", windows.attend_in_blocks)):
+        use(model)
+        for length in (512, 2048):
+            with FlopCounterMode(display=False) as counter, torch.no_grad():
+                model(torch.full((1, length), 5), torch.ones(1, length, dtype=torch.int64))
+            counts[name, length] = counter.get_total_flops()
+    assert counts["blocks", 2048] == 4 * counts["blocks", 512]
+    assert counts["masked", 2048] > 8 * counts["masked", 512]
+
+
+@pytest.mark.parametrize("length", [3, windows.MIN_BLOCK, 3 * windows.MIN_BLOCK + 5])
+def test_an_export_of_an_encoder_gives_what_torch_gives_whatever_the_length(exported, length):
+    model, runtime = exported("answers").model, Runtime(exported("answers").directory, threads=1)
+    ids, mask = sources(length)
+    with torch.no_grad():
+        expected = model(torch.from_numpy(ids), torch.from_numpy(mask))
+    found = runtime.outputs(ids, mask)
+    for name in ("start_logits", "end_logits"):
+        np.testing.assert_allclose(found[name][mask == 1], expected[name].numpy()[mask == 1], atol=1e-4)
