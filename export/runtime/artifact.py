@@ -8,7 +8,7 @@ import reprlib
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 MANIFEST = "manifest.json"
 CARD = "README.md"  # not in the manifest: people edit it
@@ -169,7 +169,7 @@ def read_file(path: Path, facts: dict) -> tuple[tuple, bytes]:
     return stamp, content
 
 
-def open_file(path: Path, facts: dict) -> tuple[tuple, BinaryIO]:
+def open_file(path: Path, facts: dict) -> tuple[tuple, io.BufferedReader]:
     """The stamp of the file, which must have the size that the manifest states, and the file, open."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: the export is incomplete, export again")
@@ -181,7 +181,7 @@ def open_file(path: Path, facts: dict) -> tuple[tuple, BinaryIO]:
     return stamp_of(found), file
 
 
-def check_hash(file: BinaryIO, facts: dict, path: Path) -> None:
+def check_hash(file: io.BufferedReader | io.BytesIO, facts: dict, path: Path) -> None:
     """Reads and closes `file`, that of `path`; ValueError if it is not the one that the manifest states the `facts` of."""
     with file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -145,9 +145,8 @@ class Runtime:
                     content = self.artifact.read(spec.file)
                     assert content is not None  # the manifest lists it
                     contents[role] = content
-            for file in files:
-                if file.endswith(".onnx"):
-                    check_external_data(directory, file, files)
+            for spec in self.specs.values():
+                check_external_data(directory, spec.file, files)
             sessions = Sessions(directory, self.specs, contents, self._providers, self.threads, arena)
             self.sessions = sessions.open()
         finally:  # before an error that only follows from other weights
