@@ -28,7 +28,15 @@ FILES = sorted(path for path in ROOT.rglob("*.py") if "__pycache__" not in path.
 HEAVY = ("torch", "transformers", "safetensors", "onnx", "onnx_ir", "onnxscript", "vanilla_transformer")
 # What makes graphs, and what compares with torch. All else runs where there is none of `HEAVY`.
 MAY_BE_HEAVY = {
-    *("exporting.py", "parity.py", "evaluation.py", "shortlist.py", "targets/operators.py", "targets/sequence_modules.py"),
+    *(
+        "exporting.py",
+        "parity.py",
+        "evaluation.py",
+        "shortlist.py",
+        "targets/operators.py",
+        "targets/sequence_modules.py",
+        "targets/windows.py",
+    ),
     *(
         "targets/saving.py",
         "targets/portable/trace.py",

@@ -66,20 +66,22 @@ class Steps:
 
     def __init__(self, monkeypatch, at=None, after=False, act=None):
         self.count, self.at, self.after, self.act = 0, at, after, act
+        self.lock = threading.RLock()  # graphs are opened side by side
         for module in (artifact, external_data):
             monkeypatch.setattr(module, "open", self.counted(builtins.open), raising=False)
         monkeypatch.setattr(onnxruntime, "InferenceSession", self.counted(onnxruntime.InferenceSession))
 
     def counted(self, opens):
         def call(*args, **kwargs):
-            here = self.count == self.at
-            self.count += 1
-            if here and not self.after:
-                self.act()
-            opened = opens(*args, **kwargs)
-            if here and self.after:
-                self.act()
-            return opened
+            with self.lock:
+                here = self.count == self.at
+                self.count += 1
+                if here and not self.after:
+                    self.act()
+                opened = opens(*args, **kwargs)
+                if here and self.after:
+                    self.act()
+                return opened
 
         return call
 
@@ -141,15 +143,16 @@ def test_a_session_made_on_demand_is_of_the_export_that_was_opened(exported_for,
 def test_an_export_that_was_away_while_it_was_opened_is_an_error(two, place, monkeypatch, tmp_path):
     """The second export is opened in between, and the first is back at the end."""
     out, replace = place
-    opened = onnxruntime.InferenceSession
+    opened, lock = onnxruntime.InferenceSession, threading.Lock()
 
     def there_and_back(*args, **kwargs):
-        replace()
-        try:
-            return opened(*args, **kwargs)
-        finally:
-            out.rename(tmp_path / "new")
-            (tmp_path / "old").rename(out)
+        with lock:
+            replace()
+            try:
+                return opened(*args, **kwargs)
+            finally:
+                out.rename(tmp_path / "new")
+                (tmp_path / "old").rename(out)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", there_and_back)
     with pytest.raises(ValueError, match="out was replaced or changed while the export was opened: open it again"):
@@ -168,6 +171,32 @@ def test_a_file_changed_in_place_while_it_is_opened_is_an_error(two, tmp_path, m
         Runtime(out, threads=1)
     Steps(monkeypatch, steps.count - 1, False, change)  # just before the last session
     with pytest.raises(ValueError, match="model.onnx_data was replaced or changed while the export was opened"):
+        Runtime(out, threads=1)
+
+
+def test_weights_are_compared_with_their_hash_while_the_graphs_open(two, monkeypatch):
+    expected, opens, check = tokens(two[0]), threading.Event(), artifact.check_hash
+
+    def late(file, facts, path):
+        assert path.suffix != ".onnx_data" or opens.wait(60)
+        check(file, facts, path)
+
+    def session(*args, opened=onnxruntime.InferenceSession, **kwargs):
+        opens.set()
+        return opened(*args, **kwargs)
+
+    monkeypatch.setattr(artifact, "check_hash", late)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    assert tokens(two[0]) == expected
+
+
+def test_other_weights_are_refused_and_named_whatever_becomes_of_the_graphs(two, tmp_path, monkeypatch):
+    out = copy_of(two[0], tmp_path)
+    shutil.copyfile(two[1] / "onnx/model.onnx_data", out / "onnx/model.onnx_data")  # of the same size
+    with pytest.raises(ValueError, match="model.onnx_data has SHA-256 .*: export again"):
+        Runtime(out, threads=1)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", None)  # opening a graph fails
+    with pytest.raises(ValueError, match="model.onnx_data has SHA-256 .*: export again"):
         Runtime(out, threads=1)
 
 

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import reprlib
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 MANIFEST = "manifest.json"
 CARD = "README.md"  # not in the manifest: people edit it
 SCHEMA_VERSION = 1
+HASHING_THREADS = 2
 IMAGE_PROCESSOR = "preprocessor_config.json"
 TARGET_TOKENIZER = "target_tokenizer.json"  # of target text, where that is cut otherwise than source text
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", TARGET_TOKENIZER)
@@ -25,6 +27,7 @@ class Artifact:
     """An export directory that was found whole: `manifest`, and the `config` and `generation_config` beside it.
 
     `stamps` says which files these were, and which directory: another one under the name, or other content, has another stamp.
+    `hashing` are the files whose content threads compare with the manifest, see `open_artifact`.
     """
 
     directory: Path
@@ -32,6 +35,7 @@ class Artifact:
     config: dict
     generation_config: dict
     stamps: dict[str, tuple]
+    hashing: dict[str, Future]
 
     @property
     def dtypes(self) -> list[str]:
@@ -46,20 +50,32 @@ class Artifact:
         """
         path = self.directory / name
         if name in self.manifest["files"]:
-            return check_file(path, self.manifest["files"][name], keep=True)[1]
+            return read_file(path, self.manifest["files"][name])[1]
         if path.exists():
             raise ValueError(f"{self.directory / MANIFEST} lists no {name}: export again")
         return None
 
-    def check_unchanged(self) -> None:
-        """Checks that what has been opened by name since, graphs and their data, is what `read_artifact` found.
+    def check_hashes(self, ending: str = "") -> None:
+        """Waits until the files whose names have this `ending` were compared with the manifest.
 
         Raises:
-            FileNotFoundError, ValueError: if the export was replaced or changed.
+            ValueError: for one that is not what was exported.
         """
+        for name, comparing in self.hashing.items():
+            if name.endswith(ending):
+                comparing.result()
+
+    def check_unchanged(self) -> None:
+        """Checks that what has been opened by name since, graphs and their data, is what was exported.
+
+        Raises:
+            FileNotFoundError, ValueError: as `read_artifact`, and if the export was replaced or changed.
+        """
+        wait(self.hashing.values())
         for name, stamp in self.stamps.items():
             if stamp_of((self.directory / name).stat()) != stamp:
                 raise ValueError(f"{self.directory / name} was replaced or changed while the export was opened: open it again")
+        self.check_hashes()
 
 
 def write_manifest(directory: Path, **facts: Any) -> dict[str, Any]:
@@ -82,6 +98,14 @@ def read_artifact(directory: str | os.PathLike) -> Artifact:
         ValueError: if the manifest is of another schema, lacks a fact or has one of another type, or lists a file outside the
             directory; if a file is not the one that was exported, or is none where it should be JSON.
     """
+    artifact = open_artifact(directory)
+    artifact.check_hashes()
+    return artifact
+
+
+def open_artifact(directory: str | os.PathLike) -> Artifact:
+    """As `read_artifact`, but threads go on comparing all files but the configs with their hashes: whoever opens them must call
+    `check_unchanged` before anything comes of it."""
     directory = Path(directory).resolve()  # a link that comes to lead elsewhere meanwhile changes nothing
     path = directory / MANIFEST
     if not path.is_file():
@@ -101,18 +125,28 @@ def read_artifact(directory: str | os.PathLike) -> Artifact:
         if not isinstance(value := manifest.get(name, kind()), kind):
             raise ValueError(f"{path} has {name} {reprlib.repr(value)}, expected a {kind.__name__}: export again")
     configs: dict[str, dict] = {"config.json": {}, "generation_config.json": {}}
-    for name, facts in manifest["files"].items():
-        # A link is followed, the Hub's cache is made of them: what it leads to must have the right hash.
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise ValueError(f"{path} lists {name!r:.200}, which is outside the directory: export again")
-        if not isinstance(facts, dict) or (type(facts.get("bytes")), type(facts.get("sha256"))) != (int, str):
-            raise ValueError(f"{path} has {reprlib.repr(facts)} for {name:.200}, expected its bytes and sha256: export again")
-        stamps[name], content = check_file(directory / name, facts, keep=name in configs)
-        if name in configs:
-            configs[name] = json_object(directory / name, content)
+    hashing = {}
+    pool = ThreadPoolExecutor(HASHING_THREADS)
+    try:
+        for name, facts in manifest["files"].items():
+            # A link is followed, the Hub's cache is made of them: what it leads to must have the right hash.
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise ValueError(f"{path} lists {name!r:.200}, which is outside the directory: export again")
+            if not isinstance(facts, dict) or (type(facts.get("bytes")), type(facts.get("sha256"))) != (int, str):
+                found = f"{path} has {reprlib.repr(facts)} for {name:.200}"
+                raise ValueError(f"{found}, expected its bytes and sha256: export again")
+            if name in configs:
+                stamps[name], content = read_file(directory / name, facts)
+                configs[name] = json_object(directory / name, content)
+            else:
+                stamps[name], file = open_file(directory / name, facts)
+                hashing[name] = pool.submit(check_hash, file, facts, directory / name)
+    finally:
+        pool.shutdown(wait=False)  # what was submitted goes on
     config, generation_config = configs.values()
     # config.json names a model type that clients know.
-    return Artifact(directory, manifest, config | {"model_type": manifest["model_type"]}, generation_config, stamps)
+    config |= {"model_type": manifest["model_type"]}
+    return Artifact(directory, manifest, config, generation_config, stamps, hashing)
 
 
 def json_object(path: Path, content: bytes) -> dict:
@@ -126,19 +160,33 @@ def json_object(path: Path, content: bytes) -> dict:
     return found
 
 
-def check_file(path: Path, facts: dict, keep: bool = False) -> tuple[tuple, bytes]:
-    """The stamp of the file, which must be the one that the manifest states the `facts` of; and its content, to `keep`."""
+def read_file(path: Path, facts: dict) -> tuple[tuple, bytes]:
+    """The stamp and the content of the file, which must be the one that the manifest states the `facts` of."""
+    stamp, file = open_file(path, facts)
+    with file:
+        content = file.read()
+    check_hash(io.BytesIO(content), facts, path)
+    return stamp, content
+
+
+def open_file(path: Path, facts: dict) -> tuple[tuple, io.BufferedReader]:
+    """The stamp of the file, which must have the size that the manifest states, and the file, open."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: the export is incomplete, export again")
-    with open(path, "rb") as file:
-        stamp = stamp_of(found := os.fstat(file.fileno()))
-        if found.st_size != facts["bytes"]:
-            raise ValueError(f"{path} has {found.st_size} bytes, expected {facts['bytes']}: export again")
-        content = file.read() if keep else b""
-        digest = hashlib.file_digest(io.BytesIO(content) if keep else file, "sha256").hexdigest()
+    file = open(path, "rb")  # noqa: SIM115 - whoever takes it closes it
+    found = os.fstat(file.fileno())
+    if found.st_size != facts["bytes"]:
+        file.close()
+        raise ValueError(f"{path} has {found.st_size} bytes, expected {facts['bytes']}: export again")
+    return stamp_of(found), file
+
+
+def check_hash(file: io.BufferedReader | io.BytesIO, facts: dict, path: Path) -> None:
+    """Reads and closes `file`, that of `path`; ValueError if it is not the one that the manifest states the `facts` of."""
+    with file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != facts["sha256"]:
         raise ValueError(f"{path} has SHA-256 {digest}, expected {facts['sha256']}: export again")
-    return stamp, content
 
 
 def stamp_of(found: os.stat_result) -> tuple:

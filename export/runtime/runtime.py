@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError
-from .artifact import Artifact, read_artifact
+from .artifact import Artifact, open_artifact
 
 try:
     import onnxruntime  # noqa: F401
@@ -85,7 +85,7 @@ class Runtime:
     ):
         if threads is not None and not (is_int64(threads) and 1 <= threads <= MAX_THREADS):
             raise UsageError(f"threads must be a whole number from 1 to {MAX_THREADS}, got {threads!r}")
-        self.artifact: Artifact = read_artifact(directory)
+        self.artifact: Artifact = open_artifact(directory)
         self.architecture: str = self.artifact.manifest["architecture"]
         if self.architecture not in EXPORTABLE:
             found = f"{self.artifact.directory} has the architecture {self.architecture!r}"
@@ -130,24 +130,27 @@ class Runtime:
         return Path(engine_cache)
 
     def _open(self, arena: bool) -> None:
-        """Loads the graphs, once all that can be said of the files is known to be right."""
+        """Loads the graphs, once all that can be said of them is known to be right. Weights are compared with their hashes
+        while onnxruntime loads them."""
         directory = self.artifact.directory
         files = self.artifact.manifest["files"]
         for spec in self.specs.values():
             if spec.file not in files:
                 raise ValueError(f"{directory}/manifest.json lists no {spec.file}: export again")
-        contents = {}
-        for role, spec in self.specs.items():
-            if spec.is_on_demand:
-                content = self.artifact.read(spec.file)
-                assert content is not None  # the manifest lists it
-                contents[role] = content
-        for file in files:
-            if file.endswith(".onnx"):
-                check_external_data(directory, file, files)
-        sessions = Sessions(directory, self.specs, contents, self._providers, self.threads, arena)
-        self.sessions = sessions.open()
-        self.artifact.check_unchanged()
+        try:
+            self.artifact.check_hashes(".onnx")
+            contents = {}
+            for role, spec in self.specs.items():
+                if spec.is_on_demand:
+                    content = self.artifact.read(spec.file)
+                    assert content is not None  # the manifest lists it
+                    contents[role] = content
+            for spec in self.specs.values():
+                check_external_data(directory, spec.file, files)
+            sessions = Sessions(directory, self.specs, contents, self._providers, self.threads, arena)
+            self.sessions = sessions.open()
+        finally:  # before an error that only follows from other weights
+            self.artifact.check_unchanged()
         self.decoders: DecoderFactory | None = None
         if "decoder" in self.specs and self.step is None:
             loaded = LoadedExport(self.config, self.specs, self.sessions, sessions.make, self.device, self.encode_source)

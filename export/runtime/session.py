@@ -2,6 +2,7 @@
 one line here, and its log, which says the same, is silent."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,9 +80,11 @@ class Sessions:
     arena: bool
 
     def open(self) -> dict[str, Session]:
-        """Those of all graphs that are not made on demand. The decoder first: its largest matrix, the last one, is there twice
-        while onnxruntime brings it into its own layout."""
-        return {role: self.make(role) for role in sorted(self.specs.keys() - self.contents.keys())}
+        """Those of all graphs that are not made on demand; on processors side by side, as each is opened by one thread."""
+        roles = sorted(self.specs.keys() - self.contents.keys())
+        is_on_processor = all(len(self.providers(role)) == 1 for role in roles)
+        with ThreadPoolExecutor(len(roles) if is_on_processor else 1) as pool:
+            return dict(zip(roles, pool.map(self.make, roles)))
 
     def make(self, role: str, sizes: dict[str, int] | None = None) -> Session:
         """A new one of the graph of `role`, with some axes fixed to `sizes`.

@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from .windows import attend_in_blocks, has_windows
+
 if TYPE_CHECKING:
     from vanilla_transformer import VanillaDecoderForSequenceClassification
 
@@ -16,6 +18,8 @@ class SequenceGraph(nn.Module):
     def __init__(self, model: PreTrainedModel):
         super().__init__()
         self.model = model
+        if has_windows(model):
+            attend_in_blocks(model)
 
     def forward(self, input_ids, attention_mask, token_type_ids=None):
         return self.model(input_ids, attention_mask, token_type_ids).to_tuple()

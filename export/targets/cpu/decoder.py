@@ -12,7 +12,6 @@ from ...runtime.decoder import (
     LoadedExport,
     check_memory,
     cross_states,
-    first_positions,
     next_input_name,
     position_bytes,
 )
@@ -31,11 +30,15 @@ class CpuDecoders:
     def start(self, request: GenerationRequest) -> Decoder:
         """As `DecoderFactory`."""
         spec = self.export.specs["decoder"]
-        check_memory(request, self.export.config["vocab_size"], position_bytes(spec) * first_positions(request))
+        window = bounding_window(self.export.config)
         capacity = request.input_ids.shape[1] + min(request.options.max_new_tokens, INITIAL_ROOM)
+        if window is not None:
+            capacity = min(capacity, window + INITIAL_ROOM)
+        rows = len(request.input_ids) * request.options.rows_per_input
+        check_memory(request, self.export.config["vocab_size"], position_bytes(spec) * rows * capacity)
         session = self.export.sessions["decoder"]
         if request.source is None:
-            return CpuDecoder(session, spec, len(request.input_ids), capacity)
+            return CpuDecoder(session, spec, len(request.input_ids), capacity, window)
         ids, mask = request.source
         source = {**cross_states(self.export.encode(ids, mask)), "encoder_attention_mask": mask}
         return CpuSeq2SeqDecoder(session, spec, source, len(request.input_ids), capacity)
@@ -44,16 +47,28 @@ class CpuDecoders:
         """As `DecoderFactory`: the search is on the host."""
 
 
+def bounding_window(config: dict) -> int | None:
+    """How many tokens a token of a decoder sees, itself among them, if caches may lose what is before. Graphs with biases count
+    distances from positions to places in the cache, so that nothing may move."""
+    return None if "relative" in config["position_embedding_type"] else config.get("sliding_window")
+
+
 class CpuDecoder:
-    """The `Decoder` of prompts of a decoder, each at its own length; at first there is room for `capacity` tokens of each."""
+    """The `Decoder` of prompts of a decoder, each at its own length; at first there is room for `capacity` tokens of each.
+
+    With a `window`, tokens that no next one sees leave the caches when these are full; `dropped` (rows,) counts them. So caches
+    have places for `window` and `INITIAL_ROOM` tokens at most, however long a text is.
+    """
 
     all_logits = False
     max_step_tokens = 1
 
-    def __init__(self, session: Session, spec: GraphSpec, rows: int, capacity: int):
+    def __init__(self, session: Session, spec: GraphSpec, rows: int, capacity: int, window: int | None = None):
         self.session = session
         self.spec = spec
         self.capacity = capacity
+        self.window = window
+        self.lengths = self.dropped = np.zeros(rows, np.int64)
         self.bound = self.bind(rows, 1, {})
 
     def bind(self, rows: int, length: int, caches: dict) -> "BoundGraph":
@@ -64,29 +79,68 @@ class CpuDecoder:
         """As `Decoder`."""
         ids, mask = move_padding(input_ids, attention_mask, "right", 0)
         rows, length = ids.shape
+        if length > self.capacity:
+            return self.prefill_parts(ids, mask.sum(axis=1))
         self.lengths = mask.sum(axis=1)
         prompt = self.bind(rows, length, self.bound.caches)
         logits = prompt.run(input_ids=ids, position_ids=np.arange(length), last_position=self.lengths - 1, total_length=length)
         return logits[:, None].copy()
 
+    def prefill_parts(self, ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """As `prefill`, of prompts that are longer than the caches: row by row, as several tokens continue one row only."""
+        logits, alone = [], []
+        for row, length in enumerate(lengths):
+            decoder = CpuDecoder(self.session, self.spec, 1, self.capacity, self.window)
+            for start in range(0, length, INITIAL_ROOM):
+                last = decoder.append(ids[row : row + 1, start : min(start + INITIAL_ROOM, length)])
+            logits.append(last.copy())  # it is the decoder's
+            alone.append((decoder.lengths[0], decoder.dropped[0]))
+            for name, (cache, _) in self.bound.caches.items():
+                cache[row] = decoder.bound.caches[name][0][0]
+        self.lengths, self.dropped = np.array(alone).T
+        return np.stack(logits)
+
+    def append(self, tokens: np.ndarray) -> np.ndarray:
+        """The logits (rows, V) after `tokens` (rows, T), which continue the rows; T is 1 unless there is one row."""
+        count = tokens.shape[1]
+        if self.lengths.max() + count > self.capacity:
+            self.make_room()
+        places = self.lengths[:, None] + np.arange(count)
+        self.lengths = self.lengths + count
+        bound = self.bound if count == 1 else self.bind(len(tokens), count, self.bound.caches)
+        logits = bound.run(
+            input_ids=tokens,
+            position_ids=places + self.dropped[:, None],
+            last_position=self.lengths - 1,
+            total_length=self.lengths.max(),
+        )
+        return logits if count == 1 else logits.copy()  # whose memory ends with the binding
+
     def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
         """As `Decoder`."""
         if beam_idx is not None:
             self.reorder_cache(beam_idx)
-        used = self.lengths.max()
-        if used == self.capacity:
-            self.capacity *= 2
+        return self.append(tokens)[:, None]
+
+    def make_room(self) -> None:
+        """Of what a row has, its next token sees the last `window - 1`."""
+        if self.window is None or self.capacity < self.window + INITIAL_ROOM:
+            doubled = 2 * self.capacity
+            self.capacity = doubled if self.window is None else min(doubled, self.window + INITIAL_ROOM)
             self.expand(1)
-        places = self.lengths
-        self.lengths = places + 1
-        return self.bound.run(input_ids=tokens, position_ids=places[:, None], last_position=places, total_length=used + 1)[
-            :, None
-        ]
+            return
+        seen = self.window - 1
+        firsts = np.maximum(self.lengths - seen, 0)
+        for cache, _ in self.bound.caches.values():
+            for row, first in enumerate(firsts):
+                cache[row, :, :seen] = cache[row, :, first : first + seen]
+        self.lengths = self.lengths - firsts
+        self.dropped = self.dropped + firsts
 
     def expand(self, expand_size: int) -> None:
         """As `Decoder`, in new caches."""
         old = self.bound.caches
-        self.lengths = np.repeat(self.lengths, expand_size)
+        self.lengths, self.dropped = np.repeat([self.lengths, self.dropped], expand_size, axis=1)
         self.bound = self.bind(len(self.lengths), 1, {})
         used = self.lengths.max()
         for name, (cache, _) in self.bound.caches.items():
@@ -99,7 +153,7 @@ class CpuDecoder:
             used = self.lengths.max()
             for cache, _ in self.bound.caches.values():
                 cache[moved, :, :used] = cache[beam_idx[moved], :, :used]
-            self.lengths = self.lengths[beam_idx]
+            self.lengths, self.dropped = self.lengths[beam_idx], self.dropped[beam_idx]
 
     def close(self) -> None:
         """As `Decoder`; nothing outlives it."""

@@ -4,7 +4,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...runtime.decoder import GenerationRequest, LoadedExport, check_memory, first_positions, next_input_name, position_bytes
+from ...runtime.decoder import (
+    INITIAL_ROOM,
+    GenerationRequest,
+    LoadedExport,
+    check_memory,
+    first_positions,
+    next_input_name,
+    position_bytes,
+)
 from ...runtime.inputs import move_padding
 
 
@@ -43,7 +51,11 @@ class PortableDecoder:
         self.session = export.sessions["decoder"]
         self.outputs = [tensor.name for tensor in spec.outputs]
         self.feeds = feeds
-        self.takes_mask = "attention_mask" in {tensor.name for tensor in spec.inputs}
+        self.window = None  # how many tokens a token sees, itself among them, if the caches may lose what is before
+        if "attention_mask" in {tensor.name for tensor in spec.inputs}:  # the other decoders count positions by their caches
+            self.window = export.config.get("sliding_window")
+            self.feeds["attention_mask"] = np.zeros((rows, 0), np.int64)
+            self.dropped = np.zeros((rows, 1), np.int64)  # tokens of each row that are in the caches no more
         # Every cache starts with length 0.
         self.past = {
             tensor.name: np.zeros((rows, *(0 if isinstance(size, str) else size for size in tensor.shape[1:])), np.float32)
@@ -54,40 +66,45 @@ class PortableDecoder:
     def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
         """As `Decoder`; the logits are those of the rows with their padding on the left."""
         ids, mask = move_padding(input_ids, attention_mask, "left", 0)
-        if self.takes_mask:
-            self.feeds["attention_mask"] = mask
-        return self.run(ids)
+        length = ids.shape[1] if self.window is None else max(self.window, INITIAL_ROOM)
+        parts = [slice(start, start + length) for start in range(0, ids.shape[1], length)]
+        return np.concatenate([self.run(ids[:, part], mask[:, part]) for part in parts], axis=1)
 
     def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
         """As `Decoder`."""
         if beam_idx is not None:
             self.reorder_cache(beam_idx)
-        return self.run(tokens)
+        return self.run(tokens, np.ones_like(tokens))
 
-    def run(self, tokens: np.ndarray) -> np.ndarray:
+    def run(self, tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """The logits of new tokens (rows, T), whose `mask` is 0 for padding."""
         feeds = {**self.feeds, **self.past, "input_ids": tokens}
-        if self.takes_mask:
-            feeds |= self.grow_mask(tokens.shape[1])
+        if "attention_mask" in self.feeds:
+            mask = self.feeds["attention_mask"] = np.concatenate([self.feeds["attention_mask"], mask], axis=1)
+            positions = self.dropped + np.maximum(mask.cumsum(axis=1) - 1, 0)
+            feeds |= {"attention_mask": mask, "position_ids": positions[:, -tokens.shape[1] :]}
         logits, *present = self.session.run(self.outputs, feeds)
         for name, states in zip(self.outputs[1:], present, strict=True):
             self.past[next_input_name(name)] = states
+        if self.window is not None:
+            self.drop(self.feeds["attention_mask"].shape[1] - (self.window - 1))
         return logits
 
-    def grow_mask(self, length: int) -> dict[str, np.ndarray]:
-        """The first step has the mask of the prompt; each later one appends tokens that are not padding."""
-        mask = self.feeds["attention_mask"]
-        past = self.past["past_key_values.0.key"].shape[2]
-        if past:
-            mask = np.concatenate([mask, np.ones((len(mask), past + length - mask.shape[1]), np.int64)], axis=1)
-            self.feeds["attention_mask"] = mask
-        positions = np.maximum(mask.cumsum(axis=1) - 1, 0)[:, past:]
-        return {"attention_mask": mask, "position_ids": positions}
+    def drop(self, surplus: int) -> None:
+        """The first tokens of the caches, if `surplus` is above 0: those that the next one does not see."""
+        if surplus > 0:
+            mask = self.feeds["attention_mask"]
+            self.feeds["attention_mask"] = mask[:, surplus:]
+            self.dropped = self.dropped + mask[:, :surplus].sum(axis=1, keepdims=True)
+            self.past = {name: states[:, :, surplus:] for name, states in self.past.items()}
 
     def expand(self, expand_size: int) -> None:
         """As `Decoder`."""
         for arrays in (self.feeds, self.past):
             for name, array in arrays.items():
                 arrays[name] = np.repeat(array, expand_size, axis=0)
+        if "attention_mask" in self.feeds:
+            self.dropped = np.repeat(self.dropped, expand_size, axis=0)
 
     def reorder_cache(self, beam_idx: np.ndarray) -> None:
         """Beams of one input share the encoder's output, so only the decoder's own caches move."""
@@ -96,6 +113,7 @@ class PortableDecoder:
                 self.past[name] = states[beam_idx]
         if "attention_mask" in self.feeds:
             self.feeds["attention_mask"] = self.feeds["attention_mask"][beam_idx]
+            self.dropped = self.dropped[beam_idx]
 
     def close(self) -> None:
         """As `Decoder`; nothing outlives it."""

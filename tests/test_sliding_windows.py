@@ -1,0 +1,155 @@
+"""With a sliding window, a text costs what its length says, and not its square; and what comes of it stays what the model gives
+in torch, which keeps everything and masks."""
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import EOS, PAD, SIZES, perturbed
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import DynamicCache
+
+from vanilla_transformer_export import Runtime
+from vanilla_transformer_export.targets import windows
+from vanilla_transformer_export.targets.cpu import decoder as cpu
+from vanilla_transformer_export.targets.portable import decoder as portable
+
+ROOM = 4
+LENGTHS = (23, 2, 17, 9)  # with the window and the room, shorter, and longer
+NEW_TOKENS = 30
+
+
+@pytest.fixture(autouse=True)
+def little_room(monkeypatch):
+    for module in (cpu, portable):
+        monkeypatch.setattr(module, "INITIAL_ROOM", ROOM)
+
+
+@pytest.fixture
+def opened(exported, exported_for):
+    """A name and a target -> the model, and its export, loaded."""
+
+    def load(name, target):
+        if target == "portable":
+            return exported(name).model, Runtime(exported(name).directory, threads=1)
+        model, directory = exported_for(name, target)
+        return model, Runtime(directory, threads=1)
+
+    return load
+
+
+def prompts(lengths=LENGTHS):
+    """Padded on the left."""
+    rng = np.random.default_rng(0)
+    ids, mask = np.full((len(lengths), max(lengths)), PAD), np.zeros((len(lengths), max(lengths)), np.int64)
+    for row, length in enumerate(lengths):
+        ids[row, -length:], mask[row, -length:] = rng.integers(4, 48, length), 1
+    return ids, mask
+
+
+def expected_tokens(model, ids, mask, **options):
+    """With a cache that keeps all keys."""
+    given = {"attention_mask": torch.from_numpy(mask), "past_key_values": DynamicCache()}
+    options |= dict(do_sample=False, eos_token_id=EOS, pad_token_id=PAD, max_new_tokens=NEW_TOKENS)
+    return model.generate(torch.from_numpy(ids), **given, **options).numpy()
+
+
+CASES = [
+    ("causal-window", "cpu"),
+    pytest.param("causal-relative", "cpu", marks=pytest.mark.slow),  # its caches grow, since biases know distances by places
+    ("causal-relative", "portable"),
+]
+
+
+@pytest.mark.parametrize("name, target", CASES)
+@pytest.mark.parametrize("beams", [1, 3])
+def test_tokens_are_those_of_transformers_long_after_the_window(opened, name, target, beams):
+    model, runtime = opened(name, target)
+    ids, mask = prompts()
+    settings = dict(num_beams=beams, min_new_tokens=NEW_TOKENS)
+    found = runtime.generate(ids, mask, **settings, max_new_tokens=NEW_TOKENS, eos_token_id=EOS, pad_token_id=PAD)
+    np.testing.assert_array_equal(found, expected_tokens(model, ids, mask, **settings))
+
+
+@pytest.mark.parametrize("name, target", CASES)
+def test_logits_are_those_of_the_whole_sequence_at_every_step(opened, name, target):
+    model, runtime = opened(name, target)
+    ids, mask = prompts()
+    new = np.random.default_rng(1).integers(4, 48, (len(ids), NEW_TOKENS))
+    request = runtime.request(ids, mask, None, dict(max_new_tokens=NEW_TOKENS, eos_token_id=EOS, pad_token_id=PAD))
+    decoder = runtime.decoder_factory().start(request)
+    found = [decoder.prefill(ids, mask)[:, -1].copy()]
+    found += [decoder.step(new[:, place : place + 1])[:, -1].copy() for place in range(NEW_TOKENS)]
+    whole, seen = np.concatenate([ids, new], axis=1), np.concatenate([mask, np.ones_like(new)], axis=1)
+    positions = torch.from_numpy(np.maximum(seen.cumsum(axis=1) - 1, 0))
+    with torch.no_grad():
+        logits = model(torch.from_numpy(whole), torch.from_numpy(seen), positions, use_cache=False).logits.numpy()
+    np.testing.assert_allclose(np.stack(found, axis=1), logits[:, ids.shape[1] - 1 :], atol=2e-5)
+
+
+def test_caches_stay_as_large_as_the_window_and_the_room(opened):
+    """By the sizes of what is bound, and of what is given back: a step reads no more at the end than at the beginning."""
+    ids, mask = prompts()
+    options = dict(max_new_tokens=NEW_TOKENS, eos_token_id=EOS, pad_token_id=PAD)
+    for name, target in (("causal-window", "cpu"), ("causal-relative", "portable")):
+        model, runtime = opened(name, target)
+        window = model.config.sliding_window
+        decoder = runtime.decoder_factory().start(runtime.request(ids, mask, None, options))
+        decoder.prefill(ids, mask)
+        sizes = set()
+        for _ in range(NEW_TOKENS):
+            decoder.step(np.full((len(ids), 1), 5))
+            caches = [cache for cache, _ in decoder.bound.caches.values()] if target == "cpu" else decoder.past.values()
+            sizes |= {cache.shape[2] for cache in caches}
+        assert sizes == {window + ROOM if target == "cpu" else window - 1}
+
+
+# ---------------------------------------------------------------------------------------------------------------- encoders
+
+
+def sources(length):
+    """A row without padding, one with padding on the right, and one of a token."""
+    ids = np.random.default_rng(length).integers(4, 48, (3, length))
+    ends = np.array([length, max(1, length // 2), 1])
+    return ids, (np.arange(length) < ends[:, None]).astype(np.int64)
+
+
+@pytest.mark.parametrize("window", [1, 3, 6])
+def test_attention_in_blocks_is_attention_with_a_mask_of_the_window(window, monkeypatch):
+    """The window is smaller than a block, or is one; the length is below, at and above a multiple of it."""
+    monkeypatch.setattr(windows, "MIN_BLOCK", 4)
+    model = perturbed("VanillaEncoderModel", SIZES | dict(num_hidden_layers=2, sliding_window=window))
+    for length in (1, 2, 3, 4, 5, 8, 11, 12, 13, 31):
+        given = [torch.from_numpy(array) for array in sources(length)]
+        found = []
+        for use in (lambda model: model.set_attn_implementation("eager"), windows.attend_in_blocks):
+            use(model)
+            with torch.no_grad():
+                found.append(model(*given).last_hidden_state)
+        real = given[1] == 1
+        torch.testing.assert_close(found[1][real], found[0][real], atol=1e-5, rtol=0)
+        assert found[1].isfinite().all()
+
+
+def test_attention_in_blocks_costs_as_the_length_grows():
+    """Products of queries and keys, and of weights and values, counted."""
+    model = perturbed("VanillaEncoderModel", SIZES | dict(num_hidden_layers=1, sliding_window=16))
+    counts = {}
+    for name, use in (("masked", lambda model: model.set_attn_implementation("eager")), ("blocks", windows.attend_in_blocks)):
+        use(model)
+        for length in (512, 2048):
+            with FlopCounterMode(display=False) as counter, torch.no_grad():
+                model(torch.full((1, length), 5), torch.ones(1, length, dtype=torch.int64))
+            counts[name, length] = counter.get_total_flops()
+    assert counts["blocks", 2048] == 4 * counts["blocks", 512]
+    assert counts["masked", 2048] > 8 * counts["masked", 512]
+
+
+@pytest.mark.parametrize("length", [3, windows.MIN_BLOCK, 3 * windows.MIN_BLOCK + 5])
+def test_an_export_of_an_encoder_gives_what_torch_gives_whatever_the_length(exported, length):
+    model, runtime = exported("answers").model, Runtime(exported("answers").directory, threads=1)
+    ids, mask = sources(length)
+    with torch.no_grad():
+        expected = model(torch.from_numpy(ids), torch.from_numpy(mask))
+    found = runtime.outputs(ids, mask)
+    for name in ("start_logits", "end_logits"):
+        np.testing.assert_allclose(found[name][mask == 1], expected[name].numpy()[mask == 1], atol=1e-4)
