@@ -26,7 +26,7 @@ FINALISTS = 2
 
 def engine(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
     from vanilla_transformer_export import Runtime
-    from vanilla_transformer_export.serving.engine import Engine
+    from vanilla_transformer_export.engine.engine import Engine
 
     runtime = Runtime(folder / dtype, threads=threads, continuous=True)
     engine = Engine(runtime, lanes=workers, slots=rows, queue=10**6).start()
@@ -91,10 +91,10 @@ def loaded_memory(export: Path) -> dict:
     from engines import memory
 
     from vanilla_transformer_export import TextRuntime
+    from vanilla_transformer_export.engine.batch import slot_bytes
+    from vanilla_transformer_export.engine.engine import Engine
+    from vanilla_transformer_export.engine.sizing import arrangement
     from vanilla_transformer_export.runtime.devices import processors
-    from vanilla_transformer_export.serving.batch import slot_bytes
-    from vanilla_transformer_export.serving.engine import Engine
-    from vanilla_transformer_export.serving.sizing import arrangement
 
     arranged = arrangement(json.loads((export / "config.json").read_text()), processors())
     runtime = TextRuntime(export, arranged.threads, continuous=True).runtime

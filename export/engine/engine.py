@@ -6,18 +6,20 @@ import dataclasses
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from ..errors import UsageError
 from ..runtime.options import Options
-from ..runtime.runtime import Runtime
 from .batch import Batch, Room, SlotBatch, slot_bytes
 from .jobs import Event, Generated, Job
 from .queue import Queue, Ticket
 from .refusals import TooLong, draining
 from .sizing import rows_of_lane
+
+if TYPE_CHECKING:
+    from ..runtime.runtime import Runtime
 
 MOST_KNOWN = 1024  # different options whose check is remembered
 MOST_LENGTH = 512  # tokens that a slot holds where nothing else is said
@@ -60,7 +62,7 @@ class Engine:
 
     def __init__(
         self,
-        runtime: Runtime,
+        runtime: "Runtime",
         lanes: int = 1,
         slots: int | None = None,
         max_source: int | None = None,
@@ -302,9 +304,12 @@ class Lane:
                 self.batch.leave(run)
 
     def fail(self, error: Exception, joining: list) -> None:
-        is_refusal = isinstance(error, UsageError)  # as for more than there is memory for
+        failure = error
+        if not isinstance(error, UsageError):  # which is for more than there is memory for
+            failure = RuntimeError(f"the engine failed: {error}")
+            failure.__cause__ = error
         for run in (*joining, *self.batch.running, *self.batch.unread):
-            run.ticket.fail(error if is_refusal else RuntimeError(f"the engine failed: {error}"))
+            run.ticket.fail(failure)
 
     def end(self, touched: set[Ticket]) -> None:
         """Frees what has ended, and tells of it."""

@@ -1,4 +1,4 @@
-"""How a model is served where nothing else is said: by what a token costs."""
+"""How a model runs where nothing else is said: by what a token costs."""
 
 import math
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ SMALL = 10e6
 CHUNK_COST = 2e9
 CHUNKS = (16, 256)  # tokens of a prompt that are read at a time, the least and the most
 ROWS = 64  # of all lanes together
+MANY_ROWS = 48  # of one request, from which on they run in lanes
 MOST_BYTES = 2**30  # of slots, where their number is not given
 
 
