@@ -335,9 +335,7 @@ def generate(args: argparse.Namespace) -> None:
 
 
 def add_lanes(parser: Parser) -> None:
-    lanes_help = (
-        "batches beside each other, each with its share of the threads, for many texts; as suits the model if not given"
-    )
+    lanes_help = "batches beside each other, of many texts, that share the threads; as suits the model if not given"
     parser.add_argument("--lanes", type=positive, metavar="N", help=lanes_help)
 
 
@@ -439,14 +437,8 @@ def evaluate_arguments(parser: Parser) -> None:
 def evaluate(args: argparse.Namespace) -> None:
     from .evaluation import evaluate
 
-    options = {
-        "batch_size": args.batch_size,
-        "dtype": args.dtype,
-        "lanes": args.lanes,
-        **metric_settings(args),
-        **generation_options(args),
-    }
-    options |= language_settings(args)
+    options = {"batch_size": args.batch_size, "dtype": args.dtype, "lanes": args.lanes, **metric_settings(args)}
+    options |= generation_options(args) | language_settings(args)
     say(json.dumps(evaluate(args.model, **options)))
 
 
