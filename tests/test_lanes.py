@@ -87,7 +87,7 @@ def test_a_step_is_of_what_still_runs(exported_for, monkeypatch):
     Runtime(directory, threads=2, lanes=1).generate(ids, mask, max_new_tokens=20)
     new = by_transformers(model, ids, mask, max_new_tokens=20)[:, 1:]
     lengths = [row.index(EOS) + 1 if EOS in row else len(row) for row in new.tolist()]
-    assert len(set(lengths)) > 5 and sum(stepped) == sum(lengths)
+    assert len(set(lengths)) > 2 and sum(stepped) == sum(lengths)
 
 
 @pytest.mark.parametrize("name", [SEQ2SEQ, DECODER])
