@@ -15,17 +15,17 @@ from vanilla_transformer_export import Runtime, TextRuntime, evaluate
 from vanilla_transformer_export.cli import main
 from vanilla_transformer_export.engine import many_rows
 from vanilla_transformer_export.engine.batch import SlotBatch
-from vanilla_transformer_export.engine.sizing import MANY_ROWS
+from vanilla_transformer_export.engine.sizing import LEAST_ROWS
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.runtime.inputs import move_padding, pad_sequences
 from vanilla_transformer_export.runtime.lines import Batches, generate_file
 
 SEQ2SEQ, DECODER = "seq2seq", "causal"
-COUNT = MANY_ROWS + 12
+COUNT = 2 * LEAST_ROWS + 12
 OPTIONS = [
     dict(),
-    dict(num_beams=3, num_return_sequences=2, early_stopping=True, length_penalty=0.4),
     dict(repetition_penalty=1.4, no_repeat_ngram_size=2, min_new_tokens=4),
+    dict(forced_bos_token_id=13, forced_eos_token_id=2, bad_words_ids=[[7], [8, 9]], begin_suppress_tokens=[12]),
 ]
 
 
@@ -63,7 +63,8 @@ def test_many_rows_have_the_tokens_of_transformers(exported_for, steps, name):
             np.testing.assert_array_equal(found, by_transformers(model, ids, mask, max_new_tokens=9, **options))
             assert len(set(steps)) == (lanes or 1)
             steps.clear()
-            runtime.generate(ids[: MANY_ROWS - 1], mask[: MANY_ROWS - 1], max_new_tokens=9, **options)
+            few = LEAST_ROWS * (lanes or 1) - 1
+            runtime.generate(ids[:few], mask[:few], max_new_tokens=9, **options)
             assert not steps
 
 

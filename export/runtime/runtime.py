@@ -24,7 +24,7 @@ except ImportError:
         "onnxruntime is not installed: pip install 'vanilla-transformer[cpu]', or [gpu] for onnxruntime-gpu"
     ) from None
 
-from ..engine.sizing import MANY_ROWS, arrangement
+from ..engine.sizing import LEAST_ROWS, arrangement, lanes_of_many_rows
 from ..targets.registry import default_target, get_target, known_targets
 from ..targets.sequences import EXPORTABLE, READS_AT_END, token_inputs
 from ..targets.spec import Target
@@ -143,7 +143,7 @@ class Runtime:
 
     def _checked_lanes(self, lanes: int | None) -> int:
         if lanes is None:
-            return arrangement(self.config, self.threads).lanes if self._lane_specs else 1
+            return lanes_of_many_rows(self.config, self.threads) if self._lane_specs else 1
         if not (is_int64(lanes) and 1 <= lanes <= self.threads):
             raise UsageError(f"lanes must be a whole number from 1 to {self.threads}, the threads, got {lanes!r}")
         if not self._lane_specs:
@@ -178,15 +178,17 @@ class Runtime:
 
     @functools.cached_property
     def _in_lanes(self) -> "Runtime":
-        """This export as lanes run it. Opened when it is first needed: what has the threads of a lane already is shared."""
+        """This export as lanes run it: with the encoder that is open, and with a step of the threads of a lane, opened when it is
+        first needed, unless that is the decoder that is open."""
         opened = copy.copy(self)
         opened.step = self.artifact.manifest["step"]
         opened.specs = self._lane_specs
         opened.threads = arrangement(self.config, self.threads, self.lanes).threads
-        shared = self.sessions if opened.threads == self.threads else {}
-        sessions = dataclasses.replace(self._sessions, specs=opened.specs, threads=opened.threads)
-        opened.sessions = {role: shared.get(role) or sessions.make(role) for role in opened.specs}
-        self.artifact.check_unchanged()
+        opened.sessions = dict(self.sessions)
+        if opened.step not in self.sessions or opened.threads != self.threads:
+            sessions = dataclasses.replace(self._sessions, specs=opened.specs, threads=opened.threads)
+            opened.sessions[opened.step] = sessions.make(opened.step)
+            self.artifact.check_unchanged()
         return opened
 
     def encode(
@@ -367,11 +369,11 @@ class Runtime:
 
     def _suits_lanes(self, rows: int, options: Options, is_scored: bool) -> bool:
         """Whether `generate` runs so many rows in lanes."""
-        if rows < MANY_ROWS or not self._lane_specs or self.decoders is None:
+        if rows < LEAST_ROWS * self.lanes or not self._lane_specs or self.decoders is None:
             return False
         from ..engine.many_rows import has_room, is_suited
 
-        return is_suited(options, is_scored) and has_room(self, options.max_new_tokens)
+        return is_suited(options, is_scored) and has_room(self, self.lanes, options.max_new_tokens)
 
     def decoder_factory(self) -> DecoderFactory:
         """What generates. Raises ValueError for a model that cannot, and where only the step is open."""
@@ -462,10 +464,11 @@ class Runtime:
 
     def _generated(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None]:
         """What `generate_with_scores` returns; `None` for scores that were not asked for and would have to be computed."""
+        result: tuple[np.ndarray, np.ndarray | None] | None
         if self._is_for_lanes(request):
             from ..engine import many_rows
 
-            result = many_rows.generate(self._in_lanes, request, self.lanes)
+            result = many_rows.generate(self._in_lanes, request, self.lanes), None
         else:
             result = self.decoder_factory().generate(request)
         if result is None:
