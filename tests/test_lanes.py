@@ -146,6 +146,7 @@ def translator(exported_for, tmp_path_factory):
     """The model, its export with a tokenizer of the words w0 to w47, texts, and what transformers gives for them."""
     model, directory = exported_for(SEQ2SEQ, "cpu")
     ids, mask = inputs(SEQ2SEQ)
+    ids[(ids >= 10) & (ids < 30)] = 7  # other words begin with a special token
     texts = [" ".join(f"w{token}" for token in row[is_token]) for row, is_token in zip(ids, mask == 1)]
     rows = by_transformers(model, ids, mask, max_new_tokens=9).tolist()
     wanted = [" ".join(f"w{token}" for token in row if token not in (PAD, START, EOS)) for row in rows]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..runtime.decoder import GenerationRequest
+from ..runtime.decoder import GenerationRequest, memory
 from ..runtime.options import Options
 from .batch import Room, slot_bytes
 from .engine import Engine
@@ -23,7 +23,12 @@ def is_suited(options: Options, is_scored: bool) -> bool:
 
 def has_room(runtime: "Runtime", lanes: int, new_tokens: int) -> bool:
     """Whether enough slots of so many tokens fit into memory: whole batches, whose caches grow, are better than fewer."""
-    return lanes * LEAST_ROWS * slot_bytes(runtime, Room(1, 0, new_tokens)) <= MOST_BYTES
+    return LEAST_ROWS * slot_bytes(runtime, Room(1, 0, new_tokens)) <= bytes_of_lane(lanes)
+
+
+def bytes_of_lane(lanes: int) -> float:
+    """What its slots may take. Only what tokens have been written to is taken from the system."""
+    return min(MOST_BYTES, memory() / 4 / lanes)
 
 
 def generate(runtime: "Runtime", request: GenerationRequest, lanes: int) -> np.ndarray:
@@ -64,9 +69,9 @@ def rows_of(ids: np.ndarray, mask: np.ndarray) -> list[list[int]]:
 
 
 def engine_for(runtime: "Runtime", jobs: list[Job], lanes: int) -> Engine:
-    """With slots that each of `jobs` fits into, and no more than they have rows."""
+    """With slots that each of `jobs` fits into, and no more than there are jobs."""
     source = max(len(job.source or ()) for job in jobs)
     length = max(len(job.prompt) for job in jobs) + jobs[0].options.max_new_tokens - 1
-    fitting = MOST_BYTES // slot_bytes(runtime, Room(1, source, length)) // lanes
+    fitting = int(bytes_of_lane(lanes) / slot_bytes(runtime, Room(1, source, length)))
     rows = max(1, min(MOST_ROWS, fitting, -(-len(jobs) // lanes)))
     return Engine(runtime, lanes, lanes * rows, source, length, queue=len(jobs))

@@ -178,8 +178,8 @@ class Runtime:
 
     @functools.cached_property
     def _in_lanes(self) -> "Runtime":
-        """This export as lanes run it: with the encoder that is open, and with a step of the threads of a lane, opened when it is
-        first needed, unless that is the decoder that is open."""
+        """This export as lanes run it: with the encoder that is open, and a step with the threads of a lane, opened when it is
+        first needed, unless that is the decoder."""
         opened = copy.copy(self)
         opened.step = self.artifact.manifest["step"]
         opened.specs = self._lane_specs
@@ -354,17 +354,15 @@ class Runtime:
             raise UsageError(f"num_beams is {request.options.num_beams}, which cannot stream: expected num_beams=1")
         return self._tokens(request, start_search(request.options, request.prompt))
 
-    def check_options(self, options: dict[str, Any]) -> None:
-        """Raises as `generate` does with `options` whatever the inputs are."""
+    def check_options(self, options: dict[str, Any]) -> Options:
+        """`options` over those of the export. Raises as `generate` does with them whatever the inputs are."""
         self._check_generates()
-        resolve(option_fields.check(options), self.artifact.generation_config | self.defaults, self.config, prompt_length=1)
+        return self._resolved(option_fields.check(options), prompt_length=1)
 
     def rows_together(self, rows: int, batch_size: int, options: dict[str, Any], is_scored: bool = False) -> int:
         """How many of so many `rows` are best given to `generate` at once, or where `is_scored` to `generate_with_scores`:
         `batch_size`, or more where they run in lanes. Raises as `check_options`."""
-        self._check_generates()
-        defaults = self.artifact.generation_config | self.defaults
-        resolved = resolve(option_fields.check(options), defaults, self.config, prompt_length=1)
+        resolved = self.check_options(options)
         return MOST_TOGETHER if self._suits_lanes(rows, resolved, is_scored) else batch_size
 
     def _suits_lanes(self, rows: int, options: Options, is_scored: bool) -> bool:
