@@ -1,11 +1,12 @@
-"""Without HTTP, from token ids to tokens: our engine with all captions in its queue, the longest first, the runtime's own
-batches sorted by length, and CTranslate2, each at several settings in a process of its own. After a first round the best two of
-each kind go on, in turns."""
+"""Without HTTP, from token ids to tokens: our engine with all captions in its queue, the longest first, the runtime with all in
+one call, which it runs in lanes, its whole batches sorted by length, and CTranslate2, each at several settings in a process of
+its own. After a first round the best two of each kind go on, in turns."""
 
 import asyncio
 import gzip
 import importlib.util
 import json
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from serving_models import CTRANSLATE2, DTYPES
 # kind: (threads beside each other, threads of each, rows of each)
 SETTINGS = {
     "engine": [(2, 1, 32), (2, 1, 64), (1, 2, 32), (1, 2, 64), (1, 1, 64)],
+    "lanes": [(2, 1, 64), (1, 2, 32)],  # the runtime decides the rows itself
     "runtime": [(2, 1, 32), (2, 1, 64), (2, 1, 128), (1, 2, 32), (1, 2, 64), (1, 2, 128)],
     "ctranslate2": [(2, 1, 32), (2, 1, 64), (1, 2, 64)],
 }
@@ -28,7 +30,7 @@ FINALISTS = 2
 
 def engine(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
     from vanilla_transformer_export import Runtime
-    from vanilla_transformer_export.serving.engine import Engine
+    from vanilla_transformer_export.engine.engine import Engine
 
     runtime = Runtime(folder / dtype, threads=threads, continuous=True)
     engine = Engine(runtime, lanes=workers, slots=rows, queue=10**6).start()
@@ -45,11 +47,22 @@ def engine(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> C
     return generate
 
 
-def runtime(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
-    """Batches of one length, more or less, the longest first."""
+def lanes(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
+    """All in one call of the runtime, which runs them in lanes."""
     from vanilla_transformer_export import Runtime
     from vanilla_transformer_export.runtime.inputs import pad_sequences
 
+    runtime = Runtime(folder / dtype, threads=workers * threads, lanes=workers)
+    return lambda ids: runtime.generate(*pad_sequences(ids, 0))[:, 1:].tolist()
+
+
+def runtime(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
+    """Whole batches of one length, more or less, the longest first."""
+    from vanilla_transformer_export import Runtime
+    from vanilla_transformer_export.runtime import runtime as module
+    from vanilla_transformer_export.runtime.inputs import pad_sequences
+
+    module.LEAST_ROWS = math.inf  # from which on they would run in lanes
     runtimes = [Runtime(folder / dtype, threads=threads) for _ in range(workers)]
 
     def generate(ids):
@@ -100,10 +113,10 @@ def loaded_memory(export: Path) -> dict:
     from engines import memory
 
     from vanilla_transformer_export import TextRuntime
+    from vanilla_transformer_export.engine.batch import slot_bytes
+    from vanilla_transformer_export.engine.engine import Engine
+    from vanilla_transformer_export.engine.sizing import arrangement
     from vanilla_transformer_export.runtime.devices import processors
-    from vanilla_transformer_export.serving.batch import slot_bytes
-    from vanilla_transformer_export.serving.engine import Engine
-    from vanilla_transformer_export.serving.sizing import arrangement
 
     arranged = arrangement(json.loads((export / "config.json").read_text()), processors())
     runtime = TextRuntime(export, arranged.threads, continuous=True).runtime
@@ -112,7 +125,7 @@ def loaded_memory(export: Path) -> dict:
     return {"loaded": memory("VmRSS"), "slots": slots}
 
 
-KINDS = {"engine": engine, "runtime": runtime, "ctranslate2": ctranslate2}
+KINDS = {"engine": engine, "lanes": lanes, "runtime": runtime, "ctranslate2": ctranslate2}
 loaded: Callable  # in a process of one engine
 
 

@@ -286,6 +286,7 @@ def generate_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--threads", type=positive, metavar="N", help="processor threads; all this process may use if not given"
     )
+    add_lanes(parser)
     device_help = f"{', '.join(DEVICES)}; that of the target if not given"
     parser.add_argument("--device", type=one_of("device", DEVICES), help=device_help)
     parser.add_argument("--dtype", help="which of the export's, if it has several; the first if not given")
@@ -316,7 +317,8 @@ def generate(args: argparse.Namespace) -> None:
     from .runtime.lines import Batches, generate_file, read_lines
     from .runtime.text import TextRuntime
 
-    runtime = TextRuntime(args.export, args.threads, device=args.device, engine_cache=args.engine_cache, dtype=args.dtype)
+    opened = {name: getattr(args, name) for name in ("device", "engine_cache", "dtype", "lanes")}
+    runtime = TextRuntime(args.export, args.threads, **opened)
     languages = language_settings(args)
     if args.stream:
         for text in args.text or lines_of_standard_input():
@@ -333,6 +335,11 @@ def generate(args: argparse.Namespace) -> None:
         lines = lines_of_standard_input() if args.input is None else read_lines(args.input)
         for window in batches.windows(lines):
             say("\n".join(window))
+
+
+def add_lanes(parser: Parser) -> None:
+    lanes_help = "batches beside each other, of many texts, that share the threads; as suits the model if not given"
+    parser.add_argument("--lanes", type=positive, metavar="N", help=lanes_help)
 
 
 def add_language_arguments(parser: Parser) -> None:
@@ -418,6 +425,7 @@ def evaluate_arguments(parser: Parser) -> None:
     model_help = "checkpoint directory or Hub id (run by torch), or export directory (run by onnxruntime)"
     parser.add_argument("model", type=source, metavar="MODEL", help=model_help)
     parser.add_argument("--dtype", help="which of an export's, if it has several; the first if not given")
+    add_lanes(parser)
     add_language_arguments(parser)
     add_metric_arguments(parser)
     add_generation_options(parser, excluded=["num_return_sequences"])  # a text has one translation
@@ -432,8 +440,8 @@ def evaluate_arguments(parser: Parser) -> None:
 def evaluate(args: argparse.Namespace) -> None:
     from .evaluation import evaluate
 
-    options = {"batch_size": args.batch_size, "dtype": args.dtype, **metric_settings(args), **generation_options(args)}
-    options |= language_settings(args)
+    options = {"batch_size": args.batch_size, "dtype": args.dtype, "lanes": args.lanes, **metric_settings(args)}
+    options |= generation_options(args) | language_settings(args)
     say(json.dumps(evaluate(args.model, **options)))
 
 

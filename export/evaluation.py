@@ -50,6 +50,9 @@ class Engine(Protocol):
 
     def generate(self, texts: list[str], /, **options: Any) -> list[str]: ...
 
+    def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
+        """How many of so many texts `generate` is best given at once, `batch_size` or more."""
+
     def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """The first output for whole sequences (B, S)."""
 
@@ -66,6 +69,7 @@ def evaluate(
     batch_size: int = 32,
     dtype: str | None = None,
     target: str | os.PathLike | None = None,
+    lanes: int | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """The metric of the table above, under its name, for the checkpoint or export `directory`.
@@ -73,7 +77,7 @@ def evaluate(
     `labels` are names of the config's `label2id` or ids. BLEU is sacreBLEU's, cased, generated with the settings of the
     checkpoint and `options` over them (as `TextRuntime.generate`, so languages too); the option `bleu_tokenize` is sacreBLEU's
     `tokenize`, "13a" by default, "none" for text that is in tokens already. `dtype` chooses among the weights of an export, as
-    `Runtime`. `target` is the name of `references` one release ago.
+    `Runtime`, and `lanes` is as there. `target` is the name of `references` one release ago.
 
     Returns the metric, `engine`, how much was read (`sentences` or `tokens`), and for BLEU its `signature`.
 
@@ -87,7 +91,7 @@ def evaluate(
             raise UsageError(f"references {references} and its old name target {target} are given, expected references alone")
         warnings.warn("target is called references, and this name goes with the next release", FutureWarning, stacklevel=2)
         references = target
-    engine = engine_of(directory, dtype)
+    engine = engine_of(directory, dtype, lanes)
     if engine.architecture not in METRICS:
         raise ValueError(f"no metric for a {engine.architecture}, expected one of {', '.join(METRICS)}")
     metric, takes = METRICS[engine.architecture]
@@ -101,11 +105,12 @@ def evaluate(
     return {**metric(engine, *(files[name] for name in takes), batch_size, **options), "engine": engine.name}
 
 
-def engine_of(directory: str | os.PathLike, dtype: str | None) -> Engine:
+def engine_of(directory: str | os.PathLike, dtype: str | None, lanes: int | None = None) -> Engine:
     if (Path(directory) / MANIFEST).is_file():
-        return OnnxEngine(directory, dtype)
-    if dtype is not None:
-        raise UsageError(f"dtype {dtype!r} is for an export, and {directory} is none")
+        return OnnxEngine(directory, dtype, lanes)
+    for name, value in {"dtype": dtype, "lanes": lanes}.items():
+        if value is not None:
+            raise UsageError(f"{name} {value!r} is for an export, and {directory} is none")
     return TorchEngine(directory)
 
 
@@ -133,7 +138,7 @@ def bleu(
         raise UsageError(error) from None
     sources, targets = zip(*read_parallel(source, references))
     outputs = [""] * len(sources)
-    for chosen in batches(sources, batch_size):
+    for chosen in batches(sources, engine.rows_together(len(sources), batch_size, options)):
         for index, output in zip(chosen, engine.generate([sources[index] for index in chosen], **options), strict=True):
             outputs[index] = output
     score, signature = corpus_bleu(outputs, targets, bleu_tokenize)
@@ -218,10 +223,10 @@ class OnnxEngine:
 
     name = "onnxruntime"
 
-    def __init__(self, export: str | os.PathLike, dtype: str | None):
+    def __init__(self, export: str | os.PathLike, dtype: str | None, lanes: int | None = None):
         from .runtime.text import TextRuntime
 
-        self.text = TextRuntime(export, dtype=dtype)
+        self.text = TextRuntime(export, dtype=dtype, lanes=lanes)
         self.runtime = self.text.runtime
         self.tokenizer = self.text.tokenizer
         self.generate = self.text.generate
@@ -233,6 +238,11 @@ class OnnxEngine:
     def mask_token(self) -> str | None:
         token = self.text.tokenizer_settings.special_tokens["mask_token"]
         return None if token is None else self.tokenizer.id_to_token(token)
+
+    def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
+        """As `Engine`."""
+        options = {name: value for name, value in options.items() if name not in ("src_lang", "tgt_lang")}
+        return self.runtime.rows_together(rows, batch_size, options)
 
     def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """As `Engine`."""
@@ -293,6 +303,10 @@ class TorchEngine:
         self.check(inputs["input_ids"])
         outputs = self.model.generate(**inputs, **options)  # type: ignore[operator]  # of no type: a mixin's method
         return self.text.batch_decode(outputs, skip_special_tokens=True)
+
+    def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
+        """As `Engine`."""
+        return batch_size
 
     def chosen_languages(self, src_lang: str | None, tgt_lang: str | None) -> dict[str, int]:
         """The options of generation, once the tokenizer knows the language of the source."""

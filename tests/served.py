@@ -13,8 +13,8 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
+from vanilla_transformer_export.engine.refusals import Refusal, TooLong
 from vanilla_transformer_export.serving.protocols import Protocol
-from vanilla_transformer_export.serving.refusals import Refusal, TooLong
 from vanilla_transformer_export.serving.server import Server, listening
 from vanilla_transformer_export.serving.settings import Settings
 

@@ -12,18 +12,18 @@ import torch
 from targets import SIZES
 
 from vanilla_transformer_export import Runtime
+from vanilla_transformer_export.engine.batch import Room, SlotBatch
+from vanilla_transformer_export.engine.engine import Engine
+from vanilla_transformer_export.engine.jobs import LENGTH, STOP
+from vanilla_transformer_export.engine.queue import Queue, Ticket
+from vanilla_transformer_export.engine.refusals import Refusal, TooLong
+from vanilla_transformer_export.engine.sizing import Arrangement, arrangement, chunk_length, rows_of_lane, sources_length
+from vanilla_transformer_export.engine.whole_batch import WholeBatch
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.runtime.decoder import GenerationRequest
 from vanilla_transformer_export.runtime.logits import Prompt
 from vanilla_transformer_export.runtime.options import Options
 from vanilla_transformer_export.runtime.search import start_search
-from vanilla_transformer_export.serving.batch import Room, SlotBatch
-from vanilla_transformer_export.serving.engine import Engine
-from vanilla_transformer_export.serving.jobs import LENGTH, STOP
-from vanilla_transformer_export.serving.queue import Queue, Ticket
-from vanilla_transformer_export.serving.refusals import Refusal, TooLong
-from vanilla_transformer_export.serving.sizing import Arrangement, arrangement, chunk_length, rows_of_lane, sources_length
-from vanilla_transformer_export.serving.whole_batch import WholeBatch
 
 MOST = 9  # new tokens
 OPTIONS = [
@@ -328,7 +328,7 @@ def test_requests_whose_clients_have_gone_take_no_room_in_the_queue_and_a_full_b
 
 
 def test_a_run_of_many_rows_is_not_overtaken_for_ever(exported_for, monkeypatch):
-    monkeypatch.setattr("vanilla_transformer_export.serving.queue.OVERTAKEN", 0.0)
+    monkeypatch.setattr("vanilla_transformer_export.engine.queue.OVERTAKEN", 0.0)
     engine = engine_of(exported_for(DECODER, "cpu")[1], slots=4)
     batch, queue = engine.batch(), Queue(100)
     small = engine.job([5], dict(max_new_tokens=20, min_new_tokens=20))

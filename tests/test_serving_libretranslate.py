@@ -17,9 +17,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as NLLB
 
 from vanilla_transformer_export import TextRuntime
+from vanilla_transformer_export.engine.engine import Engine
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.runtime.languages import Languages
-from vanilla_transformer_export.serving.engine import Engine
 from vanilla_transformer_export.serving.language_pairs import language_name, languages_of_model, names_by_code
 from vanilla_transformer_export.serving.libretranslate import PROTOCOL
 from vanilla_transformer_export.serving.models import ServedModel

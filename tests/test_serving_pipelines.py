@@ -20,7 +20,7 @@ from transformers import pipeline
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from vanilla_transformer_export import ImageRuntime, TextRuntime, export
-from vanilla_transformer_export.serving.engine import Engine
+from vanilla_transformer_export.engine.engine import Engine
 from vanilla_transformer_export.serving.models import ServedModel
 
 

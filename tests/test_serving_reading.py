@@ -12,10 +12,10 @@ from heads import HEADS, MANY, PAIRS, close, save_head, tokenizer_for
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from vanilla_transformer_export import ImageRuntime, Runtime, TextRuntime, export
+from vanilla_transformer_export.engine.refusals import Refusal, TooLong
 from vanilla_transformer_export.runtime.inputs import pad_sequences
 from vanilla_transformer_export.serving import reading
 from vanilla_transformer_export.serving.reading import Reader, batched, padded
-from vanilla_transformer_export.serving.refusals import Refusal, TooLong
 
 
 @pytest.fixture(scope="module")

@@ -140,8 +140,9 @@ class Batches:
             rows = dict(zip(places, self.runtime.rows([pairs[place][0] for place in places], self.src_lang)))
             begun = dict(zip(places, self.runtime.prefixes([pairs[place][1] for place in places], len(places))))
         places.sort(key=lambda place: (len(begun[place]), len(rows[place])))
-        for start in range(0, len(places), self.batch_size):
-            chosen = places[start : start + self.batch_size]
+        size = self.runtime.runtime.rows_together(len(places), self.batch_size, self.given, self.is_scored)
+        for start in range(0, len(places), size):
+            chosen = places[start : start + size]
             options = self.given
             if options.get("seed") is not None:
                 options["seed"] = seed_of(options["seed"], first + chosen[0])
@@ -191,6 +192,7 @@ def facts_of(runtime: Runtime) -> dict:
         "dtype": runtime.dtype,
         "device": runtime.device,
         "threads": runtime.threads,
+        "lanes": runtime.lanes,
         "onnxruntime": onnxruntime.__version__,
     }
 

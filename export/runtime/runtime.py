@@ -1,6 +1,9 @@
 """Runs an export directory with onnxruntime and numpy; torch is never imported."""
 
 import collections
+import copy
+import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -21,6 +24,7 @@ except ImportError:
         "onnxruntime is not installed: pip install 'vanilla-transformer[cpu]', or [gpu] for onnxruntime-gpu"
     ) from None
 
+from ..engine.sizing import LEAST_ROWS, arrangement, lanes_of_many_rows
 from ..targets.registry import default_target, get_target, known_targets
 from ..targets.sequences import EXPORTABLE, READS_AT_END, token_inputs
 from ..targets.spec import Target
@@ -48,6 +52,7 @@ require_onnxruntime()
 
 MAX_TOKENS = 256  # of one run of a graph that reads whole sequences, for each thread
 MAX_THREADS = 1024
+MOST_TOGETHER = 4096  # rows that it is worth to run in lanes at once: what is left at the end hardly matters any more
 
 
 class Runtime:
@@ -63,13 +68,16 @@ class Runtime:
         dtype: which of the export's weights, by default the first that it was made with.
         continuous: opens the graph whose rows join and leave between two steps instead of the decoder, if the export has one,
             see `step`; then `generate` and what follows from it raise ValueError.
+        lanes: batches beside each other, each with its share of `threads`, in which many rows run: one that has ended leaves,
+            and the next one joins. By default as many as suit the model.
 
     Raises:
         FileNotFoundError, ValueError: if the directory is incomplete or changed, see `read_artifact`, or replaced meanwhile;
             ValueError for a target, dtype or config this runtime does not know, and for a graph that onnxruntime cannot load,
             that does not fit the config, or that keeps data outside the export.
         UsageError: for a number of threads other than 1 to 1024, a device that does not go with the target, a dtype that the
-            export has not, and an `engine_cache` without TensorRT or inside the export.
+            export has not, an `engine_cache` without TensorRT or inside the export, and for `lanes` other than 1 to `threads`,
+            or of an export whose rows cannot join and leave.
         OSError: if CUDA or TensorRT is asked for and cannot be used, with what to do about it.
     """
 
@@ -82,6 +90,7 @@ class Runtime:
         engine_cache: str | os.PathLike | None = None,
         dtype: str | None = None,
         continuous: bool = False,
+        lanes: int | None = None,
     ):
         if threads is not None and not (is_int64(threads) and 1 <= threads <= MAX_THREADS):
             raise UsageError(f"threads must be a whole number from 1 to {MAX_THREADS}, got {threads!r}")
@@ -100,9 +109,11 @@ class Runtime:
         activations = self.artifact.manifest.get("activations", self.dtype)
         specs = self._target.graph_specs(self.config, self.architecture, self.dtype, activations)
         # Exports of the version before have no step, and in int8 a row of theirs depends on the others.
-        self.step: str | None = self.artifact.manifest.get("step") if continuous else None
+        step: str | None = self.artifact.manifest.get("step")
+        self.step = step if continuous else None
         left_out = "decoder" if self.step == "step" else "step"
         self.specs = {role: spec for role, spec in specs.items() if role != left_out}
+        self._lane_specs = {role: specs[role] for role in ("encoder", step) if role in specs} if step in specs else {}
         self.defaults = generation_defaults(self.artifact.generation_config, self.artifact.directory / "generation_config.json")
         self.device = self._checked_device(device)
         self.engine_cache = self._checked_engine_cache(engine_cache)
@@ -110,6 +121,7 @@ class Runtime:
             require(self.device)
         # onnxruntime's own default is the host's cores, not the process's.
         self.threads = threads or processors()
+        self.lanes = self._checked_lanes(lanes)
         self._open(arena)
 
     def _checked_device(self, device: str | None) -> str:
@@ -129,6 +141,16 @@ class Runtime:
             raise UsageError(f"engine_cache is {engine_cache}, inside the export: expected a place outside, its files stay")
         return Path(engine_cache)
 
+    def _checked_lanes(self, lanes: int | None) -> int:
+        if lanes is None:
+            return lanes_of_many_rows(self.config, self.threads) if self._lane_specs else 1
+        if not (is_int64(lanes) and 1 <= lanes <= self.threads):
+            raise UsageError(f"lanes must be a whole number from 1 to {self.threads}, the threads, got {lanes!r}")
+        if not self._lane_specs:
+            found = f"{self.architecture}, target {self.target!r}"
+            raise UsageError(f"lanes is {lanes}, expected None: rows of this export, {found}, cannot join and leave a batch")
+        return lanes
+
     def _open(self, arena: bool) -> None:
         """Loads the graphs, once all that can be said of them is known to be right. Weights are compared with their hashes
         while onnxruntime loads them."""
@@ -145,16 +167,32 @@ class Runtime:
                     content = self.artifact.read(spec.file)
                     assert content is not None  # the manifest lists it
                     contents[role] = content
-            for spec in self.specs.values():
+            for spec in {**self.specs, **self._lane_specs}.values():
                 check_external_data(directory, spec.file, files)
-            sessions = Sessions(directory, self.specs, contents, self._providers, self.threads, arena)
-            self.sessions = sessions.open()
+            self._sessions = Sessions(directory, self.specs, contents, self._providers, self.threads, arena)
+            self.sessions = self._sessions.open()
         finally:  # before an error that only follows from other weights
             self.artifact.check_unchanged()
         self.decoders: DecoderFactory | None = None
         if "decoder" in self.specs and self.step is None:
-            loaded = LoadedExport(self.config, self.specs, self.sessions, sessions.make, self.device, self.encode_source)
+            make = self._sessions.make
+            loaded = LoadedExport(self.config, self.specs, self.sessions, make, self.device, self.encode_source)
             self.decoders = self._target.open(loaded)
+
+    @functools.cached_property
+    def _in_lanes(self) -> "Runtime":
+        """This export as lanes run it: with the encoder that is open, and a step with the threads of a lane, opened when it is
+        first needed, unless that is the decoder."""
+        opened = copy.copy(self)
+        opened.step = self.artifact.manifest["step"]
+        opened.specs = self._lane_specs
+        opened.threads = arrangement(self.config, self.threads, self.lanes).threads
+        opened.sessions = dict(self.sessions)
+        if opened.step not in self.sessions or opened.threads != self.threads:
+            sessions = dataclasses.replace(self._sessions, specs=opened.specs, threads=opened.threads)
+            opened.sessions[opened.step] = sessions.make(opened.step)
+            self.artifact.check_unchanged()
+        return opened
 
     def encode(
         self,
@@ -319,10 +357,24 @@ class Runtime:
             raise UsageError(f"num_beams is {request.options.num_beams}, which cannot stream: expected num_beams=1")
         return self._tokens(request, start_search(request.options, request.prompt))
 
-    def check_options(self, options: dict[str, Any]) -> None:
-        """Raises as `generate` does with `options` whatever the inputs are."""
+    def check_options(self, options: dict[str, Any]) -> Options:
+        """`options` over those of the export. Raises as `generate` does with them whatever the inputs are."""
         self._check_generates()
-        resolve(option_fields.check(options), self.artifact.generation_config | self.defaults, self.config, prompt_length=1)
+        return self._resolved(option_fields.check(options), prompt_length=1)
+
+    def rows_together(self, rows: int, batch_size: int, options: dict[str, Any], is_scored: bool = False) -> int:
+        """How many of so many `rows` are best given to `generate` at once, or where `is_scored` to `generate_with_scores`:
+        `batch_size`, or more where they run in lanes. Raises as `check_options`."""
+        resolved = self.check_options(options)
+        return MOST_TOGETHER if self._suits_lanes(rows, resolved, is_scored) else batch_size
+
+    def _suits_lanes(self, rows: int, options: Options, is_scored: bool) -> bool:
+        """Whether `generate` runs so many rows in lanes."""
+        if rows < LEAST_ROWS * self.lanes or not self._lane_specs or self.decoders is None:
+            return False
+        from ..engine.many_rows import has_room, is_suited
+
+        return is_suited(options, is_scored) and has_room(self, self.lanes, options.max_new_tokens)
 
     def decoder_factory(self) -> DecoderFactory:
         """What generates. Raises ValueError for a model that cannot, and where only the step is open."""
@@ -413,7 +465,13 @@ class Runtime:
 
     def _generated(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None]:
         """What `generate_with_scores` returns; `None` for scores that were not asked for and would have to be computed."""
-        result = self.decoder_factory().generate(request)
+        result: tuple[np.ndarray, np.ndarray | None] | None
+        if self._is_for_lanes(request):
+            from ..engine import many_rows
+
+            result = many_rows.generate(self._in_lanes, request, self.lanes), None
+        else:
+            result = self.decoder_factory().generate(request)
         if result is None:
             search = start_search(request.options, request.prompt, request.is_scored)
             collections.deque(self._tokens(request, search), maxlen=0)
@@ -421,6 +479,12 @@ class Runtime:
         new, scores = result
         prompts = np.repeat(request.input_ids, request.options.num_return_sequences, axis=0)
         return np.concatenate([prompts, new], axis=1), scores
+
+    def _is_for_lanes(self, request: GenerationRequest) -> bool:
+        """As `_suits_lanes`; of sources with holes the step knows nothing."""
+        if not self._suits_lanes(len(request.input_ids), request.options, request.is_scored):
+            return False
+        return request.source is None or bool((np.diff(request.source[1]) <= 0).all())
 
     def _tokens(self, request: GenerationRequest, search: Search) -> Iterator[np.ndarray]:
         """Drives `search`: the tokens of all rows after each step. Starts when it is first asked for them."""

@@ -14,13 +14,13 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
+from ..engine.refusals import Refusal, TooLong
 from ..errors import UsageError
 from . import health
 from .lifecycle import Lifecycle
 from .metrics import Metrics
 from .models import ServedModels
 from .protocols import Protocol
-from .refusals import Refusal, TooLong
 from .settings import Settings
 
 OF_A_MODEL = "/models/{model}"

@@ -6,9 +6,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..engine.engine import Engine
+from ..engine.jobs import LENGTH, STOP, Event, Generated, Job, TokenLogprobs
 from ..runtime.text import TextRuntime
-from .engine import Engine
-from .jobs import LENGTH, STOP, Event, Generated, Job, TokenLogprobs
 from .translating import offloaded
 
 ONE_READ = 30  # characters are cut into tokens while one token is looked at

@@ -8,11 +8,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
+from ..engine.refusals import Refusal, TooLong
 from .html_text import Run, has_letters, replaced, text_runs
 from .language_pairs import Direction, language_name
 from .models import ServedModel
 from .protocols import Protocol, models_of, name_in_path, settings_of
-from .refusals import Refusal, TooLong
 from .translating import MOST_SENTENCES, offloaded, translate
 
 AUTO = "auto"

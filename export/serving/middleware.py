@@ -13,12 +13,12 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..engine.refusals import Refusal, draining
 from . import health, refusals
 from .app import Errors, within
 from .lifecycle import Lifecycle
 from .logs import Log, described
 from .metrics import Metrics
-from .refusals import Refusal
 from .settings import Settings
 
 PAGE = "/"
@@ -203,7 +203,7 @@ class Frame:
         if self.lifecycle.loading:
             raise refusals.loading()
         if self.lifecycle.draining:
-            raise refusals.draining()
+            raise draining()
         if len(self.running) >= self.settings.requests:
             raise refusals.busy(self.settings.requests)
 
@@ -241,7 +241,7 @@ class Frame:
         elif exchange.cancelled == LATE:
             refusal = refusals.timed_out(self.settings.timeout)
         else:
-            refusal = refusals.draining()
+            refusal = draining()
         await self._refuse(exchange, refusal)
 
     def end_all(self) -> None:

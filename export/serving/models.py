@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from ..engine.engine import Engine
+from ..engine.refusals import Refusal
 from ..errors import did_you_mean
 from ..runtime.predictions import GENERATORS
-from .engine import Engine
 from .language_pairs import Directions, directions_of
 from .reading import Reader
-from .refusals import Refusal
 
 SEQ2SEQ = GENERATORS[1]
 DECODER = GENERATORS[0]

@@ -16,6 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, create_model
 from starlette.types import Receive, Scope, Send
 from tokenizers import Encoding
 
+from ..engine.engine import Engine
+from ..engine.jobs import Generated, Job
+from ..engine.refusals import Refusal, TooLong
 from ..errors import UsageError
 from ..runtime import options as generation
 from ..runtime.options import special_token
@@ -24,11 +27,8 @@ from ..runtime.tasks.rows import Row, check_unicode
 from ..runtime.text import TextRuntime, prompt
 from .app import one_line, refusal_of
 from .completions import Chunk, Completion, joined
-from .engine import Engine
-from .jobs import Generated, Job
 from .models import ServedModel
 from .protocols import Protocol, models_of, name_in_path, settings_of
-from .refusals import Refusal, TooLong
 from .translating import offloaded
 
 router = APIRouter(tags=["OpenAI"])

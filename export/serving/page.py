@@ -13,12 +13,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
+from ..engine.jobs import Job
+from ..engine.refusals import Refusal
 from ..runtime.predictions import IMAGE, task_of
 from ..runtime.tasks.translation import Plan, joined
-from .jobs import Job
 from .models import ServedModel
 from .protocols import Protocol, models_of, name_in_path
-from .refusals import Refusal
 from .translating import offloaded, planned
 
 MOST_TOKENS = 2048  # that one continuation may be asked for

@@ -18,6 +18,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from ..engine.jobs import LENGTH, STOP, Job
+from ..engine.refusals import Refusal, TooLong
 from ..errors import UsageError, did_you_mean
 from ..runtime import options as generation
 from ..runtime.predictions import GENERATORS, IMAGES_LABELLED, LABELLED
@@ -27,11 +29,9 @@ from ..runtime.tasks.rows import rows_of, run, single_texts, softmax
 from ..runtime.text import TextRuntime
 from .app import one_line, refusal_of
 from .completions import StopTexts
-from .jobs import LENGTH, STOP, Job
 from .models import ServedModel
 from .openai_api import EventStream, event
 from .protocols import Protocol, models_of, name_in_path, settings_of
-from .refusals import Refusal, TooLong
 from .text_embeddings import in_json, listed
 from .translating import offloaded, translate
 

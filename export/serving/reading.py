@@ -20,12 +20,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ..engine.engine import EngineEvents, NoEvents
+from ..engine.refusals import TooLong, draining, overloaded
 from ..runtime.inputs import check_inputs
 from ..runtime.runtime import MAX_TOKENS, Runtime
 from ..targets.sequences import pair
 from ..targets.spec import TensorSpec, shape_of
-from .engine import EngineEvents, NoEvents
-from .refusals import TooLong, draining, overloaded
 
 QUEUE = 256  # rows that may wait
 WORKERS = 64  # requests at once whose texts are cut, and answers made of what the graph returns

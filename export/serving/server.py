@@ -23,6 +23,8 @@ import uvloop
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from ..engine.engine import Engine
+from ..engine.sizing import arrangement
 from ..errors import UsageError
 from ..runtime.artifact import MANIFEST, json_object
 from ..runtime.devices import processors
@@ -30,7 +32,6 @@ from ..runtime.predictions import GENERATORS, open_runtime
 from . import libretranslate, open_inference, openai_api, page, pipelines, text_embeddings
 from .app import create_app
 from .connections import Connections, files_for, taking_all
-from .engine import Engine
 from .language_pairs import languages_of_model
 from .lifecycle import Lifecycle
 from .logs import Log, described, taking_over
@@ -40,7 +41,6 @@ from .models import ServedModel, ServedModels
 from .protocols import Protocol
 from .reading import batched
 from .settings import Settings
-from .sizing import arrangement
 
 PROTOCOLS: tuple[Protocol, ...] = tuple(
     each.PROTOCOL for each in (libretranslate, openai_api, text_embeddings, pipelines, open_inference, page)

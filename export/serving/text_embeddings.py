@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from tokenizers import Encoding, normalizers
 
 from .. import __version__
+from ..engine.refusals import Refusal, TooLong
 from ..errors import UsageError
 from ..runtime.runtime import MAX_TOKENS
 from ..runtime.tasks import embedding
@@ -22,7 +23,6 @@ from ..runtime.text import TextRuntime
 from .models import ServedModel
 from .protocols import Protocol, models_of, name_in_path, settings_of
 from .reading import WORKERS
-from .refusals import Refusal, TooLong
 
 router = APIRouter(tags=["text-embeddings-inference"])
 

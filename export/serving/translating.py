@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..engine.jobs import Generated, Job
+from ..engine.refusals import TooLong
 from ..runtime import options as option_fields
 from ..runtime.tasks.translation import Plan, parts_of, plan_of
-from .jobs import Generated, Job
 from .models import ServedModel
-from .refusals import TooLong
 
 LONG = 1000  # characters: what takes longer than about a millisecond is no work for the event loop
 MOST_SENTENCES = 4096  # of one request

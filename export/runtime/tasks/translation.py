@@ -116,7 +116,8 @@ def translations(runtime: "TextRuntime", plan: Plan, options: dict[str, Any]) ->
     """Of each sentence; those of similar length run together."""
     limit = plan.limit
     found = [""] * len(plan.rows)
-    for chosen in batches(plan.rows, BATCH_SIZE):
+    size = runtime.runtime.rows_together(len(plan.rows), BATCH_SIZE, {**options, "max_new_tokens": limit})
+    for chosen in batches(plan.rows, size):
         own = [plan.rows[place] for place in chosen]
         languages = [plan.targets[place] for place in chosen]
         tokens, _ = runtime.generate_tokens(own, [[]] * len(own), languages, **{**options, "max_new_tokens": limit})

@@ -3,19 +3,22 @@ when the last row of the one before has ended."""
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..runtime.decoder import Decoder, GenerationRequest
 from ..runtime.inputs import MAX_PADDING, move_padding, pad_sequences
-from ..runtime.runtime import Runtime
 from .runs import Run
+
+if TYPE_CHECKING:
+    from ..runtime.runtime import Runtime
 
 
 class WholeBatch:
     """The `Batch` of any export that generates, of so many `rows`."""
 
-    def __init__(self, runtime: Runtime, rows: int):
+    def __init__(self, runtime: "Runtime", rows: int):
         self.runtime = runtime
         self.capacity = rows
         self.running: list[Run] = []

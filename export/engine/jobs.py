@@ -19,6 +19,7 @@ class Job:
         top_logprobs: how many of the likeliest tokens are reported at each place, beside the one that was taken; `None` for no
             probabilities at all.
         scores_prompt: whether the tokens of the prompt are reported too, all but the first.
+        padding: how many tokens of it stood before the prompt, which some options count, as transformers does.
     """
 
     options: Options
@@ -26,6 +27,7 @@ class Job:
     source: Sequence[int] | None = None
     top_logprobs: int | None = None
     scores_prompt: bool = False
+    padding: int = 0
 
     @property
     def rows(self) -> int:

@@ -8,17 +8,19 @@ row's logits have the same bits whatever runs beside it.
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import onnxruntime
 
 from ..runtime.decoder import next_input_name, position_bytes
 from ..runtime.inputs import bucket_by_length, pad_sequences
-from ..runtime.runtime import Runtime
 from ..targets.spec import GraphSpec, TensorSpec, shape_of
 from .runs import Run
 from .sizing import chunk_length, sources_length
+
+if TYPE_CHECKING:
+    from ..runtime.runtime import Runtime
 
 TOTALS = ("total_length", "total_source_length")  # inputs that are no axis of the rows
 
@@ -75,7 +77,7 @@ class Binding:
 class SlotBatch:
     """The `Batch` of an export that has a step. Several share one `runtime`, opened with `continuous=True`."""
 
-    def __init__(self, runtime: Runtime, room: Room):
+    def __init__(self, runtime: "Runtime", room: Room):
         assert runtime.step is not None
         self.runtime = runtime
         self.capacity = room.rows
@@ -318,7 +320,7 @@ def slot_shape(tensor: TensorSpec, room: Room) -> list[int]:
     return shape_of(tensor, sizes | whole)
 
 
-def slot_bytes(runtime: Runtime, room: Room) -> int:
+def slot_bytes(runtime: "Runtime", room: Room) -> int:
     """Of the caches of one slot."""
     spec = runtime.specs[runtime.step or "decoder"]
     sources = [tensor for tensor in spec.inputs if ".encoder." in tensor.name]

@@ -145,7 +145,8 @@ class Run:
 def search_of(job: Job, index: int) -> Search:
     """That of one input, or of its sample number `index`."""
     options = job.options
-    prompt = Prompt(np.array([job.prompt]), padding=np.zeros(1, np.int64))
+    padding = [options.fill_token_id] * job.padding
+    prompt = Prompt(np.array([[*padding, *job.prompt]]), padding=np.array([job.padding]))
     if not options.do_sample:
         return start_search(options, prompt)
     search = start_search(dataclasses.replace(options, num_return_sequences=1), prompt)

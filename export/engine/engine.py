@@ -6,18 +6,20 @@ import dataclasses
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from ..errors import UsageError
 from ..runtime.options import Options
-from ..runtime.runtime import Runtime
 from .batch import Batch, Room, SlotBatch, slot_bytes
 from .jobs import Event, Generated, Job
 from .queue import Queue, Ticket
 from .refusals import TooLong, draining
 from .sizing import rows_of_lane
+
+if TYPE_CHECKING:
+    from ..runtime.runtime import Runtime
 
 MOST_KNOWN = 1024  # different options whose check is remembered
 MOST_LENGTH = 512  # tokens that a slot holds where nothing else is said
@@ -60,7 +62,7 @@ class Engine:
 
     def __init__(
         self,
-        runtime: Runtime,
+        runtime: "Runtime",
         lanes: int = 1,
         slots: int | None = None,
         max_source: int | None = None,
@@ -75,7 +77,7 @@ class Engine:
         self.room = Room(1, (max_source or longest) if reads else 0, max_length or longest)
         self.room = dataclasses.replace(self.room, rows=self.rows_of_lane(lanes, slots))
         self.queue = Queue(queue)
-        self.lanes = [Lane(self, self.batch()) for _ in range(lanes)]
+        self.lanes = [Lane(self.queue, self.batch(), self.events) for _ in range(lanes)]
         self._known: dict[tuple, tuple[Options, list[int]]] = {}
 
     def rows_of_lane(self, lanes: int, slots: int | None) -> int:
@@ -264,15 +266,16 @@ class Engine:
 class Lane:
     """Steps a batch in a thread of its own, as long as there are jobs."""
 
-    def __init__(self, engine: Engine, batch: Batch):
+    def __init__(self, queue: Queue, batch: Batch, events: EngineEvents):
         self.thread = threading.Thread(target=self.run, name="lane", daemon=True)
-        self.engine = engine
+        self.queue = queue
         self.batch = batch
+        self.events = events
         self.gives_up = False
         self.joined_at = 0.0
 
     def run(self) -> None:
-        while (joining := self.engine.queue.take(self.batch, self.joined_at)) is not None:
+        while (joining := self.queue.take(self.batch, self.joined_at)) is not None:
             touched = {run.ticket for run in (*joining, *self.batch.running, *self.batch.unread)}
             if self.gives_up:
                 for ticket in touched:
@@ -282,7 +285,7 @@ class Lane:
                 self.begin([run for run in joining if not run.ticket.is_over])
                 rows = sum(len(run.slots) for run in self.batch.running)
                 self.batch.step()
-                self.engine.events.stepped(rows, rows)
+                self.events.stepped(rows, rows)
             except Exception as error:  # what onnxruntime cannot do, as for want of memory
                 self.fail(error, joining)
             self.end(touched)
@@ -292,7 +295,7 @@ class Lane:
         if joining:
             self.joined_at = now
         for run in joining:
-            self.engine.events.joined(now - run.ticket.put_at)
+            self.events.joined(now - run.ticket.put_at)
         self.batch.join(joining)
 
     def drop(self) -> None:
@@ -302,9 +305,12 @@ class Lane:
                 self.batch.leave(run)
 
     def fail(self, error: Exception, joining: list) -> None:
-        is_refusal = isinstance(error, UsageError)  # as for more than there is memory for
+        failure = error
+        if not isinstance(error, UsageError):  # which is for more than there is memory for
+            failure = RuntimeError(f"the engine failed: {error}")
+            failure.__cause__ = error
         for run in (*joining, *self.batch.running, *self.batch.unread):
-            run.ticket.fail(error if is_refusal else RuntimeError(f"the engine failed: {error}"))
+            run.ticket.fail(failure)
 
     def end(self, touched: set[Ticket]) -> None:
         """Frees what has ended, and tells of it."""
@@ -312,7 +318,7 @@ class Lane:
         for run in list(self.batch.running):
             if run.has_begun and not run.ticket.has_begun:
                 run.ticket.has_begun = True
-                self.engine.events.first_token(now - run.ticket.put_at)
+                self.events.first_token(now - run.ticket.put_at)
             if run.finished or run.ticket.error is not None:
                 self.batch.leave(run)
         news: dict[Callable[..., Any], list] = {}

@@ -1,4 +1,4 @@
-"""How a model is served where nothing else is said: by what a token costs."""
+"""How a model runs where nothing else is said: by what a token costs."""
 
 import math
 from dataclasses import dataclass
@@ -13,6 +13,8 @@ READ_COST = 5e9  # as much of sources, whose tokens are read side by side
 SOURCES = (64, 512)  # tokens of sources that are read at a time, the least and the most
 CHUNKS = (16, 256)  # tokens of a prompt that are read at a time, the least and the most
 ROWS = 64  # of all lanes together
+# Of one request, for each lane: from so many rows on they run in lanes, and so many run at once at most.
+LEAST_ROWS, MOST_ROWS = 24, 32
 MOST_BYTES = 2**30  # of slots, where their number is not given
 
 
@@ -39,6 +41,13 @@ def arrangement(config: dict, cores: int, lanes: int | None = None, threads: int
         is_small = cost_of_token(config) <= SMALL
         lanes = max(1, cores // (threads or 1)) if is_small or threads else 1
     return Arrangement(lanes, threads or max(1, cores // lanes))
+
+
+def lanes_of_many_rows(config: dict, threads: int) -> int:
+    """For a model with a step: one for each thread. Decoders too large to share one graph run it with all threads: the sessions
+    of lanes with fewer threads would hold its weights a second time."""
+    shares = "decoder_layers" not in config and cost_of_token(config) > SMALL
+    return 1 if shares else threads
 
 
 def chunk_length(config: dict) -> int:

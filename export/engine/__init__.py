@@ -1,0 +1,1 @@
+"""Rows that join and leave a running batch, in lanes."""

@@ -1,0 +1,187 @@
+"""Many rows of one request run in lanes: the same tokens as those of transformers, in fewer steps than whole batches take."""
+
+import json
+import threading
+
+import numpy as np
+import pytest
+import sacrebleu
+import torch
+from checkpoints import EOS, PAD, START
+from serving_load import with_words
+from targets import SIZES
+
+from vanilla_transformer_export import Runtime, TextRuntime, evaluate
+from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.engine import many_rows
+from vanilla_transformer_export.engine.batch import SlotBatch
+from vanilla_transformer_export.engine.sizing import LEAST_ROWS
+from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.runtime.inputs import move_padding, pad_sequences
+from vanilla_transformer_export.runtime.lines import Batches, generate_file
+
+SEQ2SEQ, DECODER = "seq2seq", "causal"
+COUNT = 2 * LEAST_ROWS + 12
+OPTIONS = [
+    dict(),
+    dict(repetition_penalty=1.4, no_repeat_ngram_size=2, min_new_tokens=4),
+    dict(forced_bos_token_id=13, forced_eos_token_id=2, bad_words_ids=[[7], [8, 9]], begin_suppress_tokens=[12]),
+]
+
+
+def inputs(name, count=COUNT, seed=0):
+    """Rows of 1 to 17 tokens: right-padded sources, left-padded prompts."""
+    rng = np.random.default_rng(seed)
+    rows = [rng.integers(4, SIZES["vocab_size"], rng.integers(1, 18)).tolist() for _ in range(count)]
+    ids, mask = pad_sequences(rows, PAD)
+    return (ids, mask) if name == SEQ2SEQ else move_padding(ids, mask, "left", PAD)
+
+
+def by_transformers(model, ids, mask, prefixes=None, **options):
+    more = {} if prefixes is None else {"decoder_input_ids": torch.tensor(prefixes)}
+    return model.generate(torch.tensor(ids), attention_mask=torch.tensor(mask), **more, **options).numpy()
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """The threads of all steps that lanes take, in order."""
+    found = []
+    step = SlotBatch.step
+    monkeypatch.setattr(SlotBatch, "step", lambda batch: (found.append(threading.get_ident()), step(batch))[1])
+    return found
+
+
+@pytest.mark.parametrize("name", [SEQ2SEQ, DECODER])
+def test_many_rows_have_the_tokens_of_transformers(exported_for, steps, name):
+    model, directory = exported_for(name, "cpu")
+    ids, mask = inputs(name)
+    for threads, lanes in ((2, 2), (2, 1), (1, None)):
+        runtime = Runtime(directory, threads=threads, lanes=lanes)
+        for options in OPTIONS:
+            steps.clear()
+            found = runtime.generate(ids, mask, max_new_tokens=9, **options)
+            np.testing.assert_array_equal(found, by_transformers(model, ids, mask, max_new_tokens=9, **options))
+            assert len(set(steps)) == (lanes or 1)
+            steps.clear()
+            few = LEAST_ROWS * (lanes or 1) - 1
+            runtime.generate(ids[:few], mask[:few], max_new_tokens=9, **options)
+            assert not steps
+
+
+def test_targets_that_begin_with_something_run_in_lanes_too(exported_for, steps):
+    model, directory = exported_for(SEQ2SEQ, "cpu")
+    ids, mask = inputs(SEQ2SEQ)
+    prefixes = np.random.default_rng(1).integers(4, 40, (COUNT, 3))
+    found = Runtime(directory, threads=2, lanes=2).generate(ids, mask, prefixes, max_new_tokens=6)
+    starts = np.concatenate([np.full((COUNT, 1), START), prefixes], axis=1)
+    np.testing.assert_array_equal(found, by_transformers(model, ids, mask, starts, max_new_tokens=6))
+    assert len(set(steps)) == 2
+
+
+def test_a_step_is_of_what_still_runs(exported_for, monkeypatch):
+    """As many rows are stepped as there are new tokens: none for one that has ended."""
+    model, directory = exported_for(SEQ2SEQ, "cpu")
+    ids, mask = inputs(SEQ2SEQ)
+    stepped = []
+    step = SlotBatch.step
+    monkeypatch.setattr(SlotBatch, "step", lambda batch: (stepped.append(len(batch.running)), step(batch))[1])
+    Runtime(directory, threads=2, lanes=1).generate(ids, mask, max_new_tokens=20)
+    new = by_transformers(model, ids, mask, max_new_tokens=20)[:, 1:]
+    lengths = [row.index(EOS) + 1 if EOS in row else len(row) for row in new.tolist()]
+    assert len(set(lengths)) > 2 and sum(stepped) == sum(lengths)
+
+
+@pytest.mark.parametrize("name", [SEQ2SEQ, DECODER])
+def test_drawn_tokens_and_what_no_step_can_do_are_as_in_whole_batches(exported_for, steps, monkeypatch, name):
+    _, directory = exported_for(name, "cpu")
+    ids, mask = inputs(name)
+    runtime = Runtime(directory, threads=2)
+    options = dict(do_sample=True, seed=3, max_new_tokens=9)
+    drawn = runtime.generate(ids, mask, **options)
+    scored = runtime.generate_with_scores(ids, mask, max_new_tokens=9)
+    monkeypatch.setattr(many_rows, "MOST_BYTES", 1)  # no room for slots
+    whole = runtime.generate(ids, mask, max_new_tokens=9)
+    assert not steps
+    monkeypatch.undo()
+    np.testing.assert_array_equal(whole, scored[0])
+    np.testing.assert_array_equal(drawn, runtime.generate(ids, mask, **options))
+
+
+def test_a_source_with_holes_is_read_with_them(exported_for, steps):
+    model, directory = exported_for(SEQ2SEQ, "cpu")
+    ids, mask = np.full((COUNT, 3), 7), np.ones((COUNT, 3), np.int64)
+    mask[0, 1] = 0
+    found = Runtime(directory, threads=2).generate(ids, mask, max_new_tokens=5)
+    np.testing.assert_array_equal(found, by_transformers(model, ids, mask, max_new_tokens=5))
+    assert not steps
+
+
+def test_what_onnxruntime_cannot_do_is_an_error_of_the_files(exported_for, monkeypatch):
+    runtime = Runtime(exported_for(DECODER, "cpu")[1], threads=2)
+
+    def fail(*args):
+        raise ValueError("no memory")
+
+    monkeypatch.setattr(type(runtime.sessions["decoder"]), "run_bound", fail)
+    before = threading.active_count()
+    with pytest.raises(ValueError, match="^no memory$"):
+        runtime.generate(*inputs(DECODER))
+    assert threading.active_count() == before
+
+
+def test_lanes_that_cannot_be_are_wrong_usage(exported_for):
+    _, directory = exported_for(DECODER, "cpu")
+    for lanes in (0, 3, True, "2"):
+        with pytest.raises(UsageError, match="lanes must be a whole number from 1 to 2, the threads, got"):
+            Runtime(directory, threads=2, lanes=lanes)
+    with pytest.raises(UsageError, match="lanes is 1, expected None: rows of this export, VanillaDecoder.*'portable', cannot"):
+        Runtime(exported_for(DECODER, "portable")[1], lanes=1)
+
+
+# ---------------------------------------------------------------------------------------------------------------- texts
+
+
+@pytest.fixture(scope="module")
+def translator(exported_for, tmp_path_factory):
+    """The model, its export with a tokenizer of the words w0 to w47, texts, and what transformers gives for them."""
+    model, directory = exported_for(SEQ2SEQ, "cpu")
+    ids, mask = inputs(SEQ2SEQ)
+    ids[(ids >= 10) & (ids < 30)] = 7  # other words begin with a special token
+    texts = [" ".join(f"w{token}" for token in row[is_token]) for row, is_token in zip(ids, mask == 1)]
+    rows = by_transformers(model, ids, mask, max_new_tokens=9).tolist()
+    wanted = [" ".join(f"w{token}" for token in row if token not in (PAD, START, EOS)) for row in rows]
+    return with_words(directory, tmp_path_factory.mktemp("lanes")), texts, wanted
+
+
+def test_files_of_lines_texts_and_evaluations_run_in_lanes(translator, steps, tmp_path, capsys):
+    export, texts, wanted = translator
+    options = dict(max_new_tokens=9, no_repeat_ngram_size=0)
+    source, references = tmp_path / "in", tmp_path / "references"
+    source.write_text("\n".join(["", *texts]) + "\n")
+    runtime = TextRuntime(export, threads=2, lanes=2)
+    generate_file(Batches(runtime, options, batch_size=8), source, tmp_path / "out")
+    assert (tmp_path / "out").read_text().split("\n") == ["", *wanted, ""]
+    assert len(set(steps)) == 2
+    steps.clear()
+    with pytest.warns(UserWarning, match="was cut after 9 tokens"):
+        assert runtime.translate(texts, split=False, **options) == wanted
+    assert len(set(steps)) == 2
+    steps.clear()
+    command = ["generate", str(export), "--threads", "2", "--lanes", "1", "--input", str(source), "--max-new-tokens", "9"]
+    main([*command, "--no-repeat-ngram-size", "0"])
+    assert capsys.readouterr().out.split("\n") == ["", *wanted, ""]
+    assert len(set(steps)) == 1
+    steps.clear()
+    source.write_text("\n".join(texts) + "\n")
+    references.write_text("\n".join(text[::-1] for text in wanted[:-1]) + "\nw5 w6 w7 w8\n")
+    expected = sacrebleu.corpus_bleu(wanted, [references.read_text().split("\n")[:-1]]).score
+    found = evaluate(export, source, references, batch_size=8, lanes=1, **options)
+    assert found["bleu"] == round(expected, 2) and len(set(steps)) == 1
+    flags = ["--source", str(source), "--references", str(references), "--lanes", "1", "--max-new-tokens", "9"]
+    main(["evaluate", str(export), *flags, "--no-repeat-ngram-size", "0"])
+    assert json.loads(capsys.readouterr().out) == found
+
+
+def test_lanes_are_for_exports(tmp_path):
+    with pytest.raises(UsageError, match="lanes 2 is for an export, and .* is none"):
+        evaluate(tmp_path, tmp_path, tmp_path, lanes=2)
