@@ -21,8 +21,8 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 from tritonclient.utils import InferenceServerException
 
 from vanilla_transformer_export import ImageRuntime, TextRuntime, export
+from vanilla_transformer_export.engine.engine import Engine
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.serving.engine import Engine
 from vanilla_transformer_export.serving.models import ServedModel
 from vanilla_transformer_export.serving.tensors import TEXTS, inputs_of, outputs_of, read_request
 from vanilla_transformer_export.targets.spec import TensorSpec

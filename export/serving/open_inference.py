@@ -12,6 +12,8 @@ from fastapi.responses import JSONResponse, Response
 from tokenizers import Encoding
 
 from .. import __version__
+from ..engine.jobs import Job
+from ..engine.refusals import Refusal, TooLong
 from ..errors import UsageError
 from ..runtime import options as generation
 from ..runtime.inputs import check_contiguous, check_inputs
@@ -19,12 +21,10 @@ from ..runtime.tasks.rows import Row, run, single_texts
 from ..runtime.text import TextRuntime
 from ..targets.sequences import READS_CHOICES, READS_TARGETS, token_inputs
 from ..targets.spec import TensorSpec
-from .jobs import Job
 from .models import ServedModel
 from .pipelines import CHARACTERS, continued
 from .protocols import Protocol, models_of, settings_of
 from .reading import LENGTHS
-from .refusals import Refusal, TooLong
 from .tensors import (
     JSON_LENGTH,
     TEXTS,
