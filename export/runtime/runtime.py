@@ -167,8 +167,9 @@ class Runtime:
                     content = self.artifact.read(spec.file)
                     assert content is not None  # the manifest lists it
                     contents[role] = content
-            for spec in {**self.specs, **self._lane_specs}.values():
-                check_external_data(directory, spec.file, files)
+            for file in files:
+                if file.endswith(".onnx"):
+                    check_external_data(directory, file, files)
             self._sessions = Sessions(directory, self.specs, contents, self._providers, self.threads, arena)
             self.sessions = self._sessions.open()
         finally:  # before an error that only follows from other weights

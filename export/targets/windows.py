@@ -37,7 +37,11 @@ def block_attention(module, query, key, value, attention_mask, scaling, sliding_
     key, value = (neighbours(functional.pad(states, (0, 0, block, added + block)), count, block) for states in (key, value))
     mask = functional.pad(attention_mask[:, None, :, None].to(query.dtype), (0, 0, block, added + block))
     is_key = neighbours(mask, count, block)[..., 0][..., None, :] > 0  # (B, 1, blocks, 1, 3 block)
-    distance = torch.arange(3 * block) - block - torch.arange(block)[:, None]
+    places = torch.arange(count * block)
+    of_keys = neighbours(functional.pad(places[None, None, :, None], (0, 0, block, block)), count, block)[
+        0, 0
+    ]  # (blocks, 3 b, 1)
+    distance = of_keys.transpose(1, 2) - places.reshape(count, block, 1)
     scores = query @ key.transpose(3, 4) * scaling
     scores = scores.masked_fill(~(is_key & (distance.abs() <= reach)), torch.finfo(scores.dtype).min)
     output = scores.softmax(dim=-1) @ value
