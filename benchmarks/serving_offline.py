@@ -20,7 +20,7 @@ from serving_models import CTRANSLATE2, DTYPES
 
 # kind: (threads beside each other, threads of each, rows of each)
 SETTINGS = {
-    "engine": [(2, 1, 32), (2, 1, 64), (1, 2, 32), (1, 2, 64), (1, 1, 64)],
+    "engine": [(2, 1, 32), (2, 1, 64), (2, 1, 128), (1, 2, 32), (1, 2, 64), (1, 1, 64)],
     "lanes": [(2, 1, 64), (1, 2, 32)],  # the runtime decides the rows itself
     "runtime": [(2, 1, 32), (2, 1, 64), (2, 1, 128), (1, 2, 32), (1, 2, 64), (1, 2, 128)],
     "ctranslate2": [(2, 1, 32), (2, 1, 64), (1, 2, 64)],
