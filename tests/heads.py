@@ -3,11 +3,13 @@
 import pytest
 import torch
 import transformers
-from checkpoints import SIZES
+from checkpoints import SIZES, perturbed
 from transformers import BertTokenizer
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 import vanilla_transformer
 from vanilla_transformer.training.tokenizer import train_tokenizer
+from vanilla_transformer_export import export
 
 TEXTS = ["the old man sees a red house", "two dogs run", "a woman reads the book ."]
 LABELS = {0: "contradiction", 1: "neutral", 2: "entailment"}
@@ -37,6 +39,7 @@ HEADS = {
     "answer by a decoder": ("VanillaDecoderForQuestionAnswering", "bpe", {}),
     "answer by both stacks": ("VanillaSeq2SeqForQuestionAnswering", "bpe", {}),
 }
+PICTURES = {"image_size": 16, "patch_size": 4, "num_hidden_layers": 2, "num_attention_heads": 4}
 VARIANTS = {"Decoder": "decoder", "Encoder": "encoder", "Seq2Seq": "seq2seq"}
 
 
@@ -68,6 +71,15 @@ def save_head(architecture, tokenizer, directory, **fields):
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return str(directory)
+
+
+def export_for_images(folder, architecture="VanillaVisionForImageClassification", **fields):
+    """A model of images of 16 by 16 and its image processor, saved to `folder / "model"`, exported to `folder / "export"`."""
+    model = perturbed(architecture, {"hidden_size": 32, "intermediate_size": 40, **PICTURES, **fields})
+    model.save_pretrained(folder / "model")
+    ViTImageProcessorPil(size=16).save_pretrained(folder / "model")
+    export(folder / "model", folder / "export", cases=1)
+    return model
 
 
 def close(found, wanted, absolute=1e-6):

@@ -11,13 +11,13 @@ import torch
 import tritonclient.http as triton
 from checkpoints import VOCABULARY, WIDTH, perturbed
 from fastapi.exceptions import RequestValidationError
+from heads import export_for_images
 from hypothesis import given
 from hypothesis import strategies as st
 from served import wait_for
 from served_models import serving
 from serving_load import with_words
 from tokenizers import Tokenizer
-from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 from tritonclient.utils import InferenceServerException
 
 from vanilla_transformer_export import ImageRuntime, TextRuntime, export
@@ -205,17 +205,14 @@ def test_a_text_that_is_too_long_is_cut_if_that_is_asked_for(server, client):
 
 @pytest.mark.slow
 def test_images_and_several_choices(tmp_path):
+    vision = export_for_images(tmp_path / "vision", num_labels=3)
     sizes = {"hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4, "num_hidden_layers": 1}
-    vision = perturbed("VanillaVisionForImageClassification", {**sizes, "image_size": 16, "patch_size": 4, "num_labels": 3})
-    vision.save_pretrained(tmp_path / "vision")
-    ViTImageProcessorPil(size=16).save_pretrained(tmp_path / "vision")
     choices = perturbed("VanillaEncoderForMultipleChoice", {**sizes, "vocab_size": VOCABULARY})
     choices.save_pretrained(tmp_path / "choices")
-    for name in ("vision", "choices"):
-        export(tmp_path / name, tmp_path / f"{name}-export", cases=1)
+    export(tmp_path / "choices", tmp_path / "choices-export", cases=1)
     (tmp_path / "words").mkdir()
     reader = TextRuntime(with_words(tmp_path / "choices-export", tmp_path / "words"), threads=1)
-    runtimes = {"vision": ImageRuntime(tmp_path / "vision-export", threads=1), "choices": reader}
+    runtimes = {"vision": ImageRuntime(tmp_path / "vision/export", threads=1), "choices": reader}
     rng = np.random.default_rng(0)
     inputs = {
         "vision": {"pixel_values": rng.standard_normal((3, 3, 16, 16)).astype(np.float32)},

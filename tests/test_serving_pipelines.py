@@ -9,15 +9,13 @@ import httpx
 import huggingface_hub
 import numpy as np
 import pytest
-from checkpoints import perturbed
-from heads import HEADS, MANY, PAIRS, TEXTS, close, save_head, tokenizer_for
+from heads import HEADS, MANY, PAIRS, TEXTS, close, export_for_images, save_head, tokenizer_for
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from PIL import Image
 from served import served
 from served_models import PROTOCOLS, serving
 from transformers import pipeline
-from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from vanilla_transformer_export import ImageRuntime, TextRuntime, export
 from vanilla_transformer_export.engine.engine import Engine
@@ -213,20 +211,14 @@ def test_choices_and_next_sentences(made):
 
 @pytest.mark.slow
 def test_images(tmp_path):
-    fields = {"hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4, "num_hidden_layers": 2}
-    sizes = {**fields, "image_size": 16, "patch_size": 4}
-    runtimes = {}
-    for name, architecture in (("labels", "VanillaVisionForImageClassification"), ("states", "VanillaVisionModel")):
-        model = perturbed(architecture, {**sizes, **({"num_labels": 3} if name == "labels" else {})})
-        model.save_pretrained(tmp_path / name)
-        ViTImageProcessorPil(size=16).save_pretrained(tmp_path / name)
-        export(tmp_path / name, tmp_path / f"{name}-export", cases=1)
-        runtimes[name] = ImageRuntime(tmp_path / f"{name}-export", threads=1)
+    export_for_images(tmp_path / "labels", num_labels=3)
+    export_for_images(tmp_path / "states", "VanillaVisionModel")
+    runtimes = {name: ImageRuntime(tmp_path / name / "export", threads=1) for name in ("labels", "states")}
     file = io.BytesIO()
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8))
     picture.save(file, "PNG")
-    classify = pipeline("image-classification", model=str(tmp_path / "labels"))
-    states = pipeline("image-feature-extraction", model=str(tmp_path / "states"))(picture)
+    classify = pipeline("image-classification", model=str(tmp_path / "labels/model"))
+    states = pipeline("image-feature-extraction", model=str(tmp_path / "states/model"))(picture)
     with serving(runtimes) as server:
         ask = client(server.url, "image-classification").image_classification
         for options in ({}, {"top_k": 2}):  # as bytes, and as base64

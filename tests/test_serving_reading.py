@@ -7,9 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from checkpoints import perturbed
-from heads import HEADS, MANY, PAIRS, close, save_head, tokenizer_for
-from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+from heads import HEADS, MANY, PAIRS, close, export_for_images, save_head, tokenizer_for
 
 from vanilla_transformer_export import ImageRuntime, Runtime, TextRuntime, export
 from vanilla_transformer_export.engine.refusals import Refusal, TooLong
@@ -305,11 +303,7 @@ def test_every_task_gives_what_it_gives_without_the_queue(made, name):
 
 @pytest.mark.slow
 def test_images_of_many_requests_have_the_answers_that_they_have_alone(tmp_path):
-    fields = {"hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4, "num_hidden_layers": 2}
-    model = perturbed("VanillaVisionForImageClassification", {**fields, "image_size": 16, "patch_size": 4, "num_labels": 3})
-    model.save_pretrained(tmp_path / "model")
-    ViTImageProcessorPil(size=16).save_pretrained(tmp_path / "model")
-    export(tmp_path / "model", tmp_path / "export", cases=1)
+    export_for_images(tmp_path, num_labels=3)
     pictures = [np.random.default_rng(seed).integers(0, 256, (16, 16, 3), np.uint8) for seed in range(12)]
     runtime, plain = (ImageRuntime(tmp_path / "export", threads=1) for _ in range(2))
     with contextlib.closing(batched(runtime, lanes=2)), ThreadPoolExecutor(6) as pool:

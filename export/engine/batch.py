@@ -15,7 +15,7 @@ import onnxruntime
 
 from ..runtime.decoder import next_input_name, position_bytes
 from ..runtime.inputs import bucket_by_length, pad_sequences
-from ..targets.spec import GraphSpec, TensorSpec, shape_of
+from ..targets.spec import TensorSpec, shape_of
 from .runs import Run
 from .sizing import chunk_length, sources_length
 
@@ -62,7 +62,7 @@ class Room:
 
 @dataclass
 class Binding:
-    """Inputs and outputs of the step, bound once. What they are bound to must live as long."""
+    """Inputs and outputs of a graph, bound once. What they are bound to must live as long."""
 
     io: onnxruntime.IOBinding
     values: list[onnxruntime.OrtValue] = field(default_factory=list)
@@ -86,24 +86,24 @@ class SlotBatch:
         self.encodes = "encoder" in runtime.sessions
         self.chunk = chunk_length(runtime.config)
         self.sources_length = sources_length(runtime.config)
-        tensors = [tensor for tensor in self.spec.inputs if not tensor.name.startswith("past_key_values")]
-        self.arrays = {tensor.name: np.zeros(slot_shape(tensor, room), tensor.dtype) for tensor in tensors}
+        caches = [tensor for tensor in self.spec.inputs if tensor.name.startswith("past_key_values")]
+        others = [tensor for tensor in self.spec.inputs if tensor not in caches]
+        self.arrays = {tensor.name: np.zeros(slot_shape(tensor, room), tensor.dtype) for tensor in others}
         self.logits = np.zeros((room.rows, runtime.config["vocab_size"]), np.float32)
-        self.caches = self.stacked([name for name in cache_names(self.spec) if ".encoder." not in name], room)
-        self.sources = self.stacked([name for name in cache_names(self.spec) if ".encoder." in name], room)
+        self.caches = self.stacked([tensor for tensor in caches if ".encoder." not in tensor.name], room)
+        self.sources = self.stacked([tensor for tensor in caches if ".encoder." in tensor.name], room)
         self.lengths = self.arrays["last_position"]  # tokens in the cache before the one that is fed
-        self.last_source = self.arrays.get("last_source_position", self.lengths[:0])
+        self.last_source = self.arrays.get("last_source_position", self.lengths[:0])  # a decoder has none
         self.rows: list[Run | None] = []  # by slot; `None` where one has left, until another joins or the next step
         self.running: list[Run] = []
         self.unread: deque[Run] = deque()  # whose prompts are to be read; that of the first is in the last slot as far as it is
         self.reserved = 0  # rows that running runs will have after their first step
         self.bindings = [self.bound(count) for count in range(1, room.rows + 1)]
 
-    def stacked(self, names: list[str], room: Room) -> np.ndarray:
+    def stacked(self, caches: list[TensorSpec], room: Room) -> np.ndarray:
         """(caches, rows, H, tokens, d): as one array, of which a row is copied at once, and each cache is a view."""
-        tensors = [tensor for tensor in self.spec.inputs if tensor.name in names]
-        array = np.zeros([len(tensors), *(slot_shape(tensors[0], room) if tensors else [])], np.float32)
-        self.arrays |= zip(names, array)
+        array = np.zeros([len(caches), *(slot_shape(caches[0], room) if caches else [])], np.float32)
+        self.arrays |= {tensor.name: cache for tensor, cache in zip(caches, array)}
         return array
 
     # --------------------------------------------------------------------------------------------------- joining and leaving
@@ -308,10 +308,6 @@ class SlotBatch:
         for tensor in self.spec.outputs[1:]:
             binding.put(tensor, self.arrays[next_input_name(tensor.name)][slots], is_input=False)
         return binding
-
-
-def cache_names(spec: GraphSpec) -> list[str]:
-    return [tensor.name for tensor in spec.inputs if tensor.name.startswith("past_key_values")]
 
 
 def slot_shape(tensor: TensorSpec, room: Room) -> list[int]:

@@ -38,10 +38,8 @@ def block_attention(module, query, key, value, attention_mask, scaling, sliding_
     mask = functional.pad(attention_mask[:, None, :, None].to(query.dtype), (0, 0, block, added + block))
     is_key = neighbours(mask, count, block)[..., 0][..., None, :] > 0  # (B, 1, blocks, 1, 3 block)
     places = torch.arange(count * block)
-    of_keys = neighbours(functional.pad(places[None, None, :, None], (0, 0, block, block)), count, block)[
-        0, 0
-    ]  # (blocks, 3 b, 1)
-    distance = of_keys.transpose(1, 2) - places.reshape(count, block, 1)
+    of_keys = neighbours(functional.pad(places[None, None, :, None], (0, 0, block, block)), count, block)[0, 0]
+    distance = of_keys.transpose(1, 2) - places.reshape(count, block, 1)  # (blocks, block, 3 block)
     scores = query @ key.transpose(3, 4) * scaling
     scores = scores.masked_fill(~(is_key & (distance.abs() <= reach)), torch.finfo(scores.dtype).min)
     output = scores.softmax(dim=-1) @ value
