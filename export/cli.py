@@ -217,6 +217,8 @@ def export_arguments(parser: Parser) -> None:
     parser.add_argument("--image-size", type=one_of("image size", IMAGE_SIZES), help=size_help)
     shortlist_help = "text: only its tokens, and the special ones, can be generated"
     parser.add_argument("--shortlist", type=path, metavar="FILE", help=shortlist_help)
+    calibrate_help = "text: int8 products of the cpu target get one scale for all rows, by what they read of it; faster"
+    parser.add_argument("--calibrate", type=path, metavar="FILE", help=calibrate_help)
     keep_help = "keep the converted checkpoint there, where CHECKPOINT is of another family; temporary if not given"
     parser.add_argument("--keep", type=path, metavar="DIR", help=keep_help)
     triton_help = "also write a model of Triton there, its folder in a model repository; of a model that does not generate"
@@ -233,8 +235,8 @@ def export(args: argparse.Namespace) -> None:
     from .exporting import export
 
     for each in [output] if args.triton is None else [output, args.triton]:
-        output_path(each, [] if args.shortlist is None else [args.shortlist])
-    names = ("target", "dtype", "shortlist", "opset", "keep", "image_size", "triton")
+        output_path(each, [text for text in (args.shortlist, args.calibrate) if text is not None])
+    names = ("target", "dtype", "shortlist", "calibrate", "opset", "keep", "image_size", "triton")
     settings = {name: getattr(args, name) for name in names}
     manifest = export(args.checkpoint, output, args.force, **settings)
     files = {name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")}

@@ -19,17 +19,19 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from vanilla_transformer import checkpoint as checkpoints
-from vanilla_transformer.checkpoint import CONFIG, checkpoint_directory, config_and_class, for_every_version
+from vanilla_transformer.checkpoint import CONFIG, checkpoint_directory, config_and_class, for_every_version, load_tokenizer
 from vanilla_transformer.companions import companions
 from vanilla_transformer.conversion import converted
 from vanilla_transformer.conversion.tokenizers import FoundTokenizer, find_tokenizer
 from vanilla_transformer.files import new_directory
 
+from .calibration import calibrate as calibrated_on
 from .clients import base_name, client_config, give_first_token, give_token_types, write_card, write_genai_config, write_json
 from .errors import UsageError
 from .languages import languages_of
 from .parity import verify
 from .passes import pipeline
+from .passes.quantization import CALIBRATED, Inputs
 from .runtime.artifact import CARD, TOKENIZER_FILES, write_manifest
 from .shortlist import shortlist_from_text, with_shortlist, with_special_tokens
 from .targets.registry import default_target, get_target, known_targets
@@ -56,6 +58,7 @@ def export(
     keep: str | os.PathLike | None = None,
     image_size: str | None = None,
     triton: str | os.PathLike | None = None,
+    calibrate: str | os.PathLike | None = None,
 ) -> dict[str, Any]:
     """Writes the graphs of `checkpoint` to the directory `out`, after comparing them with torch on `cases` random inputs, and
     returns the manifest. A checkpoint of a family in `conversion.FAMILIES` is converted on the way.
@@ -76,29 +79,32 @@ def export(
             size, with interpolated positions; by default as `config.interpolate_pos_encoding` says.
         triton: directory for the graph as a model of Triton Inference Server, see `triton`; of a model that only reads whole
             sequences or images.
+        calibrate: a text, a line each, on which the ranges are found of what int8 products of the cpu target read: faster than
+            a scale for each row, see `calibration`.
 
     Raises:
         FileExistsError: if `out` or `triton` cannot be written, see `files.new_directory`.
         UsageError: for a target, dtype, opset or image size that is unknown, for several dtypes where there can be one, for
-            `keep` where nothing is converted, for an image size where there are no images, and if one of `out` and `triton`
-            is inside the other.
-        FileNotFoundError, OSError, ValueError: as `load_checkpoint`; ValueError for a target or dtype that cannot hold the
-            model, for a pass that fails, and if the graphs do not give what torch gives. Half precision is compared where
-            there is a GPU.
+            `keep` where nothing is converted, for an image size where there are no images, for `calibrate` where there are
+            no such products, and if one of `out` and `triton` is inside the other.
+        FileNotFoundError, OSError, ValueError: as `load_checkpoint` and `calibration.calibrate`; ValueError for a target or
+            dtype that cannot hold the model, for a pass that fails, and if the graphs do not give what torch gives. Half
+            precision is compared where there is a GPU.
     """
     to = checked_target(default_target() if target is None else target)
     dtypes = checked_dtypes(to, dtype)
     opset = checked_opset(to, opset)
     if image_size not in (None, *IMAGE_SIZES):
         raise UsageError(f"no image size {image_size!r}, expected one of {', '.join(IMAGE_SIZES)}")
-    text = [shortlist] if isinstance(shortlist, str | os.PathLike) else []
+    check_calibration(calibrate, to, dtypes)
+    texts = [text for text in (shortlist, calibrate) if isinstance(text, str | os.PathLike)]
     check_apart(out, triton)
     with contextlib.ExitStack() as outputs:
-        inputs = [checkpoint, *text]
+        inputs = [checkpoint, *texts]
         directory = outputs.enter_context(new_directory(out, force, inputs))
         model_directory = None if triton is None else outputs.enter_context(new_directory(triton, force, inputs))
         ours = outputs.enter_context(converted(checkpoint, keep))
-        source = Source.load(checkpoint, ours, shortlist, image_size)
+        source = Source.load(checkpoint, ours, shortlist, image_size, calibrate)
         if model_directory is not None:
             check_whole_sequences(source)
         made = Graphs.trace(source, to, dtypes, opset)
@@ -116,6 +122,13 @@ def check_apart(out: str | os.PathLike, triton: str | os.PathLike | None) -> Non
     places = [Path(os.path.realpath(path)) for path in (out, triton)]
     if os.path.commonpath(places) in map(str, places):
         raise UsageError(f"the output {out} and the model of Triton {triton} hold each other, expected two places")
+
+
+def check_calibration(text: str | os.PathLike | None, target: Target, dtypes: list[str | None]) -> None:
+    """Raises UsageError for a text where there are no products that are quantized by it."""
+    if text is not None and (target.name, dtypes) != ("cpu", ["int8"]):
+        found = f"calibrate is {os.fspath(text)!r} for the target {target.name!r} with dtype {dtypes[0]!r}"
+        raise UsageError(f"{found}, expected 'cpu' with 'int8'")
 
 
 def check_whole_sequences(source: "Source") -> None:
@@ -178,7 +191,7 @@ def load_ours(checkpoint: str | os.PathLike, ours: Path) -> PreTrainedModel:
 @dataclass(frozen=True)
 class Source:
     """A checkpoint that is to be exported, as the user named it: its model, the directory of that as one of ours, its
-    config.json, the tokens of a shortlist, and its tokenizer if that is not tokenizer.json already."""
+    config.json, the tokens of a shortlist, its tokenizer if that is not tokenizer.json already, and what its products read."""
 
     checkpoint: str | os.PathLike
     model: PreTrainedModel
@@ -186,6 +199,7 @@ class Source:
     config: dict[str, Any]
     shortlist: list[int] | None
     tokenizer: FoundTokenizer | None = None
+    calibrated: dict[bytes, Inputs] = field(default_factory=dict)
 
     @classmethod
     def load(
@@ -194,7 +208,9 @@ class Source:
         ours: Path,
         shortlist: Iterable[int] | str | os.PathLike | None,
         image_size: str | None,
+        text: str | os.PathLike | None,
     ) -> "Source":
+        """`text` is that of `calibrate`."""
         tokenizer = None if (ours / "tokenizer.json").is_file() else find_tokenizer(ours)
         if isinstance(shortlist, str | os.PathLike):
             shortlist = shortlist_from_text(shortlist, ours)
@@ -207,7 +223,11 @@ class Source:
         # There is no code beside an export, and where it came from is of one machine.
         left_out = ("auto_map", "custom_pipelines", "_name_or_path")
         config = {name: value for name, value in model.config.to_dict().items() if name not in left_out}
-        return cls(checkpoint, model, ours, config, tokens, tokenizer)
+        calibrated = {}
+        if text is not None:
+            with with_shortlist(model, tokens):
+                calibrated = calibrated_on(model, load_tokenizer(ours), text)
+        return cls(checkpoint, model, ours, config, tokens, tokenizer, calibrated)
 
     @property
     def architecture(self) -> str:
@@ -246,6 +266,7 @@ class Graphs:
                     module = target.trace_module(model, role) if has_own_operators else sequence_module(model)
                     graph = trace(module, spec, source.config.get("vocab_size", 0), traced_opset)
                 graph.opset_imports[""] = opset
+                graph.meta[CALIBRATED] = source.calibrated
                 made.counts[dtype][role] = pipeline.apply(graph, target.passes(dtype))
                 made.graphs[dtype][role] = graph
         source.model.set_attn_implementation("sdpa")  # what is compared with

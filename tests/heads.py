@@ -64,7 +64,7 @@ def save_head(architecture, tokenizer, directory, **fields):
     transformers.set_seed(0)
     model_class = getattr(vanilla_transformer, architecture)
     sizes = {**SIZES, "vocab_size": len(tokenizer), "num_hidden_layers": 1}
-    model = model_class(model_class.config_class(**sizes, **fields)).eval()
+    model = model_class(model_class.config_class(**{**sizes, **fields})).eval()
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2 and "embed" not in name:
             torch.nn.init.normal_(parameter, std=0.3)

@@ -33,6 +33,7 @@ MAY_BE_HEAVY = {
         "parity.py",
         "evaluation.py",
         "shortlist.py",
+        "calibration.py",
         "targets/operators.py",
         "targets/sequence_modules.py",
         "targets/windows.py",

@@ -1,6 +1,7 @@
 """Rewrites that hold weights in integers. Each changes the model in place and returns how often it applied."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -10,6 +11,9 @@ from .matching import array, bias_of, matmuls, replace, weight
 INT8_COMPUTE = 4  # the `accuracy_level` of MatMulNBits that quantizes activations too
 BLOCK = 32  # weights of one column that share a scale
 EMBEDDING_BLOCK = 128  # weights of one row that share a scale
+CALIBRATED = "calibrated"  # in `ir.Model.meta`: the `Inputs` of products by `name_of_weights`
+SAMPLED_TOGETHER, SAMPLED = 8, 256  # rows of what a product reads that are kept, of a batch and of all
+COLUMNS = 4096  # of a product of which errors are measured, at most
 SLICE = 2**24  # weights quantized at a time: what is computed in between is several times as large
 
 
@@ -29,6 +33,106 @@ def quantize_products(model: ir.Model) -> int:
         replace(model, [node], [product, ir.node("Mul", [product.outputs[0], largest])])
         count += 1
     return count
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a product read of some text: the lowest and the highest number of each of its K features, and some of its rows."""
+
+    lowest: np.ndarray
+    highest: np.ndarray
+    rows: np.ndarray
+
+    @classmethod
+    def of(cls, rows: np.ndarray) -> "Inputs":
+        """Of all `rows` (N, K), of which a few are kept."""
+        return cls(rows.min(axis=0), rows.max(axis=0), rows[:: -(-len(rows) // SAMPLED_TOGETHER)].copy())
+
+    def beside(self, other: "Inputs") -> "Inputs":
+        """Of this text and `other`."""
+        rows = np.concatenate([self.rows, other.rows])
+        rows = rows if len(rows) <= SAMPLED else rows[::2]
+        return Inputs(np.minimum(self.lowest, other.lowest), np.maximum(self.highest, other.highest), rows)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How x becomes 8 bits, with one scale for all rows: x / (smoothing * scale) + zero."""
+
+    smoothing: np.ndarray | None
+    scale: np.float32
+    zero: np.uint8
+
+    @classmethod
+    def of(cls, inputs: Inputs, smoothing: np.ndarray | None) -> "Steps":
+        """Such that the integers hold all that was seen, and 0."""
+        divisor = 1 if smoothing is None else smoothing
+        lowest, highest = min(0, (inputs.lowest / divisor).min()), max(0, (inputs.highest / divisor).max())
+        scale = np.float32(max((highest - lowest) / 255, np.finfo(np.float32).tiny))
+        return cls(smoothing, scale, np.uint8(np.rint(-lowest / scale)))
+
+    def error(self, rows: np.ndarray, matrix: np.ndarray) -> float:
+        """The mean square of what `rows` x `matrix` loses."""
+        divisor = 1 if self.smoothing is None else self.smoothing
+        zero = np.float32(self.zero)
+        integers = np.clip(np.rint(rows / (divisor * self.scale)) + zero, 0, 255) - zero
+        weights, scales = self.quantized(matrix)
+        product = integers @ (weights * (scales * self.scale))
+        return float(np.square(product - rows @ matrix, dtype=np.float64).mean())
+
+    def quantized(self, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `int8_columns`, of what the integers are multiplied with."""
+        return int8_columns(matrix if self.smoothing is None else matrix * self.smoothing[:, None])
+
+
+def name_of_weights(matrix: np.ndarray) -> bytes:
+    """What products are found by whose names a trace has lost, and beside which others may be packed: the first column."""
+    return matrix[:, 0].tobytes()
+
+
+def quantize_calibrated(model: ir.Model) -> int:
+    """As `quantize_products`, with one scale for all rows, of those whose inputs `model.meta` knows: `calibration` says from
+    which text. No row decides what others give here either, and a product takes two nodes instead of seven."""
+    known = model.meta.get(CALIBRATED, {})
+    found: dict[ir.Value, list[ir.Node]] = {}
+    for node in matmuls(model):
+        if name_of_weights(array(node.inputs[1])) in known:
+            found.setdefault(node.inputs[0], []).append(node)
+    for source, nodes in found.items():
+        matrices = [array(node.inputs[1]) for node in nodes]
+        steps = best_steps(known[name_of_weights(matrices[0])], matrices)
+        quantize_with(model, source, nodes, steps)
+    return sum(map(len, found.values()))
+
+
+def best_steps(inputs: Inputs, matrices: list[np.ndarray]) -> Steps:
+    """With features made of like size where that halves the error: what some features have too much, the weights take
+    (SmoothQuant, Xiao et al. 2023, equation 4 with alpha 0.5)."""
+    plain = Steps.of(inputs, None)
+    largest = np.maximum(-inputs.lowest, inputs.highest).clip(min=1e-5)
+    heaviest = np.max([np.maximum(-matrix.min(axis=1), matrix.max(axis=1)) for matrix in matrices], axis=0).clip(min=1e-5)
+    smooth = Steps.of(inputs, np.sqrt(largest / heaviest))
+    sample = matrices[0][:, :COLUMNS]
+    return smooth if smooth.error(inputs.rows, sample) < plain.error(inputs.rows, sample) / 2 else plain
+
+
+def quantize_with(model: ir.Model, source: ir.Value, nodes: list[ir.Node], steps: Steps) -> None:
+    """The products `nodes` of `source`."""
+    name = nodes[0].inputs[1].name
+    scale, zero = weight(model, f"{name}.step", steps.scale), weight(model, f"{name}.zero", steps.zero)
+    new = []
+    if steps.smoothing is not None:
+        new.append(ir.node("Mul", [source, weight(model, f"{name}.smoothing", 1 / steps.smoothing)]))
+    new.append(ir.node("QuantizeLinear", [new[0].outputs[0] if new else source, scale, zero]))
+    model.graph.insert_before(nodes[0], new)
+    for node in nodes:
+        matrix, add = node.inputs[1], bias_of(node)
+        integers, scales = in_slices(steps.quantized, array(matrix), axis=1, joined=1)
+        inputs = [new[-1].outputs[0], weight(model, f"{matrix.name}.int8", integers)]
+        inputs += [scale, weight(model, f"{matrix.name}.scales", scales), zero]
+        inputs += [] if add is None else [None, add.inputs[1]]
+        product = ir.node("MatMulIntegerToFloat", inputs, domain="com.microsoft")
+        replace(model, [node] if add is None else [node, add], [product])
 
 
 def rounded_rows(model: ir.Model, source: ir.Value, before: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value]:

@@ -68,7 +68,7 @@ class Cpu:
             strip_metadata,
             sum_by_products,
         )
-        from ...passes.quantization import quantize_blocks, quantize_embeddings, quantize_products
+        from ...passes.quantization import quantize_blocks, quantize_calibrated, quantize_embeddings, quantize_products
 
         traced = (
             strip_metadata,
@@ -79,7 +79,7 @@ class Cpu:
             fuse_rms_norms,
             sum_by_products,
         )
-        quantized = {"fp32": (), "int8": (quantize_products,), "int4": (quantize_blocks,)}[dtype]
+        quantized = {"fp32": (), "int8": (quantize_calibrated, quantize_products), "int4": (quantize_blocks,)}[dtype]
         return (*traced, *quantized, *((quantize_embeddings,) if quantized else ()))
 
     def save(self, graphs: "dict[Path, ir.Model]") -> None:
