@@ -196,6 +196,7 @@ ENGINES = {
     "portable-fp32": Onnx,
     "cpu-fp32": Onnx,
     "cpu-int8": Onnx,
+    "cpu-calibrated": Onnx,
     "cpu-int4": Onnx,
     "cuda-fp32": Onnx,
     "cuda-fp16": Onnx,

@@ -22,6 +22,7 @@ CAPTIONS = {
     "ctranslate2-int8": ("int8", ("ctranslate2",)),
     "cpu-fp32": ("fp32", ("engine", "runtime")),
     "cpu-int8": ("int8", ("engine", "runtime")),
+    "cpu-calibrated": ("calibrated", ("engine", "runtime")),
 }
 
 
@@ -93,7 +94,7 @@ class CpuBenchmark(Benchmark):
         found = {}
         if None in missing.values():
             texts = serving_offline.read_captions(self.options.captions, cell.batch)
-            isolated(serving_models.prepare, "tiny", TRANSLATOR, self.root, self.options.quick)
+            isolated(serving_models.prepare, "tiny", TRANSLATOR, self.root, texts, self.options.quick)
             run = SimpleNamespace(root=self.root, repeats=self.options.repeats, captions=texts)
             found = serving_offline.offline(run, "tiny")
         records = []

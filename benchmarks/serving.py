@@ -51,7 +51,7 @@ def measure(options, part: str, model: str) -> dict:
     if model == "decoder":
         isolated(serving_models.prepare_decoder, DECODER, options.root)
         return PARTS[part][0](run, DECODER)
-    isolated(serving_models.prepare, model, TRANSLATOR, options.root, options.quick)
+    isolated(serving_models.prepare, model, TRANSLATOR, options.root, run.captions, options.quick)
     return PARTS[part][0](run, model)
 
 

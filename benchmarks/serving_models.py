@@ -3,20 +3,21 @@
 import importlib.util
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import workload
 
 NEW_TOKENS = 16  # of the model with random weights, which never ends by itself: as many as a caption has on average
 START, END, UNKNOWN = "1", "2", "3"  # of the shipped tokenizers
-DTYPES = ("int8", "fp32")
+DTYPES = ("calibrated", "int8", "fp32")  # the first is int8 too
 CTRANSLATE2 = {"int8": "int8", "fp32": "float32"}  # what it calls them
 
 
-def prepare(model: str, card: Path, root: Path, quick: bool) -> None:
+def prepare(model: str, card: Path, root: Path, texts: Sequence[str], quick: bool) -> None:
     """`root/model` gets an export for each dtype, `transformers`, and CTranslate2's files where it is installed: of `card` for
     "tiny", and for "base" of the paper's base shape with random weights, with the tokenizer of `card`. Both are greedy. What is
-    there is kept."""
+    there is kept. `texts` are for calibration."""
     folder = root / model
     if (folder / "complete").exists():
         return
@@ -41,8 +42,11 @@ def prepare(model: str, card: Path, root: Path, quick: bool) -> None:
             workload.convert_ctranslate2(kind, folder / "transformers", folder / f"ctranslate2-{name}", name)
     from vanilla_transformer_export import export
 
+    text = folder / "text"
+    text.write_text("\n".join(texts))
     for dtype in DTYPES:
-        export(folder / "vanilla", folder / dtype, cases=1, target="cpu", dtype=dtype)
+        settings = {"dtype": "int8", "calibrate": text} if dtype == "calibrated" else {"dtype": dtype}
+        export(folder / "vanilla", folder / dtype, cases=1, target="cpu", **settings)
     (folder / "complete").touch()
 
 

@@ -163,7 +163,7 @@ def compare(run, model, dtype, ids) -> dict:
     chosen = {
         (kind, *setting): ProcessPoolExecutor(1, CONTEXT, load, (kind, run.root / model, dtype, *setting))
         for kind, settings in SETTINGS.items()
-        if kind != "ctranslate2" or importlib.util.find_spec("ctranslate2")
+        if kind != "ctranslate2" or (dtype in CTRANSLATE2 and importlib.util.find_spec("ctranslate2"))
         for setting in settings
     }
     seconds, tokens = {key: [] for key in chosen}, {}

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from measure import isolated, spread
+from serving_models import DTYPES
 from serving_offline import loaded_memory, offline
-from serving_servers import OURS, PEERS, Plan, Server, outcome, plans
+from serving_servers import BEST, OURS, PEERS, Plan, Server, outcome, plans
 
 CONNECTIONS = 64
 SHARES = (0.25, 0.5, 0.75, 0.9, 1.1)  # of the closed loop's rate
@@ -47,7 +48,7 @@ class Run:
 
     def ours(self, stack: ExitStack, model: str) -> Server:
         """With 8 bits, warmed up."""
-        server = self.start(stack, f"{model}-ours", plans(self.root, model)["ours-int8"])
+        server = self.start(stack, f"{model}-ours", plans(self.root, model)[BEST])
         server.load(**self.warm_up, connections=CONNECTIONS)
         return server
 
@@ -91,7 +92,7 @@ def latency(run: Run, model: str) -> dict:
 def rates(run: Run, model: str) -> dict:
     """Poisson arrivals at rising shares of each server's own closed loop."""
     found = {}
-    for name in ("ours-int8", "ctranslate2-int8-2x1"):
+    for name in (BEST, "ctranslate2-int8-2x1"):
         with ExitStack() as stack:
             server = run.start(stack, f"{model}-{name}", plans(run.root, model)[name])
             server.load(**run.warm_up, connections=CONNECTIONS)
@@ -123,7 +124,7 @@ def refusals(run: Run, model: str) -> dict:
 
 def start(run: Run, model: str) -> dict:
     """From the command to ready."""
-    plan, seconds = plans(run.root, model)["ours-int8"], []
+    plan, seconds = plans(run.root, model)[BEST], []
     for _ in range(run.repeats):
         with ExitStack() as stack:
             seconds.append(run.start(stack, f"{model}-start", plan).seconds)
@@ -134,10 +135,10 @@ def memory(run: Run, model: str) -> dict:
     """Of the server while a closed loop runs. `above` is what it has more than a process without a server and all of the
     slots, so it is too little by what was never touched of these: arrays lie in pages of 2 MB, which leaves little."""
     with ExitStack() as stack:
-        server = run.start(stack, f"{model}-memory", plans(run.root, model)["ours-int8"])
+        server = run.start(stack, f"{model}-memory", plans(run.root, model)[BEST])
         ready = server.memory
         samples, load = sampled(run, server, {"connections": CONNECTIONS})
-    found = isolated(loaded_memory, run.root / model / "int8")
+    found = isolated(loaded_memory, run.root / model / DTYPES[0])
     above = max(samples) - found["loaded"] - found["slots"]
     return {**found, "ready": ready, "above": above, "samples": samples, "growth": growth(samples), "load": load}
 

@@ -11,7 +11,10 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+from serving_models import DTYPES
+
 HERE = Path(__file__).parent
+BEST = "ours-calibrated"  # of our exports
 PATIENCE = 180  # seconds until a server is ready
 TICKS = os.sysconf("SC_CLK_TCK")
 OURS = [sys.executable, "-m", "vanilla_transformer_export", "serve"]
@@ -31,7 +34,7 @@ class Plan:
 def plans(root: Path, model: str) -> dict[str, Plan]:
     """All that serve translations of `model`, each at several settings where the best depends on the machine."""
     folder, found = root / model, {}
-    for dtype in ("int8", "fp32"):
+    for dtype in DTYPES:
         found[f"ours-{dtype}"] = Plan([*OURS, str(folder / dtype), "--languages", "en-de"])
     for workers, threads in ((2, 1), (1, 2), (1, 1)):
         settings = ["--workers", str(workers), "--threads", str(threads)]

@@ -61,7 +61,19 @@ def make_checkpoints(kind: str, quick: bool, root: Path) -> dict:
         table[-1] = 0
     model.save_pretrained(root / "transformers")
     convert(root / "transformers", root / "vanilla")
+    write_text(root, model.config.vocab_size)
     return {"parameters": model.num_parameters()}
+
+
+def write_text(root: Path, vocabulary: int) -> None:
+    """Lines for calibration, `root / "text"`, of numbers of tokens, and a tokenizer that reads them."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({str(token): token for token in range(vocabulary)}, unk_token="0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(root / "vanilla/tokenizer.json"))
+    rows = np.random.default_rng(1).integers(FIRST_TOKEN, vocabulary - 1, (64, 32))
+    (root / "text").write_text("\n".join(" ".join(map(str, row)) for row in rows))
 
 
 def prepare(engine: str, kind: str, root: Path) -> dict:
@@ -81,7 +93,8 @@ def prepare(engine: str, kind: str, root: Path) -> dict:
     else:
         from vanilla_transformer_export import export
 
-        export(root / "vanilla", root / engine, cases=1, target=group, dtype=dtype)
+        settings = {"dtype": "int8", "calibrate": root / "text"} if dtype == "calibrated" else {"dtype": dtype}
+        export(root / "vanilla", root / engine, cases=1, target=group, **settings)
     return {"seconds": time.perf_counter() - start, "bytes": size(root / engine)}
 
 

@@ -19,7 +19,7 @@ from .passes.quantization import Inputs, name_of_weights
 from .targets.sequences import READS_CHOICES
 
 LINES = 512  # of the text, the first ones
-TOKENS = 256  # of a line that are read, and that are generated, at most
+TOKENS = 256  # of a line, at most
 BATCH = 16
 
 
@@ -36,7 +36,7 @@ def calibrate(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: 
     with observed(model) as seen, torch.no_grad():
         for ids in batches:
             if model.can_generate() and model.config.is_encoder_decoder:
-                longest = min(TOKENS, model.config.max_position_embeddings - 1)
+                longest = min(2 * ids.shape[1] + 10, model.config.max_position_embeddings - 1)  # where no end token comes
                 settings = {"num_beams": 1, "do_sample": False, "max_new_tokens": longest}
                 model.generate(ids, **settings)  # type: ignore[operator]  # of no type: a mixin's method
             else:

@@ -34,7 +34,7 @@ from .passes import pipeline
 from .passes.quantization import CALIBRATED, Inputs
 from .runtime.artifact import CARD, TOKENIZER_FILES, write_manifest
 from .shortlist import shortlist_from_text, with_shortlist, with_special_tokens
-from .targets.registry import default_target, get_target, known_targets
+from .targets.registry import default_target, get_target, known_targets, targets
 from .targets.sequence_modules import sequence_module
 from .targets.sequences import EXPORTABLE, IMAGE_SIZES, READS_IMAGES
 from .targets.spec import GraphSpec, Target, example_inputs
@@ -126,9 +126,11 @@ def check_apart(out: str | os.PathLike, triton: str | os.PathLike | None) -> Non
 
 def check_calibration(text: str | os.PathLike | None, target: Target, dtypes: list[str | None]) -> None:
     """Raises UsageError for a text where there are no products that are quantized by it."""
-    if text is not None and (target.name, dtypes) != ("cpu", ["int8"]):
-        found = f"calibrate is {os.fspath(text)!r} for the target {target.name!r} with dtype {dtypes[0]!r}"
-        raise UsageError(f"{found}, expected 'cpu' with 'int8'")
+    if text is None or (len(dtypes) == 1 and dtypes[0] in target.calibrated_dtypes):
+        return
+    found = f"calibrate is {os.fspath(text)!r} for the target {target.name!r} with dtype {dtypes[0]!r}"
+    fits = [f"{each.name!r} with {dtype!r}" for each in targets() for dtype in each.calibrated_dtypes]
+    raise UsageError(f"{found}, expected {', '.join(fits)}")
 
 
 def check_whole_sequences(source: "Source") -> None:

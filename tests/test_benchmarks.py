@@ -115,9 +115,9 @@ def test_a_ratio_may_be_over_the_best_of_the_engines_of_others():
     ]
     ours = [cell("cpu-int8", 1, (0.25, 0.25, 0.25), 300), cell("cpu-int8", 8, (1.0, 1.0, 1.0), 300)]
     result = {**RESULT, "cells": others + ours}
-    found = {(ratio["what"], ratio["divided_by"]): ratio["batches"] for ratio in report.ratios(result)}
-    assert found["tokens/s: seq2seq greedy", "best-int8"] == {1: 2.0, 8: 4.0}
-    assert found["tokens/s: seq2seq greedy", "best-fp32"] == {}
+    found = {(ratio["what"], ratio["engine"], ratio["divided_by"]): ratio["batches"] for ratio in report.ratios(result)}
+    assert found["tokens/s: seq2seq greedy", "cpu-int8", "best-int8"] == {1: 2.0, 8: 4.0}
+    assert found["tokens/s: seq2seq greedy", "cpu-fp32", "best-fp32"] == {}
     name = "tokens/s: seq2seq greedy, ours, cpu int8 / the best other int8"
     assert lines_of(report.tables(result), name) == [[name, "2.00 (goal: 1.6)", "4.00 (goal: 1.2)"]]
 

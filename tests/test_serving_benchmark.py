@@ -83,8 +83,8 @@ def test_a_run_fills_the_tables(exported_for, tmp_path):
     assert load["statuses"].keys() == {"200"} and load["per_second"] > 10 and found["ready_seconds"] > 0.1
     assert 0 < load["latency"]["p50"] <= load["latency"]["p99"] and load["cpu_per_request"]["server"] > 0
     result = {"hardware": hardware(), "versions": versions(["numpy"]), "quick": True}
-    part = {"tiny": {"command": "", "date": "", "found": {"ours-int8": found, "transformers-2x1": found}}}
+    part = {"tiny": {"command": "", "date": "", "found": {"ours-calibrated": found, "transformers-2x1": found}}}
     text = serving_report.tables({**result, "saturation": part})
     speed = serving_report.number(load["per_second"])
-    assert f"| tiny, ours-int8 | {speed} ({speed} - {speed}) |" in text
+    assert f"| tiny, ours-calibrated | {speed} ({speed} - {speed}) |" in text
     assert "| over HTTP / transformers, tiny int8 | 1 | at least 50 | no |" in text

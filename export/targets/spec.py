@@ -91,6 +91,10 @@ class Target(Protocol):
     def is_standard(self) -> bool:
         """Only standard operators: other clients run the graphs, and several dtypes stand side by side."""
 
+    @property
+    def calibrated_dtypes(self) -> tuple[str, ...]:
+        """Those of `dtypes` whose products can take the ranges that were found on a text."""
+
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
         """What the graphs of these roles run on."""
 

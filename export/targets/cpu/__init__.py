@@ -25,6 +25,7 @@ class Cpu:
     opsets = (21,)
     default_device = "cpu"
     is_standard = False
+    calibrated_dtypes = ("int8",)
 
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
         return ("cpu",)
