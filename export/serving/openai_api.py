@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, create_model
-from starlette.types import Receive, Scope, Send
 from tokenizers import Encoding
 
 from ..engine.engine import Engine
@@ -27,6 +26,7 @@ from ..runtime.tasks.rows import Row, check_unicode
 from ..runtime.text import TextRuntime, prompt
 from .app import one_line, refusal_of
 from .completions import Chunk, Completion, joined
+from .event_stream import EventStream, event, json_of
 from .models import ServedModel
 from .protocols import Protocol, models_of, name_in_path, settings_of
 from .translating import offloaded
@@ -307,10 +307,6 @@ def rendered(about: dict[str, Any], choices: list[Chunk], asked: Sequence[Comple
     return json_of({**about, "choices": choices, "usage": usage_of(asked)})
 
 
-def json_of(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-
-
 async def parts(engine: Engine, asked: Sequence[Completion]) -> AsyncGenerator[Chunk, None]:
     """Of all choices, as they come. Closed early, it leaves nothing running."""
     if len(asked) == 1:
@@ -349,18 +345,6 @@ async def parts(engine: Engine, asked: Sequence[Completion]) -> AsyncGenerator[C
 # ------------------------------------------------------------------------------------------------------------------ streams
 
 
-class EventStream(StreamingResponse):
-    """Server-sent events. Cancelled, it closes what makes them; that the client has gone it learns by that."""
-
-    def __init__(self, content: AsyncGenerator[bytes, None]):
-        super().__init__(content, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        self.content = content
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self.content):
-            await self.stream_response(send)
-
-
 async def begun(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
     """The same, when the first of them is there: until then the request can be refused with a status."""
     first = await anext(chunks)
@@ -391,10 +375,6 @@ async def events(
         if refusal.status == 500:  # for the log
             raise
     yield DONE
-
-
-def event(content: dict[str, Any]) -> bytes:
-    return b"data: %b\n\n" % json_of(content)
 
 
 # --------------------------------------------------------------------------------------------------------------- embeddings

@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import json
 import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -10,13 +9,14 @@ from importlib.resources import files
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, Field
 
 from ..engine.jobs import Job
 from ..engine.refusals import Refusal
 from ..runtime.predictions import IMAGE, task_of
 from ..runtime.tasks.translation import Plan, joined
+from .event_stream import EventStream, event
 from .models import ServedModel
 from .protocols import Protocol, models_of, name_in_path
 from .translating import offloaded, planned
@@ -81,7 +81,7 @@ def facts_of(model: ServedModel) -> dict[str, Any]:
 
 
 @router.post("/page/stream")
-async def stream(request: Request, body: Given) -> StreamingResponse:
+async def stream(request: Request, body: Given) -> EventStream:
     """Server-sent events: `{"text": ...}` for each piece of the translation or of the continuation, and `{"done": true}`. What
     goes wrong after the first piece is `{"error": ...}`. Greedy, since beams are not known before the end, or with a
     `temperature`."""
@@ -90,10 +90,10 @@ async def stream(request: Request, body: Given) -> StreamingResponse:
     )
     pieces = await (translation(model, body) if model.translates else completion(model, body))
     first = await anext(pieces, "")  # a request that is refused has an answer with a status
-    return StreamingResponse(events(first, pieces), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    return EventStream(events(first, pieces))
 
 
-async def events(first: str, pieces: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+async def events(first: str, pieces: AsyncGenerator[str, None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(pieces):
         yield event({"text": first})
         try:
@@ -103,10 +103,6 @@ async def events(first: str, pieces: AsyncGenerator[str, None]) -> AsyncGenerato
             yield event({"error": str(error)})
             return
     yield event({"done": True})
-
-
-def event(content: dict[str, Any]) -> str:
-    return f"data: {json.dumps(content)}\n\n"
 
 
 async def translation(model: ServedModel, body: Given) -> AsyncGenerator[str, None]:

@@ -29,8 +29,8 @@ from ..runtime.tasks.rows import rows_of, run, single_texts, softmax
 from ..runtime.text import TextRuntime
 from .app import one_line, refusal_of
 from .completions import StopTexts
+from .event_stream import EventStream, event
 from .models import ServedModel
-from .openai_api import EventStream, event
 from .protocols import Protocol, models_of, name_in_path, settings_of
 from .text_embeddings import in_json, listed
 from .translating import offloaded, translate

@@ -1,0 +1,29 @@
+"""Server-sent events."""
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+
+class EventStream(StreamingResponse):
+    """An answer of events. Cancelled, it closes what makes them; that the client has gone it learns by that."""
+
+    def __init__(self, content: AsyncGenerator[bytes, None]):
+        super().__init__(content, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self.content = content
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self.content):
+            await self.stream_response(send)
+
+
+def event(content: dict[str, Any]) -> bytes:
+    return b"data: %b\n\n" % json_of(content)
+
+
+def json_of(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
