@@ -52,6 +52,7 @@ BENCHMARKS_RUN = (  # to the end
     "python benchmarks/linear_baseline.py --data DATA",
     "python benchmarks/outside.py",
     "python benchmarks/scores.py --data DATA",
+    "python benchmarks/int8_error.py --data DATA",
     "python benchmarks/lowercased.py CARD --data DIR",
     "python benchmarks/lowercased.py CARD --data DATA/multi30k",
 )
