@@ -105,20 +105,23 @@ def whole(name: str, text: str) -> int:
 class Replica:
     """What Ray makes a replica of: a service, from the first model to the last answer."""
 
-    async def __init__(self, found: Sequence[Source], settings: Settings, cpus: int, needs_token: bool):
+    def __init__(self, found: Sequence[Source], settings: Settings, cpus: int, needs_token: bool):
         token = token_of(settings, os.environ)
         if needs_token and token is None:
             raise ValueError("this replica has no token, expected it in the environment of all nodes, or in a file")
         self.service = Service(found, settings, token, print, cores=cpus)
+        self._watching: asyncio.Task | None = None
+
+    async def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Ray asks for it once, before the replica gets requests."""
         await self.service.start()
         self._watching = asyncio.create_task(self.service.watch())
-
-    def __serve_build_asgi_app__(self) -> ASGIApp:
         return BehindProxy(self.service.app)
 
     def __del__(self) -> None:
-        self._watching.cancel()
-        self.service.close()
+        if self._watching is not None:
+            self._watching.cancel()
+            self.service.close()
 
 
 class BehindProxy:
