@@ -175,7 +175,7 @@ def test_data_may_be_nested_and_outputs_are_all_unless_chosen(server, exported):
         {"name": name, "shape": [3, 5], "datatype": "INT64", "data": own}
         for name, own in (("input_ids", ids), ("attention_mask", mask))
     ]
-    answer = post(server, "encoder", {"id": "42", "inputs": inputs}).json()
+    answer = post(server, "encoder", {"id": "42", "model_name": "encoder", "inputs": inputs}).json()
     assert (answer["id"], answer["model_name"]) == ("42", "encoder")
     states, embedding = answer["outputs"]
     wanted = states_of(exported, "encoder").last_hidden_state.numpy()
@@ -272,6 +272,7 @@ def one(**changes):
 
 WRONG = {
     "no inputs": ({}, 400, "inputs is missing"),
+    "another model": ({"model_name": "causal", "inputs": [TEXT]}, 400, "model_name is 'causal', expected 'encoder', as in"),
     "empty": ({"inputs": []}, 400, "inputs is []"),
     "a name": (one(name="input_id"), 400, "no input 'input_id', expected some of text, input_ids, attention_mask; did"),
     "twice": ({"inputs": [INPUT, INPUT]}, 400, "two inputs input_ids, expected one"),
