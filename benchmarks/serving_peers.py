@@ -86,10 +86,10 @@ class CTranslate2Engine:
 
 def serve_ctranslate2(options) -> None:
     """Our own server, with another engine in it."""
-    from vanilla_transformer_export.serving import server
+    from vanilla_transformer_export.serving import server, service
     from vanilla_transformer_export.serving.settings import Settings
 
-    server.Engine = lambda runtime, *_, **__: CTranslate2Engine(runtime, options.model, options.workers, options.threads)
+    service.Engine = lambda runtime, *_, **__: CTranslate2Engine(runtime, options.model, options.workers, options.threads)
     settings = Settings(port=options.port, languages=((None, "en", "de"),), threads=1)
     server.serve([str(options.export)], settings, None, print)
 

@@ -102,8 +102,8 @@ class Served:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 self.loop = runner.get_loop()
                 self.server = Server(*self._arguments)
-                if self.server.log.descriptor == 2:  # of the tests, who do not look at it
-                    self.server.log.descriptor = os.open(os.devnull, os.O_WRONLY)
+                if self.server.service.log.descriptor == 2:  # of the tests, who do not look at it
+                    self.server.service.log.descriptor = os.open(os.devnull, os.O_WRONLY)
                 self._made.set()
                 runner.run(self.server.run(self.listener))
         except BaseException as error:

@@ -17,7 +17,7 @@ def serving(runtimes, **settings):
     models = {name: ServedModel(name, runtime, reader=batched(runtime, lanes=2)) for name, runtime in runtimes.items()}
     try:
         with served(protocols=PROTOCOLS, **settings) as found:
-            found.server.models.models.update(models)
+            found.server.service.models.models.update(models)
             yield found
     finally:
         for model in models.values():

@@ -13,7 +13,7 @@ from served import served
 
 from vanilla_transformer_export.serving.app import create_app
 from vanilla_transformer_export.serving.models import ServedModels
-from vanilla_transformer_export.serving.server import PROTOCOLS
+from vanilla_transformer_export.serving.service import PROTOCOLS
 
 JSON = {"Content-Type": "application/json"}
 # What is no JSON, or none that has a place here; and a part of what the answer must say.

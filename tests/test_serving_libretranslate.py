@@ -80,7 +80,7 @@ def model(load):
 def serving(*models, token=None, **settings):
     """The address of a server of these."""
     with served(token, (PROTOCOL,), **settings) as server:
-        served_models = server.server.models.models
+        served_models = server.server.service.models.models
         served_models.update({model.name: model for model in models})
         try:
             yield server.url

@@ -144,7 +144,7 @@ def test_the_work_for_a_client_that_vanished_ends(path, seen):
         wait_for(lambda: len(SEEN) > 0)
         connection.close()
         wait_for(lambda: SEEN[-1] == seen)
-        assert not server.server.frame.running
+        assert not server.server.service.frame.running
         metrics = httpx.get(f"{server.url}/metrics").text
         status = 499 if path == "/slow" else 200
         assert f'vanilla_transformer_requests_total{{route="{path}",status="{status}"}} 1.0' in metrics
@@ -153,9 +153,9 @@ def test_the_work_for_a_client_that_vanished_ends(path, seen):
 def test_a_client_that_vanishes_while_it_sends_leaves_nothing():
     with served() as server:
         connection = server.send(request("/slow", {"q": "a"})[:-3])
-        wait_for(lambda: server.server.frame.running)
+        wait_for(lambda: server.server.service.frame.running)
         connection.close()
-        wait_for(lambda: not server.server.frame.running)
+        wait_for(lambda: not server.server.service.frame.running)
         assert SEEN == []
 
 
@@ -406,12 +406,12 @@ def test_what_is_counted(monkeypatch):
         for path in ("/stub", "/models/a/stub", "/nowhere", "/models/a/nowhere/x"):
             client.post(path, json={"q": "a"})
         client.get("/raise/mistake")
-        engine = server.server.metrics.of_engine("a-model")
+        engine = server.server.service.metrics.of_engine("a-model")
         engine.joined(0.25)
         engine.first_token(0.5)
         engine.stepped(3, 2)
         engine.stepped(1, 1)
-        server.server.metrics.watch_rows("a-model", lambda: 7, lambda: 5)
+        server.server.service.metrics.watch_rows("a-model", lambda: 7, lambda: 5)
         answer = client.get("/metrics")
     found = dict(line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#"))
     assert answer.headers["content-type"].startswith("text/plain; version=")
@@ -508,10 +508,10 @@ def check_that_it_ends(process):
 
 def test_everything_but_health_is_refused_while_the_models_are_loaded():
     with served() as server, httpx.Client(base_url=server.url) as client:
-        server.server.lifecycle.loading = True
+        server.server.service.lifecycle.loading = True
         answer = client.post("/stub", json={"q": "a"})
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
         assert answer.json()["stub"]["message"] == "the models are being loaded: try again later"
         assert [client.get(f"/health{path}").status_code for path in ("", "/ready", "/live")] == [503, 503, 200]
-        server.server.lifecycle.loading = False
+        server.server.service.lifecycle.loading = False
         assert client.get("/health/ready").status_code == 200

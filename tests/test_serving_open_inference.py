@@ -43,7 +43,7 @@ def server(exported, tmp_path_factory):
         runtime = TextRuntime(made[name], threads=1, continuous=True)
         generators[name] = ServedModel(name, runtime, Engine(runtime.runtime).start())
     with serving({name: TextRuntime(made[name], threads=1) for name in READERS}, max_batch=8) as found:
-        found.server.models.models.update(generators)
+        found.server.service.models.models.update(generators)
         found.exports = made
         yield found
     for model in generators.values():
@@ -120,22 +120,22 @@ def test_what_serves_and_what_it_serves(server, client):
 
 
 def test_a_server_that_is_loading_lives_and_is_not_ready(server, client):
-    server.server.lifecycle.loading = True
+    server.server.service.lifecycle.loading = True
     try:
         assert client.is_server_live() and not client.is_server_ready() and not client.is_model_ready("encoder")
     finally:
-        server.server.lifecycle.loading = False
+        server.server.service.lifecycle.loading = False
 
 
 def test_the_token_is_sent_as_a_header_and_health_needs_none(server, client):
-    server.server.frame.token = b"secret"
+    server.server.service.frame.token = b"secret"
     try:
         with pytest.raises(InferenceServerException, match="no token, expected the header Authorization"):
             asked(client, "encoder", tokens())
         assert asked(client, "encoder", tokens(), headers={"Authorization": "Bearer secret"})
         assert client.is_server_live() and client.is_server_ready()
     finally:
-        server.server.frame.token = None
+        server.server.service.frame.token = None
 
 
 # --------------------------------------------------------------------------------------------------- models that only read
@@ -175,7 +175,7 @@ def test_data_may_be_nested_and_outputs_are_all_unless_chosen(server, exported):
         {"name": name, "shape": [3, 5], "datatype": "INT64", "data": own}
         for name, own in (("input_ids", ids), ("attention_mask", mask))
     ]
-    answer = post(server, "encoder", {"id": "42", "inputs": inputs}).json()
+    answer = post(server, "encoder", {"id": "42", "model_name": "encoder", "inputs": inputs}).json()
     assert (answer["id"], answer["model_name"]) == ("42", "encoder")
     states, embedding = answer["outputs"]
     wanted = states_of(exported, "encoder").last_hidden_state.numpy()
@@ -191,7 +191,7 @@ def test_data_may_be_nested_and_outputs_are_all_unless_chosen(server, exported):
 
 
 def test_a_text_that_is_too_long_is_cut_if_that_is_asked_for(server, client):
-    longest = server.server.models.models["encoder"].reader.longest
+    longest = server.server.service.models.models["encoder"].reader.longest
     long = " ".join(f"w{30 + number % 15}" for number in range(longest + 1))
     with pytest.raises(InferenceServerException, match=f"{longest + 1} tokens, expected at most {longest}") as refused:
         asked(client, "encoder", texts([long]))
@@ -272,6 +272,7 @@ def one(**changes):
 
 WRONG = {
     "no inputs": ({}, 400, "inputs is missing"),
+    "another model": ({"model_name": "causal", "inputs": [TEXT]}, 400, "model_name is 'causal', expected 'encoder', as in"),
     "empty": ({"inputs": []}, 400, "inputs is []"),
     "a name": (one(name="input_id"), 400, "no input 'input_id', expected some of text, input_ids, attention_mask; did"),
     "twice": ({"inputs": [INPUT, INPUT]}, 400, "two inputs input_ids, expected one"),

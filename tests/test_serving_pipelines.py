@@ -248,7 +248,7 @@ def generators(tmp_path_factory):
         engine = Engine(served_runtime.runtime).start()
         models[name] = ServedModel(name, served_runtime, engine)
     with served(protocols=PROTOCOLS) as server:
-        server.server.models.models.update(models)
+        server.server.service.models.models.update(models)
         yield made, server.url
     for model in models.values():
         model.engine.close()

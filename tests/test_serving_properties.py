@@ -14,7 +14,7 @@ from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.engine.engine import Engine
 from vanilla_transformer_export.serving.app import create_app
 from vanilla_transformer_export.serving.models import ServedModel, ServedModels
-from vanilla_transformer_export.serving.server import PROTOCOLS
+from vanilla_transformer_export.serving.service import PROTOCOLS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
 SAMPLING = {"do_sample": True, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "max_new_tokens": 3, "num_beams": 1, "seed": 1}

@@ -52,6 +52,7 @@ SCHEMA = {
     "required": ["inputs"],
     "properties": {
         "id": {"type": "string"},
+        "model_name": {"type": "string"},
         "parameters": {"type": "object"},
         "inputs": {"type": "array", "items": InputTensor.model_json_schema()},
         "outputs": {"type": "array", "items": OutputTensor.model_json_schema()},
@@ -184,6 +185,8 @@ def asked_of(model: ServedModel, content: bytes, json_length: str | None, most: 
     """Raises UsageError and RequestValidationError for what is no request for `model`, and TooLong for more than `most` rows
     and for more tokens than a row may have."""
     body, binary = read_request(content, json_length)
+    if body.model_name not in (None, model.name):
+        raise UsageError(f"model_name is {body.model_name!r:.60}, expected {model.name!r}, as in the path, or none")
     inputs = inputs_of(body.inputs, binary, inputs_for(model))
     outputs = outputs_of(body, outputs_for(model))
     if TEXT.name in inputs and len(inputs) > 1:

@@ -131,18 +131,19 @@ def settings_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Set
         variable = f"{PREFIX}{name.upper()}"
         given = getattr(args, name, None)
         if given is None and environment.get(variable, "").strip():
-            given = read(variable, environment[variable].strip(), field)
+            given = read(f"variable {variable}", environment[variable].strip(), field)
         if given is not None:
             found[name] = tuple(given) if is_repeatable(field) else given
     return Settings(**found)
 
 
-def read(variable: str, text: str, field: dataclasses.Field) -> Any:
+def read(name: str, text: str, field: dataclasses.Field) -> Any:
+    """Raises UsageError, in which the value is called `name`."""
     kind = field.metadata["kind"]
     try:
         return [kind(word) for word in text.split()] if is_repeatable(field) else kind(text)
     except argparse.ArgumentTypeError as error:
-        raise UsageError(f"variable {variable}: {error}") from None
+        raise UsageError(f"{name}: {error}") from None
 
 
 def token_of(settings: Settings, environment: Mapping[str, str]) -> bytes | None:

@@ -43,6 +43,7 @@ class InferRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     id: str | None = Field(None, description="Is sent back.")
+    model_name: str | None = Field(None, description="That of the path, which KServe's clients send here too.")
     parameters: Parameters = Field(None, description="Options of the model; binary_data_output, the default of binary_data.")
     inputs: list[InputTensor] = Field(min_length=1)
     outputs: list[OutputTensor] | None = Field(None, description="Those that are wanted; all if not given.")

@@ -1,0 +1,140 @@
+"""`serve` in the replicas of Ray Serve: `serve run vanilla_transformer_export.ray:app exports=my-export`.
+
+It needs the extra `ray`. Ray's proxy takes the requests and gives them to replicas, each of which is what a process of
+`vanilla-transformer serve` is.
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .errors import UsageError, did_you_mean
+from .serving.sent_again import SentAgain
+from .serving.service import Service, Source, sources
+from .serving.settings import FIELDS, Settings, read, settings_of, token_of
+
+OWN = ("exports", "replicas", "cpus")  # the arguments that are no settings of `serve`
+OF_PROXY = ("host", "port", "connections", "header_timeout", "grace")  # which Ray has its own for
+BUSY = 16  # requests at once for each processor of a replica, above which others are started
+MIDDLEWARES = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"  # variable: what Ray's proxies call for theirs
+
+
+def app(args: dict[str, Any]) -> Any:
+    """The application that `serve run` and `serve deploy` build.
+
+    Args:
+        args: `exports`: PATH or NAME=PATH, with commas between several. Every replica has all of them, and every node has the
+            paths. `replicas`: how many, or the least and the most of them as 1-4; default: 1. `cpus`: processors of one
+            replica; default: 1. Else settings of `serve` by their names, as `max_batch`, with spaces between several values.
+
+    Raises:
+        UsageError: for an argument that there is not, and a value that cannot be read.
+        FileNotFoundError, ValueError: for a directory that is no export, and for what is wrong with the token.
+    """
+    from ray import serve
+
+    os.environ.setdefault(MIDDLEWARES, f"{__name__}:middlewares")  # for a Ray that is started after this
+    settings = settings_from(args, os.environ)
+    found = exports_of(args, settings)
+    cpus = whole("cpus", str(args.get("cpus", 1)))
+    needs_token = token_of(settings, os.environ) is not None
+    deployment = serve.deployment(
+        serve.ingress()(Replica),
+        name="exports",
+        ray_actor_options={"num_cpus": cpus},
+        max_ongoing_requests=settings.requests,
+        max_queued_requests=settings.queue,
+        graceful_shutdown_timeout_s=settings.drain,
+        **scale(str(args.get("replicas", 1)), cpus),
+    )
+    return deployment.bind(found, settings, cpus, needs_token)
+
+
+def middlewares() -> list[Middleware]:
+    """Those of Ray's proxies, which find them by the variable `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`."""
+    return [Middleware(SentAgain)]
+
+
+def settings_from(args: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
+    known = [name for name in FIELDS if name not in OF_PROXY]
+    for name in args:
+        if name not in (*OWN, *known):
+            raise UsageError(
+                f"no argument {name!r}, expected some of {', '.join((*OWN, *known))}{did_you_mean(name, (*OWN, *known))}"
+            )
+    given = {name: read(name, str(args[name]), FIELDS[name]) for name in known if name in args}
+    found = settings_of(argparse.Namespace(**given), environment)
+    return dataclasses.replace(found, token_file=found.token_file and found.token_file.absolute())
+
+
+def exports_of(args: Mapping[str, Any], settings: Settings) -> list[Source]:
+    """With absolute paths, as a replica runs in another directory."""
+    given = str(args.get("exports", ""))
+    if not given:
+        raise UsageError("exports is missing, expected exports=PATH, or several with commas between them")
+    found = sources(given.split(","), settings.languages)
+    return [dataclasses.replace(each, directory=Path(os.path.abspath(each.directory))) for each in found]
+
+
+def scale(replicas: str, cpus: int) -> dict[str, Any]:
+    """Ray's options for so many, as 2, or 1-4."""
+    least, separator, most = replicas.partition("-")
+    if not separator:
+        return {"num_replicas": whole("replicas", least)}
+    numbers = {"min_replicas": whole("replicas", least), "max_replicas": whole("replicas", most)}
+    if numbers["min_replicas"] > numbers["max_replicas"]:
+        raise UsageError(f"replicas is {replicas}, expected the smaller number first")
+    return {"autoscaling_config": {**numbers, "target_ongoing_requests": BUSY * cpus}}
+
+
+def whole(name: str, text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,5}", text):
+        expected = "a number from 1, or two as 1-4" if name == "replicas" else "a number from 1"
+        raise UsageError(f"{name} is {text!r:.60}, expected {expected}")
+    return int(text)
+
+
+class Replica:
+    """What Ray makes a replica of: a service, from the first model to the last answer."""
+
+    def __init__(self, found: Sequence[Source], settings: Settings, cpus: int, needs_token: bool):
+        token = token_of(settings, os.environ)
+        if needs_token and token is None:
+            raise ValueError("this replica has no token, expected it in the environment of all nodes, or in a file")
+        self.service = Service(found, settings, token, print, cores=cpus)
+        self._watching: asyncio.Task | None = None
+
+    async def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Ray asks for it once, before the replica gets requests."""
+        await self.service.start()
+        self._watching = asyncio.create_task(self.service.watch())
+        return BehindProxy(self.service.app)
+
+    def __del__(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            self.service.close()
+
+
+class BehindProxy:
+    """An ASGI application: `app` below whatever path Ray has given it, without a request id beside Ray's, which is the same."""
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_on(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [each for each in message["headers"] if each[0] != b"x-request-id"]}
+            await send(message)
+
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        await self.app({**scope, "path": path, "root_path": ""}, receive, send_on)

@@ -1,0 +1,245 @@
+"""What a process that serves is, without the server before it: the models, the application and its limits, what is measured."""
+
+import asyncio
+import contextlib
+import functools
+import gc
+import itertools
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from ..engine.engine import Engine
+from ..engine.sizing import arrangement
+from ..errors import UsageError
+from ..runtime.artifact import MANIFEST, json_object
+from ..runtime.devices import processors
+from ..runtime.predictions import GENERATORS, open_runtime
+from . import libretranslate, open_inference, openai_api, page, pipelines, text_embeddings
+from .app import create_app
+from .language_pairs import languages_of_model
+from .lifecycle import Lifecycle
+from .logs import Log, described
+from .metrics import Metrics
+from .middleware import Frame
+from .models import ServedModel, ServedModels
+from .protocols import Protocol
+from .reading import batched
+from .settings import Settings
+
+PROTOCOLS: tuple[Protocol, ...] = tuple(
+    each.PROTOCOL for each in (libretranslate, openai_api, text_embeddings, pipelines, open_inference, page)
+)
+CONFIG = "config.json"
+NAME = re.compile(r"[\w.-]+", re.ASCII)
+Say = Callable[[str], None]
+# Seconds after which a thread must hand over the interpreter: a lane waits for it after each run of a graph, and Python's 5 ms
+# are more than a step of a small model takes. Measured: 30 % more requests in a second.
+SWITCH_INTERVAL = 0.0002
+TICK, TICKS = 0.1, 5  # seconds between two looks at all requests, and how many there are to one at all connections
+
+
+@dataclass(frozen=True)
+class Source:
+    """An export that is to be served."""
+
+    name: str
+    directory: Path
+    architecture: str
+    languages: list[tuple[str, str]]
+
+    @property
+    def generates(self) -> bool:
+        return self.architecture.endswith(GENERATORS)
+
+
+def sources(exports: Sequence[str], languages: Sequence[tuple[str | None, str, str]]) -> list[Source]:
+    """What `exports` are, each PATH or NAME=PATH, as far as can be told at once.
+
+    Raises:
+        UsageError: for a name that no path of a request can have, for two of one name, and for languages of no model.
+        FileNotFoundError, ValueError: for a directory that is no export.
+    """
+    found: dict[str, Source] = {}
+    for text in exports:
+        name, directory = named(text)
+        if name in found:
+            raise UsageError(
+                f"two exports {name!r}, {found[name].directory} and {directory}: expected NAME=PATH for one of them"
+            )
+        path = directory / MANIFEST
+        if not path.is_file():
+            raise FileNotFoundError(f"{directory} has no {MANIFEST}: expected a directory `vanilla-transformer export` wrote")
+        found[name] = Source(name, directory, str(json_object(path, path.read_bytes()).get("architecture")), [])
+    for model, source, target in languages:
+        chosen(found, model, f"{source}-{target}").languages.append((source, target))
+    return list(found.values())
+
+
+def named(text: str) -> tuple[str, Path]:
+    name, separator, path = text.partition("=")
+    if not separator or Path(text).is_dir():
+        name, path = os.path.basename(os.path.abspath(text)), text
+    if not path:
+        raise UsageError(f"expected NAME=PATH, got {text!r}")
+    if not NAME.fullmatch(name) or name in (".", ".."):
+        raise UsageError(f"the name {name!r} has other characters than letters, digits, '.', '_' and '-': expected NAME=PATH")
+    return name, Path(path)
+
+
+def chosen(found: Mapping[str, Source], name: str | None, pair: str) -> Source:
+    """The one that translates the pair of `--languages`."""
+    if name is not None and name not in found:
+        raise UsageError(f"--languages {name}:{pair}: no model {name!r}, expected one of {', '.join(found)}")
+    fitting = [each for each in found.values() if each.architecture.endswith(GENERATORS[1]) and name in (None, each.name)]
+    if len(fitting) != 1:
+        names = ", ".join(each.name for each in fitting) or "none"
+        raise UsageError(f"--languages {pair}: expected one model that translates, or NAME:{pair}; these do: {names}")
+    return fitting[0]
+
+
+def load(source: Source, settings: Settings, metrics: Metrics, cores: int) -> ServedModel:
+    """Lanes and threads are for so many `cores`.
+
+    Raises what the runtime raises for a damaged export, and UsageError for a setting that the model cannot have.
+    """
+    path = source.directory / CONFIG
+    arranged = arrangement(json_object(path, path.read_bytes()), cores, settings.lanes, settings.threads)
+    events = metrics.of_engine(source.name)
+    if source.generates:
+        runtime = open_runtime(source.directory, arranged.threads, dtype=settings.dtype, continuous=True)
+        sizes = (settings.slots, settings.max_source, settings.max_length, settings.queue)
+        engine = Engine(runtime.runtime, arranged.lanes, *sizes, events=events).start()
+        model = ServedModel(source.name, runtime, engine, languages_of_model(runtime, source.languages))
+    else:
+        runtime = open_runtime(source.directory, arranged.threads, dtype=settings.dtype)
+        reader = batched(runtime, arranged.lanes, settings.queue, longest=settings.max_source, events=events)
+        model = ServedModel(source.name, runtime, reader=reader)
+    metrics.watch_rows(source.name, lambda: model.worker.waiting, lambda: model.worker.running)
+    return model
+
+
+def description(model: ServedModel) -> str:
+    """One line of what is served."""
+    artifact = model.runtime.runtime.artifact
+    facts = [model.architecture, artifact.manifest.get("target", "portable"), model.runtime.runtime.dtype]
+    return f"{model.name}: {', '.join([*facts, model.worker.describe()])}"
+
+
+async def warm(model: ServedModel) -> None:
+    """The first run of a graph takes longer than those after it."""
+    if model.engine is not None:
+        await model.engine.answers([model.engine.job([0], {"max_new_tokens": 2, "num_beams": 1})])
+
+
+# --------------------------------------------------------------------------------------------------------- the service
+
+
+class Service:
+    """The application of `protocols` with its limits, from before the sources are loaded on.
+
+    Args:
+        token: what clients have to send; `None` if they need none.
+        say: is told of each model that is loaded.
+        cores: processors that the models share; all that this process may use if not given.
+    """
+
+    def __init__(
+        self,
+        found: Sequence[Source],
+        settings: Settings,
+        token: bytes | None,
+        say: Say,
+        protocols: tuple[Protocol, ...] = PROTOCOLS,
+        cores: int | None = None,
+    ):
+        self.sources = found
+        self.settings = settings
+        self.say = say
+        self.cores = cores or processors()
+        self.log = Log(settings.log_level)
+        self.lifecycle = Lifecycle(loading=True)
+        self.metrics = Metrics()
+        self.models = ServedModels({})
+        app = create_app(self.models, protocols, settings, self.lifecycle, self.metrics)
+        app.state.needs_token = token is not None
+        self.frame = Frame(app, app.state.errors, settings, self.lifecycle, self.metrics, self.log, token)
+        self.app = with_cors(self.frame, settings.cors_origin)
+
+    async def start(self) -> None:
+        """Loads the models and lets each answer once. Raises what `load` raises."""
+        sys.setswitchinterval(SWITCH_INTERVAL)
+        for source in self.sources:
+            model = await in_thread(functools.partial(load, source, self.settings, self.metrics, self.cores))
+            self.models.models[source.name] = model
+            self.say(description(model))
+            await warm(model)
+        gc.freeze()  # what is loaded stays: looking for garbage in it would hold all requests up
+        self.lifecycle.loading = False
+        self.say("ready")
+
+    async def watch(self, sometimes: Callable[[], None] = lambda: None) -> None:
+        """Ends what takes too long, for as long as it is not cancelled; calls `sometimes` every half second."""
+        for tick in itertools.count():
+            await asyncio.sleep(TICK)
+            try:
+                self.frame.sweep()
+                if tick % TICKS == 0:
+                    sometimes()
+            except Exception as error:  # of one look; the next one comes
+                self.log.write("error", "a look at what is running failed", error=described(error))
+
+    async def drain(self) -> bool:
+        """Refuses what comes, and waits for the answers that are due: whether all of them came in time."""
+        self.lifecycle.draining = True
+        limit = time.monotonic() + self.settings.drain
+        while self.frame.running and time.monotonic() < limit:
+            await asyncio.sleep(0.01)
+        if not self.frame.running:
+            return True
+        self.log.write("warning", f"{len(self.frame.running)} requests had no answer after {self.settings.drain:g} seconds")
+        self.frame.end_all()
+        await asyncio.sleep(0.1)  # for the last refusals
+        return False
+
+    def close(self) -> None:
+        gc.unfreeze()
+        for model in self.models:
+            model.worker.close()
+
+
+def in_thread(function: Callable[[], Any]) -> asyncio.Future:
+    """What `function` returns. Unlike those of asyncio, the thread does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future = loop.create_future()
+
+    def deliver(give: Callable[[Any], None], what: Any) -> None:
+        if not found.done():  # nobody waits any more
+            give(what)
+
+    def run() -> None:
+        try:
+            done = functools.partial(deliver, found.set_result, function())
+        except Exception as error:
+            done = functools.partial(deliver, found.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the server has ended meanwhile
+            loop.call_soon_threadsafe(done)
+
+    threading.Thread(target=run, daemon=True).start()
+    return found
+
+
+def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    if not origins:
+        return app
+    allowed: dict[str, Any] = dict(allow_methods=["GET", "POST"], allow_headers=["*"])
+    return CORSMiddleware(app, allow_origins=origins, expose_headers=["Retry-After", "X-Request-ID"], **allowed)

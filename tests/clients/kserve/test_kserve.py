@@ -1,0 +1,108 @@
+"""KServe's own classes read the manifest, and its client asks the server that the manifest starts. There is no cluster."""
+
+import asyncio
+import json
+import os
+import subprocess
+import urllib.request
+from pathlib import Path
+from types import SimpleNamespace
+
+import kserve
+import kubernetes
+import numpy as np
+import pytest
+import yaml
+from kserve import ApiClient, InferenceRESTClient, InferInput, InferRequest, V1beta1InferenceService
+from kserve.inference_client import RESTConfig
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = [os.environ["VANILLA_TRANSFORMER_PYTHON"], "-m", "vanilla_transformer_export"]
+GERMAN = "Ein Hund rennt über ein Feld."
+CARDS = {"translator": "vanilla-seq2seq-tiny-multi30k-en-de", "opinions": "vanilla-encoder-tiny-sst2"}
+
+
+@pytest.fixture(scope="module")
+def manifest():
+    return yaml.safe_load((ROOT / "examples/serving/kserve.yaml").read_text())
+
+
+@pytest.fixture(scope="module")
+def container(manifest):
+    service = read(manifest)
+    [found] = service.spec.predictor.containers
+    return found
+
+
+def read(manifest):
+    for name, each in vars(kubernetes.client.models).items():  # KServe's own name them, but do not have them
+        vars(kserve.models).setdefault(name, each)
+    return ApiClient().deserialize(SimpleNamespace(data=json.dumps(manifest)), V1beta1InferenceService)
+
+
+@pytest.fixture(scope="module")
+def url(container, tmp_path_factory):
+    """Of the server with the arguments and the variables of the container, and a second model; the port is a free one."""
+    root = tmp_path_factory.mktemp("kserve")
+    for name, card in CARDS.items():
+        subprocess.run([*PROGRAM, "export", ROOT / "model_cards" / card, root / name], check=True, stdout=subprocess.DEVNULL)
+    words = [word.replace("/mnt/models", str(root / "translator")) for word in container.args]
+    variables = {each.name: each.value for each in container.env}
+    command = [*PROGRAM, "serve", *words, str(root / "opinions"), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | variables)
+    try:
+        found = process.stdout.readline().split()[-1]
+        assert "ready\n" in iter(process.stdout.readline, "")
+        yield found
+        process.terminate()
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+
+
+def test_every_field_of_the_manifest_is_one_that_kserve_knows(manifest):
+    assert ApiClient().sanitize_for_serialization(read(manifest)) == manifest
+
+
+def test_the_container_is_what_kserve_runs_as_a_predictor_of_protocol_v2(manifest, container):
+    variables = {each.name: each.value for each in container.env}
+    assert (container.name, variables["PROTOCOL"]) == ("kserve-container", "v2")
+    assert variables["VANILLA_TRANSFORMER_PORT"] == str(container.ports[0].container_port)
+    assert "translator=/mnt/models" in container.args and "STORAGE_URI" in variables
+    assert read(manifest).spec.predictor.termination_grace_period_seconds > 31  # --grace and --drain
+
+
+def test_its_probes_are_answered(url, container):
+    for probe in (container.startup_probe, container.readiness_probe, container.liveness_probe):
+        assert probe.http_get.port == container.ports[0].container_port
+        with urllib.request.urlopen(url + probe.http_get.path) as answer:
+            assert answer.status == 200
+
+
+def asked(url, model, inputs, **options):
+    """What KServe's client gives for them."""
+
+    async def ask():
+        client = InferenceRESTClient(RESTConfig(protocol="v2", timeout=60))
+        assert await client.is_server_ready(url) and await client.is_server_live(url)
+        assert await client.is_model_ready(url, model)
+        request = InferRequest(model, infer_inputs=inputs, **options)
+        found = await client.infer(url, request, model_name=model)
+        await client.close()
+        return found
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("in_binary", [False, True])
+def test_its_client_gets_translations_and_labels(url, in_binary):
+    def texts(*rows):
+        found = InferInput("text", [len(rows)], "BYTES")
+        found.set_data_from_numpy(np.array(rows, object), binary_data=in_binary)
+        return found
+
+    found = asked(url, "translator", [texts("A dog runs across a field.")], request_id="7")
+    assert found.outputs[0].as_numpy().tolist() == [GERMAN]
+    assert (found.model_name, found.id) == ("translator", "7")
+    found = asked(url, "opinions", [texts("a fine film", "a dull film")])
+    assert found.get_output_by_name("logits").as_numpy().argmax(axis=1).tolist() == [1, 0]

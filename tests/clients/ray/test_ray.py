@@ -1,0 +1,144 @@
+"""Replicas on a cluster of two nodes on one machine: they scale, stream, and one node is killed under load.
+
+Needs about 2 GB of memory and two minutes."""
+
+import collections
+import http.client
+import itertools
+import json
+import os
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING"] = "0"  # as the one proxy would have its own node do all the work
+
+import ray
+from ray import serve
+from ray.cluster_utils import Cluster
+
+from vanilla_transformer_export.ray import app
+
+PORT, CLIENTS, PATIENCE = 18473, 40, 120
+SIZES = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+OF_SERVE = {"host": "127.0.0.1", "port": PORT}
+Load = collections.namedtuple("Load", "counts wrong stopping threads")
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory):
+    root = tmp_path_factory.mktemp("exports")
+    subprocess.run([os.environ["VANILLA_TRANSFORMER_PYTHON"], Path(__file__).with_name("make.py"), root], check=True)
+    return root
+
+
+@pytest.fixture(scope="module")
+def translations(exports):
+    return list(json.loads((exports / "expected.json").read_text()).items())
+
+
+@pytest.fixture(scope="module")
+def cluster(exports, tmp_path_factory):
+    """A head with the proxy and a replica of its own, and a node with room for another."""
+    paths = ",".join(str(exports / name) for name in ("translator", "poet"))
+    built = app({"exports": paths, "languages": "translator:en-de", "replicas": "1-2", "log_level": "error"})
+    cluster = Cluster(initialize_head=True, head_node_args={**SIZES, "include_dashboard": False})
+    try:
+        ray.init(address=cluster.address, log_to_driver=False)
+        serve.start(proxy_location="HeadOnly", http_options=OF_SERVE)
+        serve.run(built, route_prefix="/")
+        yield cluster
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def post(connection, path, body):
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+    return connection.getresponse()
+
+
+def connected():
+    return http.client.HTTPConnection("127.0.0.1", PORT, timeout=PATIENCE)
+
+
+def replicas():
+    """How many run."""
+    return serve.status().applications["default"].deployments["exports"].replica_states.get("RUNNING", 0)
+
+
+def wait_for(holds, seconds=PATIENCE):
+    limit = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < limit
+        time.sleep(0.2)
+    return found
+
+
+def started(translations):
+    """Clients that each ask one thing after the other, on one connection: an answer that came twice would be that of the next
+    request. No two neighbours are equal."""
+    load = Load(collections.Counter(), [], threading.Event(), [])
+
+    def ask(first):
+        connection = connected()
+        for text, expected in itertools.islice(itertools.cycle(translations), first, None):
+            if load.stopping.is_set():
+                break
+            answer = post(connection, "/translate", {"q": text, "source": "en", "target": "de"})
+            content = answer.read()
+            load.counts[answer.status] += 1
+            if answer.status != 200 or json.loads(content) != {"translatedText": expected}:
+                load.wrong.append((answer.status, text, content))
+        connection.close()
+
+    for number in range(CLIENTS):
+        load.threads.append(threading.Thread(target=ask, args=(number,), daemon=True))
+        load.threads[-1].start()
+    return load
+
+
+def test_the_same_endpoints_answer_and_stream(cluster, translations):
+    connection = connected()
+    text, expected = translations[0]
+    answer = post(connection, "/translate", {"q": text, "source": "en", "target": "de"})
+    assert json.load(answer) == {"translatedText": expected} and len(answer.headers.get_all("x-request-id")) == 1
+    answer = post(connection, "/v1/completions", {"model": "poet", "prompt": "The king", "max_tokens": 50, "stream": True})
+    assert answer.status == 200, answer.read()
+    times, lines = [], []
+    for line in iter(answer.readline, b""):
+        times.append(time.perf_counter())
+        lines.append(line)
+    assert lines[-2] == b"data: [DONE]\n" and len(lines) > 50
+    assert times[-1] - times[0] > 0.02  # they did not come all at once
+    wrong = post(connection, "/translate", {"q": 5})
+    assert wrong.status == 400 and "q is 5, expected" in json.load(wrong)["error"]
+
+
+def test_a_second_replica_starts_under_load_and_nothing_is_lost_when_its_node_dies(cluster, translations):
+    """All requests can be sent again, as no answer has begun before it is whole."""
+    node = cluster.add_node(**SIZES)
+    load = started(translations)
+    wait_for(lambda: replicas() == 2)
+    time.sleep(3)  # in which both answer
+    cluster.remove_node(node, allow_graceful=False)
+    before = load.counts[200]
+    wait_for(lambda: load.counts[200] > before + 10 * CLIENTS)
+    load.stopping.set()
+    for thread in load.threads:
+        thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in load.threads)
+    print("answers", dict(load.counts), "sent again", sent_again())
+    assert load.wrong == [] and set(load.counts) == {200}
+    assert sent_again() > 0
+
+
+def sent_again():
+    """What the proxy wrote of it."""
+    logs = Path(ray._private.worker.global_worker.node.get_session_dir_path()) / "logs"
+    return sum(path.read_text(errors="replace").count("which is sent again") for path in logs.rglob("*proxy*"))
