@@ -432,7 +432,8 @@ def files_arguments(parser: Parser) -> None:
     parser.add_argument("inputs", nargs="+", type=path, metavar="IN", help=inputs_help)
     output_help = "directory for a file of each IN with as many lines; the same call resumes one that was stopped"
     parser.add_argument("--output", type=path, required=True, metavar="DIR", help=output_help)
-    parser.add_argument("--field", type=unicode, metavar="NAME", help="of .jsonl and .parquet: where the text is; text if not given")
+    field_help = "of .jsonl and .parquet: where the text is; if not given text, or what else the task reads"
+    parser.add_argument("--field", type=unicode, metavar="NAME", help=field_help)
     shard_help = "lines read, run and kept together: what is lost at most when a run is stopped; default: %(default)s"
     parser.add_argument("--shard-lines", type=positive, default=4096, metavar="N", help=shard_help)
     parser.add_argument(

@@ -74,7 +74,8 @@ def format_of(path: Path, fields: Fields, result: str) -> Format:
         case "JSON lines":
             return Lines(fields.of_json, lambda row, found: json_line(row, found, result))
     if len(keys := fields.forms[0]) > 1:
-        raise UsageError(f"{path} has a text on each line, and the task reads {' and '.join(keys)}: expected a name with .jsonl")
+        found = f"{path} has one text on each line, and the task reads {' and '.join(keys)}"
+        raise UsageError(f"{found}: expected JSON lines, a name with .jsonl")
     if fields.field is not None:
         raise UsageError(f"field is {fields.field!r}, expected None for {path}: lines of text have no fields")
     return Lines(fields.of_text, text_line if result == "translation" else lambda row, found: to_json(found))

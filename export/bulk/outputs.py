@@ -1,9 +1,9 @@
 """The directory of a run, of which each file appears whole or not at all.
 
-    manifest.json      what the results depend on, and which files are finished
-    NAME.parts/        while NAME grows: of each shard its results, and then `N.json` with what they were made of
-    NAME               the results of a file, in order
-    NAME.bad.jsonl     its bad lines, if it has any
+manifest.json      what the results depend on, and which files are finished
+NAME.parts/        while NAME grows: of each shard its results, and then `N.facts` with what they were made of
+NAME               the results of a file, in order
+NAME.bad.jsonl     its bad lines, if it has any
 """
 
 import contextlib

@@ -9,12 +9,11 @@ from ..runtime.predictions import Predictions
 from .rows import Row
 
 
-
 def results_of(
     predictions: Predictions, rows: Sequence[Row], first: int, told: Callable[[int], object]
 ) -> tuple[list[Any], list[tuple[int, str]]]:
-    """What `predictions` gives for each of `rows`, `None` of one without words or a bad one; and the bad ones, each its number and
-    what is wrong with it. `first` is the number of the first, and `told` is called with how many are done, batch by batch.
+    """What `predictions` gives for each of `rows`, `None` of one without words or a bad one; and the number of each bad one,
+    with what is wrong with it. `first` is the number of the first, and `told` is called with how many are done, batch by batch.
 
     Raises:
         UsageError: for options that the task does not take.

@@ -74,6 +74,3 @@ class Fields:
                 return Row(record, fault=f"its {key} is {reprlib.repr(value)}, expected a string")
         is_blank = len(example) == 1 and not str(*example.values()).strip()
         return Row(record, None if is_blank else example)
-
-
-

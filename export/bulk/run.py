@@ -42,8 +42,8 @@ class Bulk:
         assert self.fields  # which checks itself
         if self.predictions.kind.method in ("generate", "translate"):
             given = {name: value for name, value in self.predictions.options.items() if name not in OF_TEXTS}
-            languages = {name: self.predictions.options.get(name) for name in ("src_lang", "tgt_lang")}
-            Batches(self.predictions.runtime, given, **languages)
+            source, target = (self.predictions.options.get(name) for name in ("src_lang", "tgt_lang"))
+            Batches(self.predictions.runtime, given, src_lang=source, tgt_lang=target)
 
     @property
     def fields(self) -> Fields:
@@ -120,7 +120,8 @@ class File:
             finished[self.parts.path.name] = {**total, "input": digest.hexdigest()}
             self.directory.note(finished)
         elif before["input"] != digest.hexdigest():
-            raise FileExistsError(f"{self.parts.path} was made of other lines than {self.path} has now: expected a new directory")
+            found = f"{self.parts.path} was made of other lines than {self.path} has now"
+            raise FileExistsError(f"{found}: expected the same lines, or a new directory")
         self.parts.remove()
 
     def make(self, number: int, shard: Any, facts: dict, first: int, told: Told | Drawn) -> dict:
@@ -149,8 +150,10 @@ def checked_names(inputs: Sequence[Path], output: Path, result: str) -> list[str
             raise IsADirectoryError(f"{path} is a directory, expected a file")
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist, expected a file")
-        if (other := names.setdefault(output_name(path, result), path)) is not path:
-            raise UsageError(f"{other} and {path} would both become {output / output_name(path, result)}: expected other names")
+        name = output_name(path, result)
+        if name in names:
+            raise UsageError(f"{names[name]} and {path} would both become {output / name}: expected other names")
+        names[name] = path
     return list(names)
 
 

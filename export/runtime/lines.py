@@ -42,8 +42,8 @@ LINE_BREAKS = re.compile(r"[\r\n]+")
 
 
 def raw_lines(file: BinaryIO | io.BufferedIOBase, name: str) -> Iterator[bytes]:
-    """Lines without a byte order mark at the start and their ends, LF or CRLF; of one with more than `LONGEST` bytes a beginning,
-    which has more too.
+    """Lines without a byte order mark at the start and their ends, LF or CRLF; of one with more than `LONGEST` bytes the
+    beginning, which has more too.
 
     Raises:
         ValueError: for a damaged .gz file.
