@@ -51,7 +51,7 @@ def verb(help: str, declare: Callable[[Parser], None], extras: str, renamed: Map
     """Makes a function of the parsed arguments the verb of its name, with the arguments that `declare` adds to a parser."""
 
     def register(run):
-        VERBS[run.__name__] = Verb(run, declare, help, extras, renamed or {})
+        VERBS[run.__name__.replace("_", "-")] = Verb(run, declare, help, extras, renamed or {})
         return run
 
     return register
@@ -423,6 +423,74 @@ def predict(args: argparse.Namespace) -> None:
         say("\n".join(window))
 
 
+# ------------------------------------------------------------------------------------------------------------ whole files
+
+
+def files_arguments(parser: Parser) -> None:
+    parser.add_argument("export", type=path, metavar="EXPORT", help="export directory")
+    inputs_help = "text with one on each line, .jsonl or .parquet; the first two also .gz"
+    parser.add_argument("inputs", nargs="+", type=path, metavar="IN", help=inputs_help)
+    output_help = "directory for a file of each IN with as many lines; the same call resumes one that was stopped"
+    parser.add_argument("--output", type=path, required=True, metavar="DIR", help=output_help)
+    field_help = "of .jsonl and .parquet: where the text is; if not given text, or what else the task reads"
+    parser.add_argument("--field", type=unicode, metavar="NAME", help=field_help)
+    shard_help = "lines read, run and kept together: what is lost at most when a run is stopped; default: %(default)s"
+    parser.add_argument("--shard-lines", type=positive, default=4096, metavar="N", help=shard_help)
+    parser.add_argument(
+        "--threads", type=positive, metavar="N", help="processor threads; all this process may use if not given"
+    )
+    parser.add_argument("--device", type=one_of("device", DEVICES), help=f"{', '.join(DEVICES)}; the target's if not given")
+    parser.add_argument("--dtype", help="which of the export's, if it has several; the first if not given")
+
+
+def translate_files_arguments(parser: Parser) -> None:
+    files_arguments(parser)
+    add_lanes(parser)
+    add_language_arguments(parser)
+    split_help = "translate each line as one sentence; otherwise its sentences one by one"
+    parser.add_argument("--no-split", dest="split", action="store_false", help=split_help)
+    add_generation_options(parser, excluded=["num_return_sequences"])  # a line has one translation
+    add_set(parser, "a generation option by its name, the value in JSON: top_p=0.9, eos_token_id=null ...")
+
+
+@verb("translate files of any length, and go on where that stopped", translate_files_arguments, extras="cpu,files")
+def translate_files(args: argparse.Namespace) -> None:
+    from .runtime.options import check
+
+    options = check(generation_options(args) | dict(args.set)) | language_settings(args) | {"split": args.split}
+    run_files(args, "translate", options, "translation", lanes=args.lanes)
+
+
+def predict_files_arguments(parser: Parser) -> None:
+    files_arguments(parser)
+    parser.add_argument("--task", metavar="NAME", help="what the head is for if not given; a wrong one lists those that fit")
+    add_set(parser, "an option of the task by its name, the value in JSON: top_k=3, aggregation_strategy=simple ...")
+
+
+@verb("do what an export's head is for with files of any length", predict_files_arguments, extras="cpu,files")
+def predict_files(args: argparse.Namespace) -> None:
+    run_files(args, args.task, dict(args.set), "prediction")
+
+
+def embed_files_arguments(parser: Parser) -> None:
+    files_arguments(parser)
+    add_set(parser, "an option of embed by its name, the value in JSON: prompt_name=query, truncate_dim=64 ...")
+
+
+@verb("write the vectors of files of any length", embed_files_arguments, extras="cpu,files")
+def embed_files(args: argparse.Namespace) -> None:
+    run_files(args, "embed", dict(args.set), "embedding")
+
+
+def run_files(args: argparse.Namespace, task: str | None, options: dict[str, Any], result: str, **opened: Any) -> None:
+    from .bulk.run import Bulk
+    from .runtime.predictions import Predictions, open_runtime
+
+    runtime = open_runtime(args.export, args.threads, device=args.device, dtype=args.dtype, **opened)
+    bulk = Bulk(Predictions(runtime, task, options), result, args.field, args.shard_lines)
+    say(json.dumps(bulk.run(args.inputs, args.output)))
+
+
 def evaluate_arguments(parser: Parser) -> None:
     model_help = "checkpoint directory or Hub id (run by torch), or export directory (run by onnxruntime)"
     parser.add_argument("model", type=source, metavar="MODEL", help=model_help)
@@ -575,7 +643,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main_parser() -> Parser:
     """What there is besides the verbs."""
     package = installed()
-    lines = [f"    {name:<10} {verb.help}" for name, verb in VERBS.items()]
+    lines = [f"    {name:<15} {verb.help}" for name, verb in VERBS.items()]
     parser = Parser(
         prog=PROGRAM,
         usage="%(prog)s [-h] [--version] VERB ...",

@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx
 import torch
 import transformers
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 import vanilla_transformer
 from vanilla_transformer_export import export
@@ -108,6 +109,17 @@ def save_and_export(model: transformers.PreTrainedModel, checkpoint: Path, direc
 def copy_of(directory: Path, parent: Path) -> Path:
     """A copy that a test may change."""
     return Path(shutil.copytree(directory, parent / "copy"))
+
+
+def with_words(directory, folder):
+    """A copy of an export, with a tokenizer of the words w0 to w47."""
+    found = copy_of(directory, folder)
+    words = Tokenizer(models.WordLevel({f"w{token}": token for token in range(48)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.add_special_tokens([AddedToken(f"w{token}", single_word=True) for token in range(3)])
+    words.save(str(found / "tokenizer.json"))
+    list_file(found, "tokenizer.json")
+    return found
 
 
 def seal(directory: Path) -> None:

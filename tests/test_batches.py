@@ -9,8 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from checkpoints import copy_of, list_file
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from checkpoints import with_words
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.cli import main
@@ -21,17 +20,6 @@ from vanilla_transformer_export.runtime.lines import Batches, generate_file
 SAMPLING = dict(do_sample=True, top_k=20, seed=11, max_new_tokens=8)
 BEAMS = dict(num_beams=3, max_new_tokens=8)
 COMMAND = [sys.executable, "-m", "vanilla_transformer_export.cli", "generate"]
-
-
-def with_words(directory, folder):
-    """A copy of an export, with a tokenizer of the words w0 to w47."""
-    found = copy_of(directory, folder)
-    words = Tokenizer(models.WordLevel({f"w{token}": token for token in range(48)}, unk_token="w0"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    words.add_special_tokens([AddedToken(f"w{token}", single_word=True) for token in range(3)])
-    words.save(str(found / "tokenizer.json"))
-    list_file(found, "tokenizer.json")
-    return found
 
 
 @pytest.fixture(scope="module")

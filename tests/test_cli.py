@@ -192,7 +192,7 @@ def test_the_command_describes_the_package_and_lists_the_verbs(capsys):
     said = capsys.readouterr().out
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["description"] in " ".join(said.split())
-    assert re.findall(r"^    (\w+) +\w", said, re.MULTILINE) == list(VERBS)
+    assert re.findall(r"^    ([\w-]+) +\w", said, re.MULTILINE) == list(VERBS)
 
 
 def test_helps_list_the_families_and_targets_that_are_registered(capsys):
@@ -226,6 +226,9 @@ def test_the_version_is_that_of_the_installed_package(start):
         ("verify", "EXPORT CHECKPOINT"),
         ("generate", "EXPORT [TEXT ...]"),
         ("predict", "EXPORT [TEXT ...]"),
+        ("translate-files", "EXPORT IN [IN ...]"),
+        ("predict-files", "EXPORT IN [IN ...]"),
+        ("embed-files", "EXPORT IN [IN ...]"),
         ("evaluate", "MODEL"),
         ("serve", "EXPORT [EXPORT ...]"),
         ("doctor", "[-h] [--json]"),

@@ -41,31 +41,55 @@ HASHED = ("input", "target_prefix", "export")  # of which the state has a hash
 LINE_BREAKS = re.compile(r"[\r\n]+")
 
 
-def lines_of(file: BinaryIO | io.BufferedIOBase, name: str) -> Iterator[str]:
-    """UTF-8 lines, without a byte order mark at the start and their ends, LF or CRLF.
+def raw_lines(file: BinaryIO | io.BufferedIOBase, name: str) -> Iterator[bytes]:
+    """Lines without a byte order mark at the start and their ends, LF or CRLF; of one with more than `LONGEST` bytes the
+    beginning, which has more too.
 
     Raises:
-        ValueError: for a line that is not UTF-8 or has more than `LONGEST` bytes, and for a damaged .gz file.
+        ValueError: for a damaged .gz file.
     """
+    most = LONGEST + 5  # with a byte order mark and the end
     try:
         for number in itertools.count(1):
-            if not (line := file.readline(LONGEST + 5)):  # with a byte order mark and the end
+            if not (line := file.readline(most)):
                 return
+            is_cut = len(line) == most and not line.endswith(b"\n")
             line = line.removesuffix(b"\r\n") if line.endswith(b"\r\n") else line.removesuffix(b"\n")
-            line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-            if len(line) > LONGEST:
-                raise ValueError(f"line {number} of {name} has more than {LONGEST:,} bytes, expected at most that")
-            try:
-                yield line.decode()
-            except UnicodeDecodeError as error:
-                raise ValueError(f"line {number} of {name} is not UTF-8 text: {error}") from None
+            yield line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            while is_cut and (rest := file.readline(most)):
+                is_cut = not rest.endswith(b"\n")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{name} is not a whole gzip file: {error}") from None
 
 
+def lines_of(file: BinaryIO | io.BufferedIOBase, name: str) -> Iterator[str]:
+    """As `raw_lines`, of UTF-8 text.
+
+    Raises:
+        ValueError: for a line that is not UTF-8 or has more than `LONGEST` bytes, and for a damaged .gz file.
+    """
+    for number, line in enumerate(raw_lines(file, name), 1):
+        yield text_of(line, f"line {number} of {name}")
+
+
+def text_of(line: bytes, name: str) -> str:
+    """Raises ValueError for one that is not UTF-8 or has more than `LONGEST` bytes; `name` is for errors."""
+    if len(line) > LONGEST:
+        raise ValueError(f"{name} has more than {LONGEST:,} bytes, expected at most that")
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is not UTF-8 text: {error}") from None
+
+
+def opened(path: Path) -> BinaryIO | io.BufferedIOBase:
+    """A file of lines, .gz or plain."""
+    return gzip.open(path, "rb") if path.name.endswith(".gz") else open(path, "rb")
+
+
 def read_lines(path: Path) -> Iterator[str]:
     """As `lines_of`, of a file, .gz or plain."""
-    with (gzip.open if path.name.endswith(".gz") else open)(path, "rb") as file:
+    with opened(path) as file:
         yield from lines_of(file, str(path))
 
 
@@ -322,7 +346,7 @@ def growing(out: Path, facts: dict, force: bool) -> Iterator[Partial]:
             state.unlink(missing_ok=True)
 
 
-def lock(file: BinaryIO, out: Path) -> None:
+def lock(file: BinaryIO | int, out: Path) -> None:
     """Where the system has such locks, which end with their process."""
     try:
         if fcntl is not None:

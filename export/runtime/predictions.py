@@ -141,17 +141,22 @@ class Predictions:
             for place in chosen:
                 with errors_in(first, [place]):
                     examples.append(self.example(lines[place]))
-            options = dict(self.options)
-            if isinstance(options.get("seed"), int):
-                options["seed"] = seed_of(options["seed"], first + chosen[0])
             with errors_in(first, chosen):
-                found = self.method(*self.arguments(examples), **options)
-            if len(found) != len(chosen):  # num_return_sequences of each, in order
-                found = np.reshape(np.array(found, object), (len(chosen), -1))
+                found = self.call(examples, first + chosen[0])
             for place, result in zip(chosen, found, strict=True):
-                results[place] = result.tolist() if isinstance(result, np.ndarray) else result
+                results[place] = result
             told(len(chosen))
         return results
+
+    def call(self, examples: list[dict[str, Any]], number: int) -> list[Any]:
+        """What the task gives for each of `examples`, ready for JSON; a `seed` becomes one that `number` is part of."""
+        options = dict(self.options)
+        if isinstance(options.get("seed"), int):
+            options["seed"] = seed_of(options["seed"], number)
+        found = self.method(*self.arguments(examples), **options)
+        if len(found) != len(examples):  # num_return_sequences of each, in order
+            found = np.reshape(np.array(found, object), (len(examples), -1))
+        return [result.tolist() if isinstance(result, np.ndarray) else result for result in found]
 
     def example(self, line: str) -> dict[str, Any]:
         """What the line has for each key of the task."""

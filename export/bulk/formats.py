@@ -1,0 +1,135 @@
+"""Text, JSON lines and Parquet: how a file is read in shards, and how the results of these are written and joined."""
+
+import hashlib
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..errors import UsageError
+from ..runtime.lines import LINE_BREAKS, opened, raw_lines
+from .rows import Fields, Row
+
+TEXT, JSON, PARQUET = "text", "JSON lines", "Parquet"
+SUFFIXES = {".jsonl": JSON, ".ndjson": JSON, ".parquet": PARQUET}  # all others are text
+
+
+class Format(Protocol):
+    """A kind of files. A shard is what `shards` yields of one."""
+
+    def count(self, path: Path) -> int:
+        """Lines or rows of a file."""
+
+    def shards(self, path: Path, size: int) -> Iterator[Any]:
+        """All of a file, so many lines at a time. Raises ValueError where the file is damaged."""
+
+    def digest(self, shard: Any) -> str:
+        """The SHA-256 of what is in a shard."""
+
+    def rows(self, shard: Any) -> list[Row]:
+        """What the task reads of it."""
+
+    def write(self, path: Path, shard: Any, rows: list[Row], results: list[Any]) -> None:
+        """A file with the results of one shard."""
+
+    def join(self, parts: Iterable[Path], path: Path) -> None:
+        """A file of those that `write` has written, one after the other."""
+
+
+def kind_of(path: Path) -> str:
+    """By its name, without .gz.
+
+    Raises:
+        UsageError: for Parquet with .gz, which has compression of its own.
+    """
+    name = path.name.removesuffix(".gz")
+    kind = SUFFIXES.get(Path(name).suffix, TEXT)
+    if kind == PARQUET and name != path.name:
+        raise UsageError(f"{path} is Parquet in gzip, expected a name without .gz")
+    return kind
+
+
+def output_name(path: Path, result: str) -> str:
+    """Of the results of a file: its own name, with .jsonl where those of a text are JSON."""
+    name = path.name.removesuffix(".gz")
+    return f"{name}.jsonl" if kind_of(path) == TEXT and result != "translation" else name
+
+
+def format_of(path: Path, fields: Fields, result: str) -> Format:
+    """For the file `path`; `result` is the name of what comes out: translation, prediction or embedding.
+
+    Raises:
+        ImportError: for Parquet without pyarrow.
+        ValueError: for a table that has a column `result`.
+        UsageError: for a table without what the task reads, and for lines of text where it reads several.
+    """
+    match kind_of(path):
+        case "Parquet":
+            from .parquet import Parquet
+
+            return Parquet(fields, result).checked(path)
+        case "JSON lines":
+            return Lines(fields.of_json, lambda row, found: json_line(row, found, result))
+    if len(keys := fields.forms[0]) > 1:
+        found = f"{path} has one text on each line, and the task reads {' and '.join(keys)}"
+        raise UsageError(f"{found}: expected JSON lines, a name with .jsonl")
+    if fields.field is not None:
+        raise UsageError(f"field is {fields.field!r}, expected None for {path}: lines of text have no fields")
+    return Lines(fields.of_text, text_line if result == "translation" else lambda row, found: to_json(found))
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A shard is a list of lines in bytes, without their ends; `read` and `written` are for one."""
+
+    read: Callable[[bytes], Row]
+    written: Callable[[Row, Any], str]
+
+    def count(self, path: Path) -> int:
+        """As `Format`."""
+        with opened(path) as file:
+            return sum(1 for _ in raw_lines(file, str(path)))
+
+    def shards(self, path: Path, size: int) -> Iterator[list[bytes]]:
+        """As `Format`."""
+        with opened(path) as file:
+            lines = raw_lines(file, str(path))
+            while shard := list(itertools.islice(lines, size)):
+                yield shard
+
+    def digest(self, shard: list[bytes]) -> str:
+        """As `Format`."""
+        return hashlib.sha256(b"\n".join(shard)).hexdigest()
+
+    def rows(self, shard: list[bytes]) -> list[Row]:
+        """As `Format`."""
+        return [self.read(line) for line in shard]
+
+    def write(self, path: Path, shard: list[bytes], rows: list[Row], results: list[Any]) -> None:
+        """As `Format`."""
+        with open(path, "wb") as file:
+            lines = (self.written(row, result) + "\n" for row, result in zip(rows, results, strict=True))
+            file.writelines(line.encode(errors="backslashreplace") for line in lines)  # half a pair, as JSON has it
+
+    def join(self, parts: Iterable[Path], path: Path) -> None:
+        """As `Format`."""
+        with open(path, "wb") as whole:
+            for part in parts:
+                with open(part, "rb") as file:
+                    shutil.copyfileobj(file, whole)
+
+
+def text_line(row: Row, result: str | None) -> str:
+    return LINE_BREAKS.sub(" ", result or "")
+
+
+def json_line(row: Row, result: Any, name: str) -> str:
+    """The object that was read with the result in it, or null."""
+    return to_json(None if row.record is None else {**row.record, name: result})
+
+
+def to_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,81 @@
+"""Tables in Parquet, by pyarrow."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+from ..errors import UsageError
+from .rows import Fields, Row
+
+
+@dataclass(frozen=True)
+class Parquet:
+    """The `Format` of tables: a shard is a batch of rows. What is written has all columns and `result`: a string, a list of
+    numbers where it is the embedding, or the JSON of a prediction."""
+
+    fields: Fields
+    result: str
+
+    def checked(self, path: Path) -> "Parquet":
+        """Itself, if `path` is a table for it.
+
+        Raises:
+            ValueError: for what is none, or has a column `result` already.
+            UsageError: for one without the columns that the task reads.
+        """
+        try:
+            names = pyarrow.parquet.read_schema(path).names
+        except pyarrow.ArrowInvalid as error:
+            raise ValueError(f"{path} is not a whole Parquet file: {error}") from None
+        if self.result in names:
+            raise ValueError(f"{path} has a column {self.result} already, expected none: the results are to be there")
+        if fault := self.fields.of_record(dict.fromkeys(names, "a")).fault:
+            raise UsageError(f"{path}: {fault}")
+        return self
+
+    def count(self, path: Path) -> int:
+        """As `Format`."""
+        return pyarrow.parquet.read_metadata(path).num_rows
+
+    def shards(self, path: Path, size: int) -> Iterator[pyarrow.RecordBatch]:
+        """As `Format`; a batch may have fewer rows at the end of a row group."""
+        try:
+            with pyarrow.parquet.ParquetFile(path) as file:
+                yield from file.iter_batches(size)
+                if not file.metadata.num_rows:  # whose columns are to be there all the same
+                    yield pyarrow.RecordBatch.from_pylist([], file.schema_arrow)
+        except (pyarrow.ArrowInvalid, OSError) as error:
+            raise ValueError(f"{path} is not a whole Parquet file: {error}") from None
+
+    def digest(self, shard: pyarrow.RecordBatch) -> str:
+        """As `Format`."""
+        return hashlib.sha256(shard.serialize()).hexdigest()
+
+    def rows(self, shard: pyarrow.RecordBatch) -> list[Row]:
+        """As `Format`."""
+        read = [name for form in self.fields.forms for name in form] if self.fields.field is None else [self.fields.field]
+        known = shard.select([name for name in dict.fromkeys(read) if name in shard.schema.names])
+        return [self.fields.of_record(record) for record in known.to_pylist()]
+
+    def write(self, path: Path, shard: pyarrow.RecordBatch, rows: list[Row], results: list[Any]) -> None:
+        """As `Format`."""
+        is_json = self.result == "prediction"
+        values = [json.dumps(found, ensure_ascii=False) if is_json and found is not None else found for found in results]
+        kind = pyarrow.list_(pyarrow.float32()) if self.result == "embedding" else pyarrow.string()
+        table = pyarrow.Table.from_batches([shard]).append_column(self.result, pyarrow.array(values, kind))
+        pyarrow.parquet.write_table(table, path)
+
+    def join(self, parts: Iterable[Path], path: Path) -> None:
+        """As `Format`: each part is a row group."""
+        tables = (pyarrow.parquet.read_table(part) for part in parts)
+        first = next(tables)
+        with pyarrow.parquet.ParquetWriter(path, first.schema) as writer:
+            writer.write_table(first)
+            for table in tables:
+                writer.write_table(table)

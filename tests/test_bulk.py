@@ -1,0 +1,433 @@
+"""Whole files in shards: every line once and in order, bad ones set aside, and a call that goes on wherever one stopped."""
+
+import functools
+import gzip
+import json
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from checkpoints import edit_json, with_words
+
+from vanilla_transformer_export import TextRuntime
+from vanilla_transformer_export.bulk import progress, run
+from vanilla_transformer_export.bulk.formats import format_of
+from vanilla_transformer_export.bulk.rows import Fields
+from vanilla_transformer_export.bulk.run import Bulk
+from vanilla_transformer_export.cli import main
+from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.runtime.predictions import CHOICES, PAIR, QUESTION, TEXT, Predictions
+
+pytestmark = pytest.mark.filterwarnings("ignore:.* was cut after")
+COMMAND = [sys.executable, "-m", "vanilla_transformer_export.cli"]
+OPTIONS = {"max_new_tokens": 8}
+
+
+@pytest.fixture(scope="module")
+def runtime_of(exported, tmp_path_factory):
+    """The name of an export -> the runtime of a copy, with a tokenizer of words; `comment` is in its manifest."""
+
+    @functools.cache
+    def opened(name, comment=None):
+        folder = with_words(exported(name).directory, tmp_path_factory.mktemp("bulk"))
+        edit_json(folder / "manifest.json", comment=comment)
+        return TextRuntime(folder, threads=1)
+
+    return opened
+
+
+@pytest.fixture
+def bulk(runtime_of):
+    """A translation in shards of eight lines, with other settings where they are given."""
+
+    def made(task="translate", result="translation", model=("seq2seq",), options=OPTIONS, shard_lines=8, **settings):
+        predictions = Predictions(runtime_of(*model), task, options if task == "translate" else {})
+        return Bulk(predictions, result, shard_lines=shard_lines, **settings)
+
+    return made
+
+
+def some_lines(count, seed=0):
+    """Each with its number in it; one in eight has no words."""
+    rng = np.random.default_rng(seed)
+    lines = [" ".join(f"w{token}" for token in rng.integers(4, 48, rng.integers(1, 10))) for _ in range(count)]
+    return ["" if rng.random() < 1 / 8 else line for line in lines]
+
+
+def write(path, lines):
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def translated(runtime, lines, blank=""):
+    """Each line by itself."""
+    return [runtime.translate([line], **OPTIONS)[0] if line.strip() else blank for line in lines]
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def bad_lines(path):
+    return [(found["line"], found["reason"]) for found in map(json.loads, path.read_text().splitlines())]
+
+
+# --------------------------------------------------------------------------------------------------------- what is written
+
+
+def test_each_line_is_translated_once_and_in_order(bulk, runtime_of, tmp_path):
+    first, second = some_lines(30), some_lines(8, seed=1)
+    inputs = [write(tmp_path / "a.en", first), tmp_path / "b.en.gz"]
+    inputs[1].write_bytes(gzip.compress("\r\n".join(second).encode("utf-8-sig")))
+    report = bulk().run(inputs, tmp_path / "out")
+    for name, lines in {"a.en": first, "b.en": second}.items():
+        found = (tmp_path / "out" / name).read_text().split("\n")
+        assert found == [*translated(runtime_of("seq2seq"), lines), ""]
+        assert report["files"][str(tmp_path / "out" / name)]["lines"] == len(lines)
+    assert (report["lines"], report["bad"]) == (38, 0)
+    assert names(tmp_path / "out") == ["a.en", "b.en", "manifest.json"]
+
+
+def test_json_lines_keep_their_other_fields(bulk, runtime_of, tmp_path):
+    lines = some_lines(12)
+    rows = [{"id": number, "en": line, "more": ["é", None]} for number, line in enumerate(lines)]
+    source = write(tmp_path / "a.jsonl", [json.dumps(row) for row in rows])
+    bulk(field="en").run([source], tmp_path / "out")
+    found = [json.loads(line) for line in (tmp_path / "out" / "a.jsonl").read_text().splitlines()]
+    expected = translated(runtime_of("seq2seq"), lines, None)
+    assert [row.pop("translation") for row in found] == expected and found == rows
+
+
+@pytest.mark.parametrize("count", [20, 0])
+def test_tables_keep_their_other_columns(bulk, runtime_of, tmp_path, count):
+    lines = some_lines(count)
+    columns = {"id": pyarrow.array(range(count), "int64"), "text": pyarrow.array(lines, "string")}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet", row_group_size=11)
+    report = bulk().run([tmp_path / "a.parquet"], tmp_path / "out")
+    found = pyarrow.parquet.read_table(tmp_path / "out" / "a.parquet").to_pydict()
+    expected = translated(runtime_of("seq2seq"), lines, None)
+    assert found == {"id": [*range(count)], "text": lines, "translation": expected} and report["lines"] == count
+
+
+def test_predictions_of_text_are_json_lines(bulk, runtime_of, tmp_path):
+    lines = [line or "w5" for line in some_lines(10)]
+    bulk(None, "prediction", ["classification"]).run([write(tmp_path / "a", lines)], tmp_path / "out")
+    found = [json.loads(line) for line in (tmp_path / "out" / "a.jsonl").read_text().splitlines()]
+    for own, [expected] in zip(found, runtime_of("classification").classify(lines), strict=True):
+        assert own[0]["label"] == expected["label"] and own[0]["score"] == pytest.approx(expected["score"], abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["txt", "parquet"])
+def test_embeddings(bulk, runtime_of, tmp_path, kind):
+    lines = [line or "w5" for line in some_lines(10)]
+    source = write(tmp_path / f"a.{kind}", lines)
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.table({"text": lines}), source)
+    bulk("embed", "embedding", ["encoder"]).run([source], tmp_path / "out")
+    if kind == "parquet":
+        column = pyarrow.parquet.read_table(tmp_path / "out" / "a.parquet")["embedding"]
+        assert column.type == pyarrow.list_(pyarrow.float32())
+        found = column.to_pylist()
+    else:
+        found = [json.loads(line) for line in (tmp_path / "out" / "a.txt.jsonl").read_text().splitlines()]
+    np.testing.assert_allclose(found, runtime_of("encoder").embed(lines), rtol=0, atol=1e-6)
+
+
+def test_an_input_without_lines_gives_an_output_without_lines(bulk, tmp_path):
+    assert bulk().run([write(tmp_path / "a", [])], tmp_path / "out")["lines"] == 0
+    assert (tmp_path / "out" / "a").read_bytes() == b""
+
+
+# --------------------------------------------------------------------------------------------------------------- bad lines
+
+
+def test_bad_lines_of_text_are_set_aside_and_leave_their_place(bulk, runtime_of, tmp_path):
+    lines = [line.encode() for line in some_lines(20)]
+    lines[3], lines[17] = b"caf\xe9", b"w5 " * 400_000
+    (tmp_path / "a").write_bytes(b"\n".join(lines))
+    report = bulk().run([tmp_path / "a"], tmp_path / "out")
+    lines[3] = lines[17] = b""
+    expected = translated(runtime_of("seq2seq"), [line.decode() for line in lines])
+    assert (tmp_path / "out" / "a").read_text().split("\n") == [*expected, ""]
+    first, second = bad_lines(tmp_path / "out" / "a.bad.jsonl")
+    assert first[0] == 4 and "not UTF-8 text" in first[1]
+    assert second == (18, "it has more than 1,000,000 bytes, expected at most that")
+    assert (report["lines"], report["bad"]) == (20, 2)
+
+
+def test_bad_json_lines(bulk, tmp_path):
+    lines = ['{"text": "w5"}', "{", "[1]", '{"other": "w5"}', '{"text": null}', "", '{"text": "\\ud800"}', '{"text": "w6"}']
+    bulk().run([write(tmp_path / "a.jsonl", lines)], tmp_path / "out")
+    found = [json.loads(line) for line in (tmp_path / "out" / "a.jsonl").read_text().splitlines()]
+    assert [row and row["translation"] for row in found[:7]] == [found[0]["translation"], *[None] * 6]
+    assert found[0]["translation"] is not None is not found[7]["translation"] and found[1] is found[2] is found[5] is None
+    assert [row and {**row, "translation": 0} for row in found[3:5]] == [
+        {"other": "w5", "translation": 0},
+        {"text": None, "translation": 0},
+    ]
+    assert found[6]["text"] == "\ud800"
+    numbers, reasons = zip(*bad_lines(tmp_path / "out" / "a.jsonl.bad.jsonl"))
+    assert numbers == (2, 3, 4, 5, 7)
+    for reason, words in zip(reasons, ("no JSON", "expected a JSON object", "expected text", "its text is None", "no Unicode")):
+        assert words in reason
+
+
+def test_what_is_too_long_for_the_model_is_bad_and_its_neighbours_are_not(bulk, runtime_of, tmp_path):
+    lines = ["w5 w1 w6"] * 20
+    lines[2] = lines[13] = "w5 " * 60  # of 40 positions
+    predictions = Predictions(runtime_of("causal-learned"), None, OPTIONS)
+    Bulk(predictions, "prediction").run([write(tmp_path / "a", lines)], tmp_path / "out")
+    found = [json.loads(line) for line in (tmp_path / "out" / "a.jsonl").read_text().splitlines()]
+    assert [place for place, row in enumerate(found) if row is None] == [2, 13]
+    assert [number for number, _ in bad_lines(tmp_path / "out" / "a.jsonl.bad.jsonl")] == [3, 14]
+
+
+# ------------------------------------------------------------------------------------------------------------- going on
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop_after(monkeypatch, count, error=Stopped):
+    """So many shards."""
+    results_of, done = run.results_of, []
+
+    def stopping(*arguments):
+        done.append(arguments[2])
+        if len(done) > count:
+            raise error
+        return results_of(*arguments)
+
+    monkeypatch.setattr(run, "results_of", stopping)
+    return done
+
+
+def begun(bulk, inputs, out, count, error=Stopped):
+    """A run that stopped after so many shards."""
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(patch, count, error)
+        with pytest.raises(Exception) as caught:
+            bulk.run(inputs, out)
+    return caught
+
+
+def test_only_what_is_left_is_computed_and_the_result_is_the_same(bulk, tmp_path, monkeypatch):
+    inputs = [write(tmp_path / "a", some_lines(30)), write(tmp_path / "b", some_lines(30, seed=1))]
+    report = bulk().run(inputs, tmp_path / "out")
+    whole = contents(tmp_path / "out")
+    for count in (0, 3, 4, 6):
+        out = tmp_path / f"out-{count}"
+        begun(bulk(), inputs, out, count)
+        with pytest.MonkeyPatch.context() as patch:
+            done = stop_after(patch, 100)
+            again = bulk().run(inputs, out)
+        assert len(done) == 8 - count and again["lines"] == report["lines"] == 60
+        assert contents(out) == whole
+    done = stop_after(monkeypatch, 0)
+    assert bulk().run(inputs, tmp_path / "out") == report and done == []
+
+
+def test_a_truncated_shard_is_made_again(bulk, tmp_path):
+    source = write(tmp_path / "a", some_lines(30))
+    bulk().run([source], tmp_path / "whole")
+    begun(bulk(), [source], tmp_path / "out", 3)
+    part = tmp_path / "out" / "a.parts" / "000001"
+    part.write_bytes(part.read_bytes()[:-3])
+    (tmp_path / "out" / "a.parts" / "000002.facts").write_text('{"input": ')
+    (tmp_path / "out" / "a.parts" / ".000003.new").write_text("half")
+    with pytest.warns(UserWarning, match="000001 is damaged, expected what was written there: it is made again"):
+        bulk().run([source], tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kind", ["gz", "parquet"])
+def test_a_truncated_input_is_an_error_that_goes_on_when_it_is_repaired(bulk, tmp_path, kind):
+    lines, source = some_lines(400), tmp_path / f"a.{kind}"
+    source.write_bytes(gzip.compress("\n".join(lines).encode()))
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.table({"text": lines}), source)
+    content = source.read_bytes()
+    bulk(shard_lines=50).run([source], tmp_path / "whole")
+    source.write_bytes(content[: len(content) - 500])
+    with pytest.raises(ValueError, match=f"a.{kind} is not a whole (gzip|Parquet) file"):
+        bulk(shard_lines=50).run([source], tmp_path / "out")
+    source.write_bytes(content)
+    with pytest.MonkeyPatch.context() as patch:
+        done = stop_after(patch, 100)
+        bulk(shard_lines=50).run([source], tmp_path / "out")
+    assert len(done) == (8 if kind == "parquet" else len(done) < 8 and len(done))
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("error, message", [(MemoryError("12 GB"), "not enough memory: 12 GB"), (OSError(28, "full"), "full")])
+def test_what_stops_a_run_says_what_is_kept(bulk, tmp_path, error, message):
+    source = write(tmp_path / "a", some_lines(30))
+    caught = begun(bulk(), [source], tmp_path / "out", 2, error)
+    assert isinstance(caught.value, OSError) and message in str(caught.value)
+    assert "the shards that are whole stay in" in str(caught.value)
+    assert bulk().run([source], tmp_path / "out")["lines"] == 30
+
+
+def call_of(runtime_of, source, **flags):
+    """Of the command, without its output."""
+    words = [str(word) for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", value)]
+    return ["translate-files", str(runtime_of("seq2seq").path.parent), str(source), *words]
+
+
+def test_a_full_disk_leaves_whole_shards(runtime_of, tmp_path):
+    """A process that may write no file of more than 2000 bytes; the results of the third shard are longer."""
+    rows = [{"text": f"w{5 + number} w6 w7", "more": "x" * 3000 * (number == 25)} for number in range(40)]
+    source = write(tmp_path / "a.jsonl", map(json.dumps, rows))
+    call = call_of(runtime_of, source, shard_lines=10, max_new_tokens=2)
+    main([*call, "--output", str(tmp_path / "whole")])
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))  # noqa: E731
+    again = [*COMMAND, *call, "--output", str(tmp_path / "out")]
+    done = subprocess.run(again, preexec_fn=limit, capture_output=True, text=True)
+    assert done.returncode == 1 and "File too large; the shards that are whole stay in" in done.stderr, done.stderr
+    assert names(tmp_path / "out" / "a.jsonl.parts") == ["000000.facts", "000000.jsonl", "000001.facts", "000001.jsonl"]
+    done = subprocess.run(again, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    expected = contents(tmp_path / "whole")
+    assert {**contents(tmp_path / "out"), "manifest.json": b""} == {**expected, "manifest.json": b""}
+
+
+def test_a_killed_command_goes_on_to_the_same_result(runtime_of, tmp_path):
+    """With SIGKILL, at moments that nobody chose."""
+    source = write(tmp_path / "a", some_lines(300))
+    call = call_of(runtime_of, source, shard_lines=2, max_new_tokens=8)
+    main([*call, "--output", str(tmp_path / "whole")])
+    killed(call, tmp_path / "out", kills=3, shards=20)
+    assert (tmp_path / "out" / "a").read_bytes() == (tmp_path / "whole" / "a").read_bytes()
+    assert names(tmp_path / "out") == ["a", "manifest.json"]
+
+
+def killed(call, out, kills, shards):
+    """Runs the command to its end, killed so often, each time some `shards` later."""
+    rng = random.Random(1)
+    for _ in range(kills):
+        before = len([*out.glob("*.parts/*.facts")])
+        process = subprocess.Popen([*COMMAND, *call, "--output", str(out)], stdout=subprocess.DEVNULL)
+        while len([*out.glob("*.parts/*.facts")]) < before + shards and process.poll() is None:
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.02))
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    subprocess.run([*COMMAND, *call, "--output", str(out)], check=True, stdout=subprocess.DEVNULL)
+
+
+# --------------------------------------------------------------------------------------------------------------- refused
+
+
+def test_a_call_with_other_arguments_is_refused_by_name(bulk, tmp_path):
+    inputs = [write(tmp_path / "a", some_lines(30)), write(tmp_path / "b", ["w5"])]
+    begun(bulk(), inputs, tmp_path / "out", 2)
+    for other, given, message in (
+        (bulk(shard_lines=9), inputs, "shard_lines 8, now 9"),
+        (bulk(options={"max_new_tokens": 9}), inputs, "max_new_tokens 8, now 9"),
+        (bulk(), inputs[:1], r"inputs \[.*a.*b.*\], now \[.*a'\]"),
+        (bulk(model=("seq2seq", "another")), inputs, "another export"),
+    ):
+        with pytest.raises(FileExistsError, match=message):
+            other.run(given, tmp_path / "out")
+    bulk().run(inputs, tmp_path / "out")
+    write(tmp_path / "a", some_lines(29))
+    with pytest.raises(FileExistsError, match="out/a was made of other lines than .*a has now: expected the same lines"):
+        bulk().run(inputs, tmp_path / "out")
+
+
+def test_what_is_not_ours_is_refused_and_stays(bulk, runtime_of, tmp_path):
+    source = write(tmp_path / "a", ["w5"])
+    (tmp_path / "mine").mkdir()
+    write(tmp_path / "mine" / "notes", ["mine"])
+    export = runtime_of("seq2seq").path.parent
+    (tmp_path / "other").mkdir()
+    for inputs, out, kind, message in (
+        ([source], tmp_path / "mine", FileExistsError, "mine holds notes: expected a new or an empty directory"),
+        ([source], tmp_path / "mine" / "notes", NotADirectoryError, "is a file, expected a directory or a new path"),
+        ([source], export / "out", UsageError, "inside the export"),
+        ([source], tmp_path, UsageError, "the input .*a is inside the output"),
+        ([source, source], tmp_path / "out", UsageError, "would both become .*out/a"),
+        ([tmp_path / "none"], tmp_path / "out", FileNotFoundError, "none does not exist, expected a file"),
+        ([tmp_path], tmp_path / "out", IsADirectoryError, "is a directory, expected a file"),
+    ):
+        with pytest.raises(kind, match=message):
+            bulk().run(inputs, out)
+    assert names(tmp_path) == ["a", "mine", "other"] and names(tmp_path / "mine") == ["notes"]
+
+
+def test_wrong_usage_is_refused_before_anything_is_written(bulk, tmp_path):
+    text = write(tmp_path / "a", ["w5"])
+    pyarrow.parquet.write_table(pyarrow.table({"translation": ["w5"], "text": ["w5"]}), tmp_path / "b.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"other": ["w5"]}), tmp_path / "c.parquet")
+    for settings, inputs, kind, message in (
+        ({"options": {"src_lang": "de"}}, [text], UsageError, "src_lang is 'de', expected None"),
+        ({"options": {"num_beams": 0}}, [text], UsageError, "num_beams"),
+        ({"field": "en"}, [text], UsageError, "lines of text have no fields"),
+        ({}, [tmp_path / "b.parquet"], ValueError, "has a column translation already"),
+        ({}, [tmp_path / "c.parquet"], UsageError, "it has the fields .'other'., expected text"),
+        ({}, [write(tmp_path / "d.parquet", ["w5"])], ValueError, "d.parquet is not a whole Parquet file"),
+        ({}, [write(tmp_path / "d.parquet.gz", ["w5"])], UsageError, "Parquet in gzip"),
+    ):
+        with pytest.raises(kind, match=message):
+            bulk(**settings).run(inputs, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(UsageError, match="the task reads question and context: expected JSON lines"):
+        format_of(text, Fields([QUESTION]), "prediction")
+    with pytest.raises(UsageError, match="field is 'a', expected None: the task reads question and context"):
+        Fields([QUESTION], "a")
+
+
+def test_what_a_task_reads_of_an_object():
+    pair = {"text": "a", "text_pair": "b", "id": 1}
+    assert Fields([TEXT, PAIR]).of_record(pair).example == {"text": "a", "text_pair": "b"}
+    assert Fields([TEXT, PAIR]).of_record({"text": "a", "id": 1}).example == {"text": "a"}
+    assert Fields([TEXT], "en").of_record({"en": "a", "text": "b"}).example == {"text": "a"}
+    assert Fields([CHOICES]).of_record({"text": "a", "choices": ["b"]}).example == {"text": "a", "choices": ["b"]}
+
+
+def test_two_processes_do_not_write_one_directory(bulk, tmp_path):
+    source = write(tmp_path / "a", some_lines(30))
+    begun(bulk(), [source], tmp_path / "out", 2)
+    hold = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_EX); print(flush=True); input()"
+    other = subprocess.Popen([sys.executable, "-c", hold, tmp_path / "out"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    other.stdout.readline()
+    with pytest.raises(FileExistsError, match="out is being written by another process: expected to be alone"):
+        bulk().run([source], tmp_path / "out")
+    other.communicate(b"\n")
+    assert bulk().run([source], tmp_path / "out")["lines"] == 30
+
+
+# -------------------------------------------------------------------------------------------------------------- progress
+
+
+def test_what_is_told_without_a_terminal(bulk, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SECONDS", 0)
+    bulk().run([write(tmp_path / "a", some_lines(16))], tmp_path / "out")
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1].startswith("16 of 16 lines, ") and said[-1].endswith(" a second, 00:00 left")
+
+
+@pytest.mark.slow
+def test_fifty_thousand_lines_in_constant_memory(runtime_of, tmp_path):
+    """Killed twice. Its memory at the end is what it was after the first tenth."""
+    lines = [f"w{4 + number % 44} w{4 + number // 44 % 44} w{4 + number // 1936 % 44}" for number in range(50_000)]
+    source = write(tmp_path / "a", lines)
+    call = call_of(runtime_of, source, shard_lines=500, max_new_tokens=4)
+    killed(call, tmp_path / "out", kills=2, shards=20)
+    found = (tmp_path / "out" / "a").read_text().splitlines()
+    expected = dict(zip(lines, found))
+    assert len(found) == len(lines) == len(expected)
+    for line in random.Random(0).sample(lines, 200):
+        assert runtime_of("seq2seq").translate([line], max_new_tokens=4) == [expected[line]]
