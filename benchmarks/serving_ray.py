@@ -1,8 +1,8 @@
 """What a second core gives, and what Ray's proxy adds: python benchmarks/serving_ray.py EXPORT
 
-EXPORT is the shipped translator for the cpu target. It needs the extra `ray`, taskset, two idle cores, and two minutes. The servers
-take turns. It prints a table of medians: the milliseconds of one client that asks alone, and the answers in a second that 64
-connections get. `--serve` is how it starts the one in Ray.
+EXPORT is the shipped translator for the cpu target. It needs the extra `ray`, taskset, two idle cores, and two minutes. The
+servers take turns. It prints a table of medians: the milliseconds of one client that asks alone, and the answers in a second
+that 64 connections get. `--serve` is how it starts the one in Ray.
 """
 
 import argparse
