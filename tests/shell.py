@@ -9,13 +9,14 @@ from torch.distributed.run import get_args_parser as torchrun_parser
 LAUNCH = Path(__file__).parents[1] / "vanilla_transformer" / "training" / "launch" / "slurm.sh"
 MODULES = ("vanilla_transformer_export", "vanilla_transformer_export.cli")
 PROGRAMS = ("vanilla-transformer", "torchrun", "accelerate", "sbatch", "python", "make", "pip", "git")
+RAYS = "serve"  # a program too, but in our pages mostly our own verb
 
 
 def commands(script: str, folder: Path) -> list[list[str]]:
-    """The calls of `PROGRAMS` that `script` makes, in `folder`: these only note their arguments. The rest of it runs."""
+    """The calls of `PROGRAMS` and `RAYS` that `script` makes, in `folder`: these only note their arguments. The rest runs."""
     shims, log = folder / "shims", folder / "calls"
     shims.mkdir(exist_ok=True)
-    for program in PROGRAMS:
+    for program in (*PROGRAMS, RAYS):
         shim = shims / program
         shim.write_text('#!/bin/sh\nprintf "%s\\0" "$(basename "$0")" "$@" >> "$CALLS"\nprintf "\\n\\0" >> "$CALLS"\n')
         shim.chmod(0o755)

@@ -9,13 +9,13 @@ import tomllib
 import pages
 import pytest
 from pages import PAGES, ROOT, blocks
-from shell import PROGRAMS, commands, ours
+from shell import PROGRAMS, RAYS, commands, ours
 
 import vanilla_transformer
 import vanilla_transformer_export
 from vanilla_transformer.training.names import RENAMED
 from vanilla_transformer.training.recipe import FOLDER
-from vanilla_transformer_export import Options, cli
+from vanilla_transformer_export import Options, cli, ray
 
 DOCS = [page for page in PAGES if page.name != "README.md"]
 # Blocks that only say what they need.
@@ -26,6 +26,7 @@ NOT_RUN = {
     "training.md": 4,
     "runtime.md": 1,
     "serving.md": 2,
+    "serving-ray.md": 1,
     "serving-tasks.md": 1,
     "serving-translate.md": 1,
 }
@@ -131,6 +132,9 @@ def check_call(call: list[str]) -> None:
         assert arguments[:-1] == ["install", "-c", "constraints.txt"] and (ROOT / "constraints.txt").is_file()
         extras = re.fullmatch(r"\.\[(.+)\]", arguments[-1])[1].split(",")
         assert {*extras} <= PROJECT["optional-dependencies"].keys()
+    elif program == RAYS:
+        assert arguments[:2] == ["run", f"{ray.__name__}:{ray.app.__name__}"]
+        assert ray.settings_from(dict(each.split("=", 1) for each in arguments[2:]), {})
     elif program == "make":
         assert re.search(rf"^{arguments[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
     else:

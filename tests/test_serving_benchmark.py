@@ -1,8 +1,12 @@
 """benchmarks/serving.py: a client beside a server, for a second; what its figures are made of, and what its tables say."""
 
 import asyncio
+import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from statistics import median
 
 import pytest
 import serving_report
@@ -10,6 +14,8 @@ from measure import hardware, versions
 from serving_client import Client, quantiles, request
 from serving_load import with_words
 from serving_parts import Run, saturation
+
+ROOT = Path(__file__).parents[1]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -88,3 +94,29 @@ def test_a_run_fills_the_tables(exported_for, tmp_path):
     speed = serving_report.number(load["per_second"])
     assert f"| tiny, ours-calibrated | {speed} ({speed} - {speed}) |" in text
     assert "| over HTTP / transformers, tiny int8 | 1 | at least 50 | no |" in text
+
+
+def test_the_figures_of_scaling_follow_from_the_results():
+    """docs/scaling.md: each figure by the formula beside it."""
+    results = json.loads((ROOT / "benchmarks/results/serving.json").read_text())
+    wanted = {}
+    for model in ("tiny", "base"):
+        found = results["saturation"][model]["found"]["ours-int8"]
+        rate = found["per_second"]["median"]
+        at_once = max(each["per_second"]["median"] for each in results["offline"][model]["found"]["int8"].values())
+        cpu, memory = (median(pick(run) for run in found["rounds"]) for pick in (cpu_of, memory_of))
+        hours = 1e6 / 3600
+        wanted[model] = [
+            *(f"{value:,.0f}" for value in (1 / cpu, rate, 8 * rate, 10 * rate, at_once, memory, 4 * memory)),
+            *(f"{value:.2f}" for value in (hours / rate, hours / at_once, 2 * hours / rate, 2 * hours / at_once)),
+        ]
+    rows = re.findall(r"^\|.*?\| ([\d,.]+) [md] \| ([\d,.]+) [md] \|", (ROOT / "docs/scaling.md").read_text(), re.MULTILINE)
+    assert [list(column) for column in zip(*rows)] == [wanted["tiny"], wanted["base"]]
+
+
+def cpu_of(run):
+    return run["cpu_per_request"]["server"]
+
+
+def memory_of(run):
+    return run["memory"] / 1e6

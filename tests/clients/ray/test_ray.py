@@ -7,7 +7,9 @@ import http.client
 import itertools
 import json
 import os
+import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -101,6 +103,36 @@ def started(translations):
         load.threads.append(threading.Thread(target=ask, args=(number,), daemon=True))
         load.threads[-1].start()
     return load
+
+
+def test_the_example_serves_two_models_below_two_paths(exports, translations, tmp_path):
+    """`serve run` of examples/serving/ray.yaml, with a free port and our exports."""
+    text = (Path(__file__).parents[3] / "examples/serving/ray.yaml").read_text()
+    config = tmp_path / "ray.yaml"
+    config.write_text(text.replace("0.0.0.0", "127.0.0.1").replace("8000", str(PORT)).replace("/exports/", f"{exports}/"))
+    command = [Path(sys.executable).with_name("serve"), "run", config]
+    with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
+            wait_for(lambda: all(status(f"/{name}/health/ready") == 200 for name in ("translator", "poet")))
+            connection, (text, expected) = connected(), translations[0]
+            answer = post(connection, "/translator/translate", {"q": text, "source": "en", "target": "de"})
+            assert json.load(answer) == {"translatedText": expected}
+            answer = post(connection, "/poet/v1/completions", {"prompt": "The king", "max_tokens": 4})
+            assert answer.status == 200 and json.load(answer)["model"] == "poet"
+            assert post(connection, "/poet/translate", {"q": text, "source": "en", "target": "de"}).status == 400
+        finally:
+            process.send_signal(signal.SIGINT)  # as Ctrl-C
+            process.wait(PATIENCE)
+
+
+def status(path):
+    """Of a GET; None while nothing listens."""
+    try:
+        connection = connected()
+        connection.request("GET", path)
+        return connection.getresponse().status
+    except OSError:
+        return None
 
 
 def test_the_same_endpoints_answer_and_stream(cluster, translations):
