@@ -10,10 +10,12 @@ import subprocess
 import sys
 import time
 
+import bulk as benchmark
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from bulk import write_lines
 from checkpoints import edit_json, with_words
 
 from vanilla_transformer_export import TextRuntime
@@ -417,6 +419,17 @@ def test_what_is_told_without_a_terminal(bulk, tmp_path, monkeypatch, capsys):
     bulk().run([write(tmp_path / "a", some_lines(16))], tmp_path / "out")
     said = capsys.readouterr().err.splitlines()
     assert said[-1].startswith("16 of 16 lines, ") and said[-1].endswith(" a second, 00:00 left")
+
+
+def test_the_benchmark_runs(runtime_of, tmp_path, monkeypatch, capsys):
+    """Here in one process, where its memory is of no interest."""
+    monkeypatch.setattr(benchmark, "isolated", lambda function, *arguments: function(*arguments))
+    source = write(tmp_path / "a", ["w5 w6", "", "w7"])
+    export = str(runtime_of("seq2seq").path.parent)
+    benchmark.main([export, "--captions", str(source), "--lines", "20", "--repeats", "1"])
+    found = json.loads(capsys.readouterr().out)
+    assert (found["lines"], found["bad"]) == (20, 0) and found["ratio"] > 0
+    assert write_lines(source, 3, tmp_path / "b").read_text() == "0 w5 w6\n1 w7\n2 w5 w6\n"
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ PARSED = {  # what is only parsed, and why
     "python benchmarks/training_speed.py --data DIR": "some minutes and Multi30k; test_benchmarks.py runs it on less text",
     "python benchmarks/serving.py --captions FILE": "an hour; test_serving_benchmark.py runs it with --quick",
     "python benchmarks/serving_ray.py EXPORT": "Ray, and two idle cores",
+    "python benchmarks/bulk.py EXPORT --captions FILE": "some minutes; test_bulk.py runs it on fewer lines",
     "vanilla-transformer serve": "the program that the page of serving starts",
     "vanilla-transformer serve my-export": "the same, with another name of the export",
     "vanilla-transformer VERB --help": "VERB is any; test_cli.py reads all",

@@ -1,0 +1,83 @@
+"""Lines in a second of `translate-files`, from file to file, against the runtime's offline batches, from ids to ids:
+`python benchmarks/bulk.py EXPORT --captions FILE`, where FILE has a caption on each line, .gz or plain.
+
+The captions are repeated up to `--lines`, each with its number. Both run in a process of their own, in turns. It prints a line
+of JSON: the ratio, and the most memory that translating a tenth of the lines, and all of them, took.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from engines import memory
+from measure import isolated
+
+from vanilla_transformer_export import TextRuntime
+from vanilla_transformer_export.bulk.run import SHARD_LINES, Bulk
+from vanilla_transformer_export.runtime.inputs import pad_sequences
+from vanilla_transformer_export.runtime.lines import read_lines
+from vanilla_transformer_export.runtime.predictions import Predictions
+
+
+def write_lines(captions: Path, count: int, path: Path) -> Path:
+    """The captions, again and again, with numbers from 0 on."""
+    texts = [line.strip() for line in read_lines(captions) if line.strip()]
+    with open(path, "w", encoding="utf-8") as file:
+        for number, text in zip(range(count), itertools.cycle(texts)):
+            file.write(f"{number} {text}\n")
+    return path
+
+
+def bulk(export: Path, source: Path, output: Path) -> dict:
+    """Lines in a second, and the most bytes that the process had."""
+    runtime = TextRuntime(export)
+    runtime.generate(["A man."] * 64)  # opens what lanes need
+    start = time.perf_counter()
+    report = Bulk(Predictions(runtime, "translate"), "translation").run([source], output)
+    return {"per_second": report["lines"] / (time.perf_counter() - start), "peak": memory("VmHWM"), "bad": report["bad"]}
+
+
+def offline(export: Path, source: Path) -> float:
+    """Lines in a second of `Runtime.generate`, as many rows in each call as a shard has lines, the clock without tokenizer."""
+    runtime = TextRuntime(export)
+    runtime.generate(["A man."] * 64)
+    seconds, count = 0.0, 0
+    lines = read_lines(source)
+    while texts := list(itertools.islice(lines, SHARD_LINES)):
+        ids, mask = pad_sequences(runtime.rows(texts), 0)
+        start = time.perf_counter()
+        runtime.runtime.generate(ids, mask)
+        seconds += time.perf_counter() - start
+        count += len(texts)
+    return count / seconds
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("export", type=Path)
+    parser.add_argument("--captions", type=Path, required=True)
+    parser.add_argument("--lines", type=int, default=20_000)
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        source = write_lines(args.captions, args.lines, Path(folder) / "lines.txt")
+        tenth = write_lines(args.captions, args.lines // 10, Path(folder) / "tenth.txt")
+        first = isolated(bulk, args.export, tenth, Path(folder) / "tenth")
+        found, expected = [], []
+        for number in range(args.repeats):
+            found.append(isolated(bulk, args.export, source, Path(folder) / f"out-{number}"))
+            expected.append(isolated(offline, args.export, source))
+    rates = {"bulk": [each["per_second"] for each in found], "offline": expected}
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    ratios = [own / other for own, other in zip(rates["bulk"], rates["offline"])]
+    result = {"lines": args.lines, "bad": found[0]["bad"], **{f"{name}_per_second": round(x, 1) for name, x in medians.items()}}
+    result |= {"ratios": [round(ratio, 3) for ratio in ratios], "ratio": round(statistics.median(ratios), 3)}
+    print(json.dumps(result | {"peak_of_a_tenth": first["peak"], "peak": max(each["peak"] for each in found)}))
+
+
+if __name__ == "__main__":
+    main()
