@@ -158,19 +158,19 @@ def best_way(matrix: np.ndarray, tokens: int, rows: tuple[int, ...]) -> str:
 
 
 def keeps_bits(name: str, matrix: np.ndarray, tokens: int) -> bool:
-    """Whether a row of `tokens` gives the same bits alone and among any number of rows up to `COMPANY`."""
+    """Whether a row of `tokens` gives the same bits alone and among any number of rows up to `COMPANY`, with any threads."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((COMPANY, tokens, len(matrix)), np.float32) * rng.uniform(0.1, 10, (COMPANY, 1, 1)).astype(
         np.float32
     )
     graph = products(matrix, name, 1)
-    for threads in {1, processors()}:
-        session = opened(graph, threads)
-        alone = np.concatenate([session.run(None, {"x0": x[row : row + 1]})[0] for row in range(COMPANY)])
-        for count in range(2, COMPANY + 1):
-            if not np.array_equal(session.run(None, {"x0": x[:count]})[0], alone[:count]):
-                return False
-    return True
+    sessions = [opened(graph, threads) for threads in sorted({1, processors()})]
+    alone = np.concatenate([sessions[0].run(None, {"x0": x[row : row + 1]})[0] for row in range(COMPANY)])
+    return all(
+        np.array_equal(session.run(None, {"x0": x[:count]})[0], alone[:count])
+        for count in range(1, COMPANY + 1)
+        for session in sessions
+    )
 
 
 def ratios(matrix: np.ndarray, default: str, others: list[str], rows: list[int]) -> dict[str, float]:

@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+import tuned as tuned_benchmark
 from checkpoints import copy_of, edit_json
 from targets import build, prompts
 from test_row_independence import COMPANY, check_sequences, check_steps
@@ -360,6 +361,24 @@ def check_rows(directory: Path, manifest: dict):
         check_sequences(directory / manifest["graphs"]["encoder"], 48, COMPANY)
     if "step" in manifest:
         check_steps(directory / manifest["graphs"][manifest["step"]], 48, COMPANY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [(128, 6000), (512, 512), (512, 2048), (2048, 512), (768, 3072), (768, 2)])
+def test_each_way_keeps_its_bits_at_the_sizes_of_models(size):
+    able = {name for name, way in INT8_PRODUCTS.items() if not way.needs or Processor.here().instructions & set(VNNI)}
+    assert {
+        name for name in able if tuning.keeps_bits(name, matrix(*size), 1) and tuning.keeps_bits(name, matrix(*size), 3)
+    } == able
+
+
+@pytest.mark.slow
+def test_a_quick_run_of_the_benchmark(tmp_path):
+    found = tuned_benchmark.run(tuned_benchmark.parse(["--quick", "--repeats", "2", "--new-tokens", "4"]), tmp_path)
+    assert found["choices"].keys() == tuning.GOALS.keys() and [*found["per_second"]] == [1, 8, 32]
+    for speeds in found["per_second"].values():
+        assert [*speeds] == ["default", "latency", "throughput"]
+        assert all(len(each["runs"]) == 2 and each["min"] > 0 for each in speeds.values())
 
 
 @pytest.mark.slow
