@@ -219,6 +219,11 @@ def export_arguments(parser: Parser) -> None:
     parser.add_argument("--shortlist", type=path, metavar="FILE", help=shortlist_help)
     calibrate_help = "text: int8 products of the cpu target get one scale for all rows, by what they read of it; faster"
     parser.add_argument("--calibrate", type=path, metavar="FILE", help=calibrate_help)
+    tune_help = (
+        "latency, throughput or a tuning.json: int8 products of the cpu target as they are fastest on this machine, or as"
+    )
+    tune_help += " chosen there"
+    parser.add_argument("--tune", type=source, metavar="GOAL", help=tune_help)
     keep_help = "keep the converted checkpoint there, where CHECKPOINT is of another family; temporary if not given"
     parser.add_argument("--keep", type=path, metavar="DIR", help=keep_help)
     triton_help = "also write a model of Triton there, its folder in a model repository; of a model that does not generate"
@@ -236,7 +241,7 @@ def export(args: argparse.Namespace) -> None:
 
     for each in [output] if args.triton is None else [output, args.triton]:
         output_path(each, [text for text in (args.shortlist, args.calibrate) if text is not None])
-    names = ("target", "dtype", "shortlist", "calibrate", "opset", "keep", "image_size", "triton")
+    names = ("target", "dtype", "shortlist", "calibrate", "tune", "opset", "keep", "image_size", "triton")
     settings = {name: getattr(args, name) for name in names}
     manifest = export(args.checkpoint, output, args.force, **settings)
     files = {name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")}

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -31,7 +31,7 @@ from .errors import UsageError
 from .languages import languages_of
 from .parity import verify
 from .passes import pipeline
-from .passes.quantization import CALIBRATED, Inputs
+from .passes.quantization import CALIBRATED, TUNED, Inputs
 from .runtime.artifact import CARD, TOKENIZER_FILES, write_manifest
 from .shortlist import shortlist_from_text, with_shortlist, with_special_tokens
 from .targets.registry import default_target, get_target, known_targets, targets
@@ -39,6 +39,7 @@ from .targets.sequence_modules import sequence_module
 from .targets.sequences import EXPORTABLE, IMAGE_SIZES, READS_IMAGES
 from .targets.spec import GraphSpec, Target, example_inputs
 from .triton import write_triton_model
+from .tuning import GOALS, Tuning, tuning_of
 
 logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is not installed
 # The last opset without an operator for attention, as which onnxruntime refuses cross-attention here. 23 adds operators and
@@ -59,6 +60,7 @@ def export(
     image_size: str | None = None,
     triton: str | os.PathLike | None = None,
     calibrate: str | os.PathLike | None = None,
+    tune: str | os.PathLike | None = None,
 ) -> dict[str, Any]:
     """Writes the graphs of `checkpoint` to the directory `out`, after comparing them with torch on `cases` random inputs, and
     returns the manifest. A checkpoint of a family in `conversion.FAMILIES` is converted on the way.
@@ -81,23 +83,30 @@ def export(
             sequences or images.
         calibrate: a text, a line each, on which the ranges are found of what int8 products of the cpu target read: faster than
             a scale for each row, see `calibration`.
+        tune: `"latency"` or `"throughput"`: int8 products of the cpu target in the ways that are the fastest on this machine,
+            see `tuning`; or the tuning.json of such an export, for the same choices.
 
     Raises:
         FileExistsError: if `out` or `triton` cannot be written, see `files.new_directory`.
         UsageError: for a target, dtype, opset or image size that is unknown, for several dtypes where there can be one, for
             `keep` where nothing is converted, for an image size where there are no images, for `calibrate` where there are
-            no such products, and if one of `out` and `triton` is inside the other.
-        FileNotFoundError, OSError, ValueError: as `load_checkpoint` and `calibration.calibrate`; ValueError for a target or
-            dtype that cannot hold the model, for a pass that fails, and if the graphs do not give what torch gives. Half
-            precision is compared where there is a GPU.
+            no such products, for `tune` there or with `calibrate` or `triton`, and if one of `out` and `triton` is inside
+            the other.
+        FileNotFoundError, OSError, ValueError: as `load_checkpoint`, `calibration.calibrate` and `Tuning.read`; ValueError for
+            a target or dtype that cannot hold the model, for a pass that fails, and if the graphs do not give what torch
+            gives. Half precision is compared where there is a GPU.
     """
     to = checked_target(default_target() if target is None else target)
     dtypes = checked_dtypes(to, dtype)
     opset = checked_opset(to, opset)
     if image_size not in (None, *IMAGE_SIZES):
         raise UsageError(f"no image size {image_size!r}, expected one of {', '.join(IMAGE_SIZES)}")
-    check_calibration(calibrate, to, dtypes)
-    texts = [text for text in (shortlist, calibrate) if isinstance(text, str | os.PathLike)]
+    check_ways("calibrate", calibrate, to, dtypes)
+    check_ways("tune", tune, to, dtypes)
+    check_alone(tune, calibrate, triton)
+    tuning = tuning_of(tune)
+    choices = None if tune in GOALS else tune
+    texts = [text for text in (shortlist, calibrate, choices) if isinstance(text, str | os.PathLike)]
     check_apart(out, triton)
     with contextlib.ExitStack() as outputs:
         inputs = [checkpoint, *texts]
@@ -107,7 +116,7 @@ def export(
         source = Source.load(checkpoint, ours, shortlist, image_size, calibrate)
         if model_directory is not None:
             check_whole_sequences(source)
-        made = Graphs.trace(source, to, dtypes, opset)
+        made = Graphs.trace(source, to, dtypes, opset, tuning)
         made.save(directory)
         if model_directory is not None:
             made.save_for_triton(directory, model_directory)
@@ -124,13 +133,35 @@ def check_apart(out: str | os.PathLike, triton: str | os.PathLike | None) -> Non
         raise UsageError(f"the output {out} and the model of Triton {triton} hold each other, expected two places")
 
 
-def check_calibration(text: str | os.PathLike | None, target: Target, dtypes: list[str | None]) -> None:
-    """Raises UsageError for a text where there are no products that are quantized by it."""
-    if text is None or (len(dtypes) == 1 and dtypes[0] in target.calibrated_dtypes):
+WAYS: dict[str, Callable[[Target], tuple[str, ...]]] = {  # settings of integer products: the dtypes that have them
+    "calibrate": lambda target: target.calibrated_dtypes,
+    "tune": lambda target: target.tuned_dtypes,
+}
+
+
+def check_ways(name: str, given: str | os.PathLike | None, target: Target, dtypes: list[str | None]) -> None:
+    """Raises UsageError if the setting `name` is `given` where there are no products that it is for."""
+    if given is None or (len(dtypes) == 1 and dtypes[0] in WAYS[name](target)):
         return
-    found = f"calibrate is {os.fspath(text)!r} for the target {target.name!r} with dtype {dtypes[0]!r}"
-    fits = [f"{each.name!r} with {dtype!r}" for each in targets() for dtype in each.calibrated_dtypes]
+    found = f"{name} is {os.fspath(given)!r} for the target {target.name!r} with dtype {dtypes[0]!r}"
+    fits = [f"{each.name!r} with {dtype!r}" for each in targets() for dtype in WAYS[name](each)]
     raise UsageError(f"{found}, expected {', '.join(fits)}")
+
+
+def check_alone(tune: str | os.PathLike | None, calibrate: str | os.PathLike | None, triton: str | os.PathLike | None) -> None:
+    """Raises UsageError for `tune` with what its choices do not hold for."""
+    if tune is None:
+        return
+    if calibrate is not None:
+        raise UsageError(
+            f"tune is {os.fspath(tune)!r} and calibrate {os.fspath(calibrate)!r}, expected one of them: "
+            "what is calibrated has one scale for all rows, and the choices are for others"
+        )
+    if triton is not None:
+        raise UsageError(
+            f"tune is {os.fspath(tune)!r} and triton {os.fspath(triton)!r}, expected one of them: "
+            "Triton would not refuse a processor that lacks the instructions"
+        )
 
 
 def check_whole_sequences(source: "Source") -> None:
@@ -239,24 +270,27 @@ class Source:
 @dataclass(frozen=True)
 class Graphs:
     """What was traced of a source for `target`, in each of `dtypes`: the specs and the graphs by role, and how often each pass
-    applied."""
+    applied; `tuning` has chosen the ways of products, if any has."""
 
     target: Target
     dtypes: list[str]
     activations: str
     opset: int
+    tuning: Tuning | None = None
     specs: dict[str, dict[str, GraphSpec]] = field(default_factory=dict)
     graphs: dict[str, dict[str, ir.Model]] = field(default_factory=dict)
     counts: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
 
     @classmethod
-    def trace(cls, source: Source, target: Target, dtypes: list[str | None], opset: int) -> "Graphs":
+    def trace(
+        cls, source: Source, target: Target, dtypes: list[str | None], opset: int, tuning: Tuning | None = None
+    ) -> "Graphs":
         """Raises ValueError for a model that `target` cannot hold, and for a pass that fails."""
         has_own_operators = uses_target(source.model)
         if has_own_operators:
             check_fields(source.model, target)
         activations = target.activations(source.model, dtypes[0])
-        made = cls(target, [dtype or activations for dtype in dtypes], activations, opset)
+        made = cls(target, [dtype or activations for dtype in dtypes], activations, opset, tuning)
         model = target.prepare(source.model, activations)
         traced_opset = min(opset, STANDARD_TRACED) if target.is_standard else opset
         for dtype in made.dtypes:
@@ -269,6 +303,8 @@ class Graphs:
                     graph = trace(module, spec, source.config.get("vocab_size", 0), traced_opset)
                 graph.opset_imports[""] = opset
                 graph.meta[CALIBRATED] = source.calibrated
+                if tuning is not None:
+                    graph.meta[TUNED] = tuning.chooser(role)
                 made.counts[dtype][role] = pipeline.apply(graph, target.passes(dtype))
                 made.graphs[dtype][role] = graph
         source.model.set_attn_implementation("sdpa")  # what is compared with
@@ -277,6 +313,8 @@ class Graphs:
     def save(self, directory: Path) -> None:
         for dtype, graphs in self.graphs.items():
             self.target.save({directory / self.specs[dtype][role].file: graph for role, graph in graphs.items()})
+        if self.tuning is not None:
+            self.tuning.write(directory)
 
     def save_for_triton(self, export: Path, directory: Path) -> None:
         """The one graph of the first dtype, which was saved to `export`."""
@@ -383,6 +421,7 @@ def write_companions(source: Source, made: Graphs, directory: Path) -> dict[str,
         "shortlist": source.shortlist,
         "opset": made.opset,
         "sentence_modules": modules.facts(),
+        **({} if made.tuning is None else made.tuning.facts()),
         **({"step": step} if (step := made.target.step_role(source.config, source.architecture)) else {}),
         **language_facts(source, directory),
         **clients,

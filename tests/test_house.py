@@ -34,6 +34,7 @@ MAY_BE_HEAVY = {
         "evaluation.py",
         "shortlist.py",
         "calibration.py",
+        "tuning.py",
         "targets/operators.py",
         "targets/sequence_modules.py",
         "targets/windows.py",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -12,27 +13,37 @@ INT8_COMPUTE = 4  # the `accuracy_level` of MatMulNBits that quantizes activatio
 BLOCK = 32  # weights of one column that share a scale
 EMBEDDING_BLOCK = 128  # weights of one row that share a scale
 CALIBRATED = "calibrated"  # in `ir.Model.meta`: the `Inputs` of products by `name_of_weights`
+TUNED = "tuned"  # in `ir.Model.meta`: a matrix (K, N) -> the name of its product's `Way`
 SAMPLED_TOGETHER, SAMPLED = 8, 256  # rows of what a product reads that are kept, of a batch and of all
 COLUMNS = 4096  # of a product of which errors are measured, at most
 SLICE = 2**24  # weights quantized at a time: what is computed in between is several times as large
 
 
 def quantize_products(model: ir.Model) -> int:
-    """x W + b with W in int8, one scale for each column, and x in 8 bits, one scale for each row, so that what a row gives
-    does not depend on the others of its batch."""
-    count = 0
-    rounded = {}
-    for node in matmuls(model):
-        source, matrix = node.inputs
-        if source not in rounded:
-            rounded[source] = rounded_rows(model, source, before=node)
-        x, step, zero, largest = rounded[source]
-        integers, scales = in_slices(int8_columns, array(matrix), axis=1, joined=1)
-        quantized = weight(model, f"{matrix.name}.int8", integers), step, weight(model, f"{matrix.name}.scales", scales), zero
-        product = ir.node("MatMulIntegerToFloat", [x, *quantized], domain="com.microsoft")
-        replace(model, [node], [product, ir.node("Mul", [product.outputs[0], largest])])
-        count += 1
-    return count
+    """x W + b in int8, each product in the way of `INT8_PRODUCTS` that `model.meta` chooses for it, by default `"row"`."""
+    choose = model.meta.get(TUNED, lambda matrix: DEFAULT)
+    rounded: dict[ir.Value, tuple[ir.Value, ...]] = {}
+    found = matmuls(model)
+    for node in found:
+        way = INT8_PRODUCTS[choose(array(node.inputs[1]))]
+        if way.block is None:
+            multiply_rows(model, node, way, rounded)
+        else:
+            multiply_blocks(model, node, way.bits, way.block)
+    return len(found)
+
+
+def multiply_rows(model: ir.Model, node: ir.Node, way: "Way", rounded: dict[ir.Value, tuple[ir.Value, ...]]) -> None:
+    """x W with W in int8, one scale for each column, and x in 8 bits, one scale for each row, so that what a row gives does not
+    depend on the others of its batch. `rounded` has what was rounded already."""
+    source, matrix = node.inputs
+    if source not in rounded:
+        rounded[source] = rounded_rows(model, source, before=node)
+    x, step, zero, largest = rounded[source]
+    integers, scales = in_slices(way.quantize, array(matrix), axis=1, joined=1)
+    quantized = weight(model, f"{matrix.name}.int8", integers), step, weight(model, f"{matrix.name}.scales", scales), zero
+    product = ir.node("MatMulIntegerToFloat", [x, *quantized], domain="com.microsoft")
+    replace(model, [node], [product, ir.node("Mul", [product.outputs[0], largest])])
 
 
 @dataclass(frozen=True)
@@ -191,17 +202,28 @@ def int8_columns(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.rint(matrix / scales).astype(np.int8), scales
 
 
+def full_columns(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """As `int8_columns`, with all of the 8 bits: for processors that add products in 32 bits."""
+    scales = np.maximum(np.abs(matrix).max(axis=0) / 127, np.finfo(np.float32).tiny).astype(np.float32)
+    return np.rint(matrix / scales).astype(np.int8), scales
+
+
 def quantize_blocks(model: ir.Model) -> int:
     """x W + b with W in 4 bits, one scale for each block of a column, and x in int8, one scale for each block of a row."""
-    count = 0
-    for node in matmuls(model):
-        inputs, attributes = in_blocks(model, node, 4)
-        if add := bias_of(node):
-            inputs += [None, None, add.inputs[1]]
-        new = ir.node("MatMulNBits", inputs, attributes | {"accuracy_level": INT8_COMPUTE}, domain="com.microsoft")
-        replace(model, [node, add] if add else [node], [new])
-        count += 1
-    return count
+    found = matmuls(model)
+    for node in found:
+        multiply_blocks(model, node, 4, BLOCK)
+    return len(found)
+
+
+def multiply_blocks(model: ir.Model, node: ir.Node, bits: int, block: int) -> None:
+    """x W + b with W in `bits` bits and x in int8, both with one scale for each `block` along K."""
+    inputs, attributes = in_blocks(model, node, bits, block)
+    add = bias_of(node)
+    if add is not None:
+        inputs += [None, None, add.inputs[1]]
+    new = ir.node("MatMulNBits", inputs, attributes | {"accuracy_level": INT8_COMPUTE}, domain="com.microsoft")
+    replace(model, [node] if add is None else [node, add], [new])
 
 
 def weight_only_int8(model: ir.Model) -> int:
@@ -222,34 +244,34 @@ def weight_only(model: ir.Model, bits: int) -> int:
     return len(found)
 
 
-def in_blocks(model: ir.Model, product: ir.Node, bits: int) -> tuple[list[ir.Value], dict[str, int]]:
+def in_blocks(model: ir.Model, product: ir.Node, bits: int, block: int = BLOCK) -> tuple[list[ir.Value], dict[str, int]]:
     """What `MatMulNBits` takes instead of `product`: inputs and attributes."""
     source, matrix = product.inputs
-    integers, scales = in_slices({4: int4_blocks, 8: int8_blocks}[bits], array(matrix), axis=1)
+    integers, scales = in_slices(partial({4: int4_blocks, 8: int8_blocks}[bits], block=block), array(matrix), axis=1)
     inputs = [source, weight(model, f"{matrix.name}.int{bits}", integers), weight(model, f"{matrix.name}.scales", scales)]
-    return inputs, {"K": matrix.shape[0], "N": matrix.shape[1], "bits": bits, "block_size": BLOCK}
+    return inputs, {"K": matrix.shape[0], "N": matrix.shape[1], "bits": bits, "block_size": block}
 
 
-def int4_blocks(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def int4_blocks(matrix: np.ndarray, block: int = BLOCK) -> tuple[np.ndarray, np.ndarray]:
     """(K, N) -> pairs of 4-bit integers (N, blocks, bytes) with zero point 8, and the scales (N, blocks), of the same type."""
-    blocks = column_blocks(matrix)
+    blocks = column_blocks(matrix, block)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=2, keepdims=True), axis=2)
     scales = nonzero(largest / -8, matrix.dtype)  # the largest becomes -8, the one integer without a positive twin
     integers = np.clip(np.rint(blocks / scales) + 8, 0, 15).astype(np.uint8)
     return integers[..., ::2] | integers[..., 1::2] << 4, scales[..., 0]
 
 
-def int8_blocks(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def int8_blocks(matrix: np.ndarray, block: int = BLOCK) -> tuple[np.ndarray, np.ndarray]:
     """(K, N) -> 8-bit integers (N, blocks, bytes) with zero point 128, and the scales (N, blocks), of the same type."""
-    blocks = column_blocks(matrix)
+    blocks = column_blocks(matrix, block)
     scales = nonzero(np.abs(blocks).max(axis=2, keepdims=True) / 127, matrix.dtype)
     return np.clip(np.rint(blocks / scales) + 128, 1, 255).astype(np.uint8), scales[..., 0]
 
 
-def column_blocks(matrix: np.ndarray) -> np.ndarray:
-    """(K, N) -> float32 (N, blocks, `BLOCK`), the last block of a column padded with 0."""
-    padded = np.pad(matrix.T.astype(np.float32), ((0, 0), (0, -len(matrix) % BLOCK)))
-    return padded.reshape(len(padded), -1, BLOCK)
+def column_blocks(matrix: np.ndarray, block: int) -> np.ndarray:
+    """(K, N) -> float32 (N, blocks, `block`), the last block of a column padded with 0."""
+    padded = np.pad(matrix.T.astype(np.float32), ((0, 0), (0, -len(matrix) % block)))
+    return padded.reshape(len(padded), -1, block)
 
 
 def nonzero(scales: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -257,6 +279,55 @@ def nonzero(scales: np.ndarray, dtype: np.dtype) -> np.ndarray:
     rounded = scales.astype(dtype)
     rounded[rounded == 0] = 1
     return rounded
+
+
+@dataclass(frozen=True)
+class Way:
+    """One in which a product is computed in integers.
+
+    Args:
+        quantize: (K, N) -> integers and scales.
+        bits: of a weight.
+        block: weights of a column that share a scale; all if `None`.
+        needs: instructions of the processor, any of them, by their names in Linux: without, sums overflow. None if empty.
+    """
+
+    quantize: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+    bits: int = 8
+    block: int | None = None
+    needs: tuple[str, ...] = ()
+
+    def loss(self, matrix: np.ndarray) -> float:
+        """The mean square of what the weights (K, N) lose."""
+        integers, scales = self.quantize(matrix)
+        if self.block is None:
+            return mean_square(integers * scales - matrix)
+        if self.bits == 4:
+            integers = np.stack([integers & 15, integers >> 4], axis=-1).reshape(*scales.shape, self.block)
+        centered = integers.astype(np.float32) - 2 ** (self.bits - 1)
+        return mean_square(centered * scales[..., None] - column_blocks(matrix, self.block))
+
+
+def mean_square(values: np.ndarray) -> float:
+    return float(np.square(values, dtype=np.float64).mean())
+
+
+VNNI = ("avx512_vnni", "avx_vnni")
+DEFAULT = "row"
+# By name. Where 8 bits are used in full, only processors that add products in 32 bits give the right sums for sure.
+INT8_PRODUCTS = {
+    DEFAULT: Way(int8_columns),
+    "row-full": Way(full_columns, needs=VNNI),
+    "block-32": Way(partial(int8_blocks, block=32), block=32, needs=VNNI),
+    "block-64": Way(partial(int8_blocks, block=64), block=64, needs=VNNI),
+    "block-32-int4": Way(partial(int4_blocks, block=32), bits=4, block=32),
+}
+
+
+def holds_quality(name: str, matrix: np.ndarray) -> bool:
+    """Whether the way `name` loses no more of the weights (K, N) than the default, in the first `COLUMNS` of them."""
+    sample = matrix[:, :COLUMNS]
+    return name == DEFAULT or INT8_PRODUCTS[name].loss(sample) <= INT8_PRODUCTS[DEFAULT].loss(sample)
 
 
 def quantize_embeddings(model: ir.Model) -> int:

@@ -8,6 +8,8 @@ import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 
+from .processor import Processor
+
 # Older ones fail in the cpu target's graphs, up to 1.26 by ending the process.
 ONNXRUNTIME = (1, 30)
 PACKAGES = ("vanilla-transformer", "numpy", "tokenizers", "onnxruntime", "onnxruntime-gpu", "torch", "transformers", "onnx")
@@ -17,6 +19,7 @@ LIBRARIES = ("libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13", "libcuff
 WITH_LIBRARIES = "pip install 'onnxruntime-gpu[cuda,cudnn]'"
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
+INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni")  # that decide how integers are multiplied
 
 
 def require_onnxruntime() -> None:
@@ -56,10 +59,13 @@ def facts() -> dict:
     there is known once a session has it."""
     if CUDA in (available := providers()):
         preload()
+    here = Processor.here()
     found = {
         "python": platform.python_version(),
         "packages": installed(),
         "threads": processors(),
+        "processor": here.name,
+        "instructions": sorted(here.instructions.intersection(INSTRUCTIONS)),
         "providers": available,
         "onnxruntime_problem": onnxruntime_problem(),
         "libraries": [name for name in LIBRARIES if loads(name)],

@@ -9,6 +9,7 @@ def report(found: dict) -> str:
     lines += [f"{name:<12} {number}" for name, number in found["packages"].items()]
     lines += [f"providers    {', '.join(found['providers']) or 'none: onnxruntime is not installed'}"]
     lines += [f"libraries    {', '.join(found['libraries']) or 'none of those that CUDA needs'}"]
+    lines += [f"processor    {found['processor']}: {' '.join(found['instructions']) or 'no instructions for integers known'}"]
     lines += [f"gpu          {found['gpu'] or 'none'}"]
     if found["onnxruntime_problem"]:
         lines += [f"no target runs: {found['onnxruntime_problem']}"]

@@ -95,6 +95,10 @@ class Target(Protocol):
     def calibrated_dtypes(self) -> tuple[str, ...]:
         """Those of `dtypes` whose products can take the ranges that were found on a text."""
 
+    @property
+    def tuned_dtypes(self) -> tuple[str, ...]:
+        """Those of `dtypes` whose products have several ways, of which the machine can choose."""
+
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
         """What the graphs of these roles run on."""
 

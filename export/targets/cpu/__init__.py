@@ -26,6 +26,7 @@ class Cpu:
     default_device = "cpu"
     is_standard = False
     calibrated_dtypes = ("int8",)
+    tuned_dtypes = ("int8",)
 
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
         return ("cpu",)
