@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 
@@ -69,7 +69,6 @@ class Decoder(Protocol):
         """Gives back what other requests can use; the decoder is of no use any more."""
 
 
-@runtime_checkable
 class CandidateDecoder(Decoder, Protocol):
     """Of one row, whose step may take several tokens, with the logits after each, and take the last of them back."""
 

@@ -1,12 +1,15 @@
 """Prompt lookup decoding (Saxena 2023): what follows an earlier place where the last tokens stand too is guessed to come next.
 One step of the decoder checks all guesses, so that tokens which are copied take fewer steps. The tokens stay the same."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from .decoder import CandidateDecoder, GenerationRequest
 from .search import Search
+
+MOST_TOKENS = 256  # of a step, where a decoder takes any number
 
 
 class NgramIndex:
@@ -28,11 +31,11 @@ class NgramIndex:
             self.followers[ngram] = len(self.tokens)
         self.tokens.append(token)
 
-    def candidates(self, most: int) -> list[int]:
-        """What followed the longest n-gram that stood somewhere before, `most` tokens of it; none if there is no such."""
-        for ngram in self.last_ngrams() if most > 0 else ():
-            if (place := self.followers.get(ngram)) is not None:
-                return self.tokens[place : place + most]
+    def followers_of_last(self, least_size: int) -> list[int]:
+        """All that followed the longest n-gram, of `least_size` or more tokens, that stood somewhere before."""
+        for ngram in self.last_ngrams():
+            if len(ngram) >= least_size and ngram in self.followers:
+                return self.tokens[self.followers[ngram] :]
         return []
 
 
@@ -41,17 +44,17 @@ def tokens_by_lookup(
 ) -> Iterator[np.ndarray]:
     """Drives `search` of one row, from the `logits` (1, V) after its prompt on: each token, when it is known.
 
-    Candidates are looked up in the source, of which transformers knows nothing, and in what the row has so far. Where there are
-    none, a step is that of any other greedy search."""
+    Candidates are looked up in the source, which transformers does not do, and in what the row has so far, up to an end token.
+    Where there are none, a step is that of any other greedy search. A step with wrong ones takes longer: fewer tokens than
+    `max_matching_ngram_size` are looked up only after candidates of which the first was right."""
     options = request.options
     index = NgramIndex(options.max_matching_ngram_size)
     for token in read_tokens(request):
         index.add(token)
-    longest = options.prompt_lookup_num_tokens or 0
-    if decoder.max_step_tokens is not None:
-        longest = min(longest, decoder.max_step_tokens - 1)
+    most = min(options.prompt_lookup_num_tokens or 0, (decoder.max_step_tokens or MOST_TOKENS) - 1)
     left = options.max_new_tokens
     candidates: list[int] = []
+    is_copying = False
     all_logits = logits[:, None]
     while True:
         for place, candidate in enumerate([*candidates, None]):
@@ -63,9 +66,17 @@ def tokens_by_lookup(
             left -= 1
             if tokens[0] != candidate:
                 break
-        decoder.crop(len(candidates) - place)
-        candidates = index.candidates(min(longest, left - 1))
+        if candidates:
+            decoder.crop(len(candidates) - place)
+            is_copying = place > 0
+        found = index.followers_of_last(1 if is_copying else index.max_size)
+        candidates = until_end(found[: min(most, left - 1)], options.eos_token_ids)
         all_logits = decoder.step(np.array([[index.tokens[-1], *candidates]]))
+
+
+def until_end(tokens: list[int], eos_token_ids: Sequence[int]) -> list[int]:
+    """Those before the first end token: to guess that one saves no step."""
+    return list(itertools.takewhile(lambda token: token not in eos_token_ids, tokens))
 
 
 def read_tokens(request: GenerationRequest) -> list[int]:

@@ -134,9 +134,7 @@ class Options:
     prompt_lookup_num_tokens: int | None = option(
         COUNT, None, "of greedy search of one row: candidates of a step, looked up in what was read"
     )
-    max_matching_ngram_size: int = option(
-        COUNT, 2, "of prompt lookup: so many of the last tokens are looked up, or fewer"
-    )
+    max_matching_ngram_size: int = option(COUNT, 2, "of prompt lookup: so many of the last tokens are looked up, or fewer")
     eos_token_id: int | list[int] | None = option(ONE_OR_MORE_TOKENS, None, "ends a sequence; that of the model if not given")
     pad_token_id: int | None = option(
         COUNT_OR_0, None, "fills rows that ended; that of the model if not given", in_vocabulary=True

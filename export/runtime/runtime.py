@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -518,8 +518,8 @@ class Runtime:
         with closing(self.decoder_factory().start(request)) as decoder:
             logits = decoder.prefill(request.input_ids, request.attention_mask)
             if request.options.prompt_lookup_num_tokens is not None:
-                assert isinstance(decoder, CandidateDecoder)  # see `_check_lookup`
-                yield from tokens_by_lookup(request, decoder, search, logits[:, -1])
+                candidates = cast(CandidateDecoder, decoder)  # see `_check_lookup`
+                yield from tokens_by_lookup(request, candidates, search, logits[:, -1])
                 return
             if request.options.rows_per_input > 1:
                 decoder.expand(request.options.rows_per_input)

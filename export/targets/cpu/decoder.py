@@ -60,7 +60,10 @@ class CpuDecoders:
         ids, mask = request.source
         arrays = {**cross_states(self.export.encode(ids, mask)), "encoder_attention_mask": mask}
         source = {name: to_ortvalue(array) for name, array in arrays.items()}
-        return CpuSeq2SeqDecoder(session, spec, source, len(request.input_ids), capacity, self.lookup_graph(request, source))
+        lookup = self.lookup_graph(request, source)
+        return (
+            CpuSeq2SeqDecoder(session, spec, source, len(ids), capacity) if lookup is None else LookupDecoder(lookup, capacity)
+        )
 
     def generate(self, request: GenerationRequest) -> None:
         """As `DecoderFactory`: the search is on the host."""
@@ -91,7 +94,7 @@ class CpuDecoder:
         lookup: "LookupGraph | None" = None,
     ):
         self.lookup = lookup
-        self.max_step_tokens = most_tokens(lookup)
+        self.max_step_tokens = 1 if lookup is None else INITIAL_ROOM
         self.session = session
         self.spec = spec
         self.capacity = capacity
@@ -147,7 +150,7 @@ class CpuDecoder:
         """As `Decoder`."""
         if beam_idx is not None:
             self.reorder_cache(beam_idx)
-        if self.lookup is None or tokens.shape[1] == 1:
+        if self.lookup is None:
             return self.append(tokens)[:, None]
         self.reserve(tokens.shape[1])
         place = int(self.lengths[0])
@@ -205,18 +208,9 @@ class CpuSeq2SeqDecoder:
     value each beam reads at each position. `source` is what the encoder returned, and its mask."""
 
     all_logits = False
+    max_step_tokens = 1
 
-    def __init__(
-        self,
-        session: Session,
-        spec: GraphSpec,
-        source: dict[str, onnxruntime.OrtValue],
-        rows: int,
-        capacity: int,
-        lookup: "LookupGraph | None" = None,
-    ):
-        self.lookup = lookup
-        self.max_step_tokens = most_tokens(lookup)
+    def __init__(self, session: Session, spec: GraphSpec, source: dict[str, onnxruntime.OrtValue], rows: int, capacity: int):
         self.session = session
         self.spec = spec
         self.capacity = capacity
@@ -245,18 +239,11 @@ class CpuSeq2SeqDecoder:
             parents = (beam_idx % beams).reshape(-1, beams, 1)
             used = self.writers[:, :, : self.length]
             used[:] = np.take_along_axis(used, parents, axis=1)
-        count = tokens.shape[1]
-        if self.length + count > self.capacity:
+        if self.length == self.capacity:
             self.grow()
-        place = self.length
-        self.length += count
-        if self.lookup is None or count == 1:
-            return self.bound.run(input_ids=tokens, past_length=place)[:, None]
-        return self.lookup.run(self.bound.caches, tokens, place, place)
-
-    def crop(self, count: int) -> None:
-        """As `CandidateDecoder`: what stands behind the length is not read."""
-        self.length -= count
+        logits = self.bound.run(input_ids=tokens, past_length=self.length)
+        self.length += 1
+        return logits[:, None]
 
     def expand(self, expand_size: int) -> None:
         """As `Decoder`. The source stays as it is: its rows are shared."""
@@ -281,6 +268,49 @@ class CpuSeq2SeqDecoder:
         """As `Decoder`; nothing outlives it."""
 
 
+class LookupDecoder:
+    """The `CandidateDecoder` of a seq2seq model, of one row; at first there is room for `capacity` tokens. All steps are of one
+    graph: two sessions have weights of their own, which take turns in the processor's caches."""
+
+    all_logits = True
+    max_step_tokens = INITIAL_ROOM
+
+    def __init__(self, graph: "LookupGraph", capacity: int):
+        self.graph = graph
+        self.capacity = capacity
+        self.caches = graph.empty_caches(capacity)
+        self.length = 0
+
+    def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
+        """As `Decoder`, of a row without padding."""
+        return self.step(input_ids)
+
+    def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
+        """As `Decoder`, of one row, which continues itself."""
+        place = self.length
+        self.length += tokens.shape[1]
+        while self.length > self.capacity:
+            self.grow()
+        return self.graph.run(self.caches, tokens, place, place)
+
+    def crop(self, count: int) -> None:
+        """As `CandidateDecoder`: what stands behind the length is not read."""
+        self.length -= count
+
+    def grow(self) -> None:
+        old = self.caches
+        self.caches = self.graph.empty_caches(2 * self.capacity)
+        for name, (cache, _) in self.caches.items():
+            cache[:, :, : self.capacity] = old[name][0]
+        self.capacity *= 2
+
+    def expand(self, expand_size: int) -> None:
+        """As `Decoder`; greedy search of one row has no more."""
+
+    def close(self) -> None:
+        """As `Decoder`; nothing outlives it."""
+
+
 class LookupGraph:
     """The graph which reads several tokens of one row, over the caches of that row's decoder and its `source`. It is bound once
     for each number of tokens, until the caches are others."""
@@ -291,6 +321,11 @@ class LookupGraph:
         self.source = source
         self.caches: dict = {}
         self.bound: dict[int, BoundGraph] = {}
+
+    def empty_caches(self, capacity: int) -> dict:
+        sizes = {"rows": 1, "batch_size": 1, "max_length": capacity}
+        past = [tensor for tensor in self.spec.inputs if tensor.name.startswith("past_key_values")]
+        return {tensor.name: zeros(tensor, sizes) for tensor in past if tensor.name not in self.source}
 
     def run(self, caches: dict, tokens: np.ndarray, place: int, position: int) -> np.ndarray:
         """The logits (1, T, V) after each of `tokens` (1, T), which stand in `caches` from `place` on and have positions from
@@ -304,11 +339,6 @@ class LookupGraph:
         positions = np.arange(position, position + count)
         end = place + count
         return self.bound[count].run(input_ids=tokens, position_ids=positions, last_position=end - 1, total_length=end)
-
-
-def most_tokens(lookup: LookupGraph | None) -> int:
-    """Of a step: caches that grow, or lose what is before a window, always have room for these."""
-    return 1 if lookup is None else INITIAL_ROOM
 
 
 class BoundGraph:
