@@ -45,8 +45,8 @@ def tokens_by_lookup(
     """Drives `search` of one row, from the `logits` (1, V) after its prompt on: each token, when it is known.
 
     Candidates are looked up in the source, which transformers does not do, and in what the row has so far, up to an end token.
-    Where there are none, a step is that of any other greedy search. A step with wrong ones takes longer: fewer tokens than
-    `max_matching_ngram_size` are looked up only after candidates of which the first was right."""
+    Where there are none, a step is that of any other greedy search. A step with wrong ones takes longer, so a single token is
+    looked up only after candidates of which the first was right."""
     options = request.options
     index = NgramIndex(options.max_matching_ngram_size)
     for token in read_tokens(request):
@@ -69,7 +69,7 @@ def tokens_by_lookup(
         if candidates:
             decoder.crop(len(candidates) - place)
             is_copying = place > 0
-        found = index.followers_of_last(1 if is_copying else index.max_size)
+        found = index.followers_of_last(1 if is_copying else min(2, index.max_size))
         candidates = until_end(found[: min(most, left - 1)], options.eos_token_ids)
         all_logits = decoder.step(np.array([[index.tokens[-1], *candidates]]))
 
