@@ -20,6 +20,8 @@ from ...runtime.inputs import move_padding
 from ...runtime.session import Session
 from ..spec import GraphSpec, TensorSpec, shape_of
 
+LOOKUP_TOKENS = 32  # of a step: the logits of each number of them are kept, and no more than `INITIAL_ROOM` have room
+
 
 @dataclass(frozen=True)
 class CpuDecoders:
@@ -61,9 +63,9 @@ class CpuDecoders:
         arrays = {**cross_states(self.export.encode(ids, mask)), "encoder_attention_mask": mask}
         source = {name: to_ortvalue(array) for name, array in arrays.items()}
         lookup = self.lookup_graph(request, source)
-        return (
-            CpuSeq2SeqDecoder(session, spec, source, len(ids), capacity) if lookup is None else LookupDecoder(lookup, capacity)
-        )
+        if lookup is not None:
+            return LookupDecoder(lookup, capacity)
+        return CpuSeq2SeqDecoder(session, spec, source, len(ids), capacity)
 
     def generate(self, request: GenerationRequest) -> None:
         """As `DecoderFactory`: the search is on the host."""
@@ -94,7 +96,7 @@ class CpuDecoder:
         lookup: "LookupGraph | None" = None,
     ):
         self.lookup = lookup
-        self.max_step_tokens = 1 if lookup is None else INITIAL_ROOM
+        self.max_step_tokens = 1 if lookup is None else LOOKUP_TOKENS
         self.session = session
         self.spec = spec
         self.capacity = capacity
@@ -273,7 +275,7 @@ class LookupDecoder:
     graph: two sessions have weights of their own, which take turns in the processor's caches."""
 
     all_logits = True
-    max_step_tokens = INITIAL_ROOM
+    max_step_tokens = LOOKUP_TOKENS
 
     def __init__(self, graph: "LookupGraph", capacity: int):
         self.graph = graph
