@@ -455,7 +455,7 @@ def write_for_clients(source: Source, made: Graphs, directory: Path) -> dict[str
     loaded = made.dtypes if made.target.is_standard else ()
     write_json(directory / "config.json", client_config(source.config, made.files, loaded, external))
     tokenizer_config = directory / "tokenizer_config.json"
-    is_decoder = made.files.keys() == {"decoder"}
+    is_decoder = made.files.keys() - {"lookup"} == {"decoder"}
     if source.config.get("type_vocab_size") and tokenizer_config.is_file():
         give_token_types(tokenizer_config)
     if is_decoder and (directory / "tokenizer.json").is_file() and tokenizer_config.is_file():

@@ -1,6 +1,7 @@
 """Compares an export directory with its checkpoint, in torch, over a seeded sample of shapes and paddings."""
 
 import copy
+import dataclasses
 import os
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -342,6 +343,7 @@ def compare_seq2seq(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
     options = Options(max_new_tokens=sum(LATER_STEPS))
     request = GenerationRequest(options, tokens[:, :first], np.ones_like(tokens[:, :first]), (ids, mask))
     compare_steps(case, request, tokens, expected, real)
+    compare_lookup(case, request, tokens, expected, real)
     if case.stepping is not None:
         compare_rows(case, case.stepping, (ids, mask), tokens, expected, real)
 
@@ -393,6 +395,19 @@ def compare_decoder(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
     expected = [array(model(*given, use_cache=False).logits) for model in case.models]
     request = GenerationRequest(Options(max_new_tokens=sum(LATER_STEPS)), ids, mask)
     compare_steps(case, request, tokens, expected, whole_mask == 1)
+    compare_lookup(case, request, tokens, expected, whole_mask == 1)
+
+
+def compare_lookup(
+    case: Case, request: GenerationRequest, tokens: np.ndarray, expected: list[np.ndarray], real: np.ndarray
+) -> None:
+    """As `compare_steps`, of the first row alone, with the graph that checks several tokens at once."""
+    if "lookup" not in case.runtime.artifact.manifest["graphs"]:
+        return
+    options = dataclasses.replace(request.options, prompt_lookup_num_tokens=max(LATER_STEPS))
+    source = None if request.source is None else (request.source[0][:1], request.source[1][:1])
+    first = GenerationRequest(options, request.input_ids[:1], request.attention_mask[:1], source)
+    compare_steps(case, first, tokens[:1], [logits[:1] for logits in expected], real[:1])
 
 
 def compare_steps(
@@ -402,7 +417,7 @@ def compare_steps(
     of a step where a graph gives no others. `expected` are those (B, T, V) of each of `references`."""
     end = request.input_ids.shape[1]
     with closing(case.runtime.decoder_factory().start(request)) as decoder:
-        lengths = LATER_STEPS if decoder.max_step_tokens is None else (1,) * sum(LATER_STEPS)
+        lengths = LATER_STEPS if decoder.max_step_tokens != 1 else (1,) * sum(LATER_STEPS)
         logits = decoder.prefill(request.input_ids, request.attention_mask)
         compare_step(case, logits, end, expected, real)
         for length in lengths:

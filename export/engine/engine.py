@@ -142,7 +142,9 @@ class Engine:
         """The resolved options, and for seq2seq what the target begins with. Raises as `Runtime.generate`."""
         ids = np.array([input_ids], np.int64)
         start = np.array([prefix], np.int64) if prefix else None
-        request = self.runtime.request(ids, np.ones_like(ids), start, options)
+        if (given := options.get("prompt_lookup_num_tokens")) is not None:
+            raise UsageError(f"prompt_lookup_num_tokens is {given!r}, expected none: rows that share a batch take a token each")
+        request = self.runtime.request(ids, np.ones_like(ids), start, {**options, "prompt_lookup_num_tokens": None})
         return request.options, request.input_ids[0].tolist()
 
     def known_prompt(self, key: tuple, input_ids: Sequence[int]) -> tuple[Options, list[int]] | None:

@@ -69,12 +69,23 @@ class Decoder(Protocol):
         """Gives back what other requests can use; the decoder is of no use any more."""
 
 
+class CandidateDecoder(Decoder, Protocol):
+    """Of one row, whose step may take several tokens, with the logits after each, and take the last of them back."""
+
+    def crop(self, count: int) -> None:
+        """The last `count` tokens, 0 or more of the last step, become as if they had not been given."""
+
+
 class DecoderFactory(Protocol):
     """Of one loaded export: keeps what outlives a request."""
 
     @property
     def takes_empty_prompts(self) -> bool:
         """Whether a row of a prompt may have no tokens."""
+
+    @property
+    def takes_candidates(self) -> bool:
+        """Whether `start` gives a `CandidateDecoder` where `prompt_lookup_num_tokens` is set."""
 
     def start(self, request: GenerationRequest) -> Decoder:
         """What decodes `request`, with the encoder's states where there is one and room for `max_new_tokens`.

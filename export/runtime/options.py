@@ -131,6 +131,10 @@ class Options:
     renormalize_logits: bool = option(
         FLAG, False, "of beam search: the options before this leave probabilities that sum to 1 again", logits.renormalize
     )
+    prompt_lookup_num_tokens: int | None = option(
+        COUNT, None, "of greedy search of one row: candidates of a step, looked up in what was read"
+    )
+    max_matching_ngram_size: int = option(COUNT, 2, "of prompt lookup: so many of the last tokens are looked up, or fewer")
     eos_token_id: int | list[int] | None = option(ONE_OR_MORE_TOKENS, None, "ends a sequence; that of the model if not given")
     pad_token_id: int | None = option(
         COUNT_OR_0, None, "fills rows that ended; that of the model if not given", in_vocabulary=True
@@ -147,6 +151,10 @@ class Options:
                 object.__setattr__(self, name, value)
         if self.do_sample and self.num_beams > 1:
             raise UsageError(f"do_sample=True does not go with num_beams={self.num_beams}, expected num_beams=1")
+        if self.prompt_lookup_num_tokens is not None and (self.do_sample or self.num_beams > 1):
+            found = f"prompt_lookup_num_tokens={self.prompt_lookup_num_tokens} does not go with"
+            other = "do_sample=True, expected False" if self.do_sample else f"num_beams={self.num_beams}, expected 1"
+            raise UsageError(f"{found} {other}: it is for greedy search")
         if self.num_return_sequences > self.num_beams and not self.do_sample:
             most = f"num_beams, {self.num_beams}," if self.num_beams > 1 else "1"
             raise UsageError(f"num_return_sequences must be at most {most} without do_sample, got {self.num_return_sequences}")
@@ -202,7 +210,7 @@ WITHOUT_EFFECT = {
     *("prefill_chunk_size", "compile_config", "disable_compile", "continuous_batching_config"),
     *("output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate"),
     *("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold", "assistant_lookbehind"),
-    *("target_lookbehind", "max_matching_ngram_size"),
+    "target_lookbehind",
 }
 SAMPLING_ONLY = {"typical_p", "top_h", "epsilon_cutoff", "eta_cutoff"}  # these neither, without do_sample
 # Any other must be at the value that has no effect, 0 or `None` unless it stands here.

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from ..targets.sequences import EXPORTABLE, READS_AT_END, token_inputs
 from ..targets.spec import Target
 from . import options as option_fields
 from .config import check_config, generation_defaults
-from .decoder import DecoderFactory, GenerationRequest, LoadedExport, check_memory
+from .decoder import CandidateDecoder, DecoderFactory, GenerationRequest, LoadedExport, check_memory
 from .devices import CUDA, TENSORRT, processors, require, require_onnxruntime
 from .external_data import check_external_data
 from .inputs import (
@@ -44,10 +44,11 @@ from .inputs import (
     num_positions,
     run_by_length,
 )
+from .lookup import tokens_by_lookup
 from .options import Options, as_list, is_int64, resolve, special_token
 from .processor import check_processor
 from .search import Search, start_search
-from .session import Sessions
+from .session import Session, Sessions
 
 require_onnxruntime()
 
@@ -115,8 +116,11 @@ class Runtime:
         # Exports of the version before have no step, and in int8 a row of theirs depends on the others.
         step: str | None = self.artifact.manifest.get("step")
         self.step = step if continuous else None
-        left_out = "decoder" if self.step == "step" else "step"
-        self.specs = {role: spec for role, spec in specs.items() if role != left_out}
+        left_out = {"decoder" if self.step == "step" else "step", "lookup"}
+        self.specs = {role: spec for role, spec in specs.items() if role not in left_out}
+        # Nor have they this one, which is opened when it is first needed.
+        files = self.artifact.manifest["files"]
+        self._lookup_specs = {role: specs[role] for role in ("lookup",) if role in specs and specs[role].file in files}
         self._lane_specs = {role: specs[role] for role in ("encoder", step) if role in specs} if step in specs else {}
         self.defaults = generation_defaults(self.artifact.generation_config, self.artifact.directory / "generation_config.json")
         self.device = self._checked_device(device)
@@ -180,9 +184,16 @@ class Runtime:
             self.artifact.check_unchanged()
         self.decoders: DecoderFactory | None = None
         if "decoder" in self.specs and self.step is None:
-            make = self._sessions.make
-            loaded = LoadedExport(self.config, self.specs, self.sessions, make, self.device, self.encode_source)
+            specs = self.specs | self._lookup_specs
+            loaded = LoadedExport(self.config, specs, self.sessions, self._make_session, self.device, self.encode_source)
             self.decoders = self._target.open(loaded)
+
+    def _make_session(self, role: str, sizes: dict[str, int] | None = None) -> Session:
+        """As `Sessions.make`, also of a graph that is no part of what was opened."""
+        session = dataclasses.replace(self._sessions, specs=self.specs | self._lookup_specs).make(role, sizes)
+        if role in self._lookup_specs:
+            self.artifact.check_unchanged()
+        return session
 
     @functools.cached_property
     def _in_lanes(self) -> "Runtime":
@@ -323,6 +334,8 @@ class Runtime:
             suppress_tokens: tokens that are never generated (None)
             begin_suppress_tokens: tokens that are not generated first (None)
             renormalize_logits: of beam search: the options before this leave probabilities that sum to 1 again (False)
+            prompt_lookup_num_tokens: of greedy search of one row: candidates of a step, looked up in what was read (None)
+            max_matching_ngram_size: of prompt lookup: so many of the last tokens are looked up, or fewer (2)
             eos_token_id: ends a sequence; that of the model if not given (None)
             pad_token_id: fills rows that ended; that of the model if not given (None)
             decoder_start_token_id: of seq2seq: the first token; that of the model if not given (None)
@@ -369,8 +382,10 @@ class Runtime:
 
     def rows_together(self, rows: int, batch_size: int, options: dict[str, Any], is_scored: bool = False) -> int:
         """How many of so many `rows` are best given to `generate` at once, or where `is_scored` to `generate_with_scores`:
-        `batch_size`, or more where they run in lanes. Raises as `check_options`."""
+        `batch_size`, more where they run in lanes, or 1 with `prompt_lookup_num_tokens`. Raises as `check_options`."""
         resolved = self.check_options(options)
+        if resolved.prompt_lookup_num_tokens is not None:
+            return 1
         return MOST_TOGETHER if self._suits_lanes(rows, resolved, is_scored) else batch_size
 
     def _suits_lanes(self, rows: int, options: Options, is_scored: bool) -> bool:
@@ -435,8 +450,19 @@ class Runtime:
 
     def _fitting(self, request: GenerationRequest) -> GenerationRequest:
         """Checked before a search has a state of its rows; a decoder adds its caches."""
+        self._check_lookup(request)
         check_memory(request, self.config["vocab_size"], cache_bytes=0)
         return request
+
+    def _check_lookup(self, request: GenerationRequest) -> None:
+        count = request.options.prompt_lookup_num_tokens
+        if count is None:
+            return
+        if len(request.input_ids) > 1:
+            raise UsageError(f"prompt_lookup_num_tokens={count} is for one row, got {len(request.input_ids)}")
+        if self.decoders is None or not self.decoders.takes_candidates:
+            found = f"prompt_lookup_num_tokens={count} does not go with this export, target {self.target!r}"
+            raise UsageError(f"{found}, expected None: its graphs do not check several tokens of a row at once")
 
     def _resolved(self, options: dict[str, Any], prompt_length: int) -> Options:
         return resolve(options, self.artifact.generation_config | self.defaults, self.config, prompt_length)
@@ -495,6 +521,10 @@ class Runtime:
         """Drives `search`: the tokens of all rows after each step. Starts when it is first asked for them."""
         with closing(self.decoder_factory().start(request)) as decoder:
             logits = decoder.prefill(request.input_ids, request.attention_mask)
+            if request.options.prompt_lookup_num_tokens is not None:
+                candidates = cast(CandidateDecoder, decoder)  # see `_check_lookup`
+                yield from tokens_by_lookup(request, candidates, search, logits[:, -1])
+                return
             if request.options.rows_per_input > 1:
                 decoder.expand(request.options.rows_per_input)
             while True:

@@ -50,7 +50,9 @@ STOPS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "stri
 # Options of `Runtime.generate` that are fields of a request under their own names: all but those for which OpenAI has another
 # name, and those that say nothing to a decoder of one row.
 NAMED_OTHERWISE = {"max_new_tokens", "max_length", "num_return_sequences", "do_sample", "temperature", "top_p", "seed"}
-OPTIONS = [name for name in generation.FIELDS if name not in {*NAMED_OTHERWISE, "pad_token_id", "decoder_start_token_id"}]
+OF_ONE_ROW = {"prompt_lookup_num_tokens", "max_matching_ngram_size"}  # not where rows share a batch
+NO_FIELDS = {*NAMED_OTHERWISE, *OF_ONE_ROW, "pad_token_id", "decoder_start_token_id"}
+OPTIONS = [name for name in generation.FIELDS if name not in NO_FIELDS]
 NEUTRAL = {"best_of": 1, "suffix": "", "logit_bias": {}, "presence_penalty": 0, "frequency_penalty": 0}  # nothing else goes
 WORDS = {"max_new_tokens": "max_tokens", "num_return_sequences": "n", "input_ids": "prompt"}  # ours and theirs, in errors
 ERRORS = {401: ("authentication_error", "invalid_api_key"), 404: ("invalid_request_error", "model_not_found")}

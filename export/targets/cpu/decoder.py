@@ -1,5 +1,6 @@
 """Generating with the cpu target's graphs, whose caches have a fixed size and are written in place."""
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,8 @@ from ...runtime.inputs import move_padding
 from ...runtime.session import Session
 from ..spec import GraphSpec, TensorSpec, shape_of
 
+LOOKUP_TOKENS = 32  # of a step: the logits of each number of them are kept, and no more than `INITIAL_ROOM` have room
+
 
 @dataclass(frozen=True)
 class CpuDecoders:
@@ -26,6 +29,22 @@ class CpuDecoders:
 
     export: LoadedExport
     takes_empty_prompts = False
+
+    @property
+    def takes_candidates(self) -> bool:
+        """As `DecoderFactory`; exports of the release before have no graph for it."""
+        return "lookup" in self.export.specs
+
+    @functools.cached_property
+    def lookup_session(self) -> Session:
+        """Opened when it is first needed: it has the weights once more."""
+        return self.export.make_session("lookup", {})
+
+    def lookup_graph(self, request: GenerationRequest, source: dict[str, onnxruntime.OrtValue]) -> "LookupGraph | None":
+        """What checks the candidates of `request`, if it asks for them."""
+        if request.options.prompt_lookup_num_tokens is None:
+            return None
+        return LookupGraph(self.lookup_session, self.export.specs["lookup"], source)
 
     def start(self, request: GenerationRequest) -> Decoder:
         """As `DecoderFactory`."""
@@ -38,10 +57,15 @@ class CpuDecoders:
         check_memory(request, self.export.config["vocab_size"], position_bytes(spec) * rows * capacity)
         session = self.export.sessions["decoder"]
         if request.source is None:
-            return CpuDecoder(session, spec, len(request.input_ids), capacity, window)
+            lookup = self.lookup_graph(request, {})
+            return CpuDecoder(session, spec, len(request.input_ids), capacity, window, lookup)
         ids, mask = request.source
-        source = {**cross_states(self.export.encode(ids, mask)), "encoder_attention_mask": mask}
-        return CpuSeq2SeqDecoder(session, spec, source, len(request.input_ids), capacity)
+        arrays = {**cross_states(self.export.encode(ids, mask)), "encoder_attention_mask": mask}
+        source = {name: to_ortvalue(array) for name, array in arrays.items()}
+        lookup = self.lookup_graph(request, source)
+        if lookup is not None:
+            return LookupDecoder(lookup, capacity)
+        return CpuSeq2SeqDecoder(session, spec, source, len(ids), capacity)
 
     def generate(self, request: GenerationRequest) -> None:
         """As `DecoderFactory`: the search is on the host."""
@@ -61,9 +85,18 @@ class CpuDecoder:
     """
 
     all_logits = False
-    max_step_tokens = 1
 
-    def __init__(self, session: Session, spec: GraphSpec, rows: int, capacity: int, window: int | None = None):
+    def __init__(
+        self,
+        session: Session,
+        spec: GraphSpec,
+        rows: int,
+        capacity: int,
+        window: int | None = None,
+        lookup: "LookupGraph | None" = None,
+    ):
+        self.lookup = lookup
+        self.max_step_tokens = 1 if lookup is None else LOOKUP_TOKENS
         self.session = session
         self.spec = spec
         self.capacity = capacity
@@ -103,8 +136,7 @@ class CpuDecoder:
     def append(self, tokens: np.ndarray) -> np.ndarray:
         """The logits (rows, V) after `tokens` (rows, T), which continue the rows; T is 1 unless there is one row."""
         count = tokens.shape[1]
-        if self.lengths.max() + count > self.capacity:
-            self.make_room()
+        self.reserve(count)
         places = self.lengths[:, None] + np.arange(count)
         self.lengths = self.lengths + count
         bound = self.bound if count == 1 else self.bind(len(tokens), count, self.bound.caches)
@@ -120,7 +152,21 @@ class CpuDecoder:
         """As `Decoder`."""
         if beam_idx is not None:
             self.reorder_cache(beam_idx)
-        return self.append(tokens)[:, None]
+        if self.lookup is None:
+            return self.append(tokens)[:, None]
+        self.reserve(tokens.shape[1])
+        place = int(self.lengths[0])
+        self.lengths = self.lengths + tokens.shape[1]
+        return self.lookup.run(self.bound.caches, tokens, place, int(self.dropped[0]) + place)
+
+    def crop(self, count: int) -> None:
+        """As `CandidateDecoder`: what stands behind the length is not read."""
+        self.lengths = self.lengths - count
+
+    def reserve(self, count: int) -> None:
+        """Room for `count` tokens more of each row."""
+        while self.lengths.max() + count > self.capacity:
+            self.make_room()
 
     def make_room(self) -> None:
         """Of what a row has, its next token sees the last `window - 1`."""
@@ -166,12 +212,12 @@ class CpuSeq2SeqDecoder:
     all_logits = False
     max_step_tokens = 1
 
-    def __init__(self, session: Session, spec: GraphSpec, source: dict[str, np.ndarray], rows: int, capacity: int):
+    def __init__(self, session: Session, spec: GraphSpec, source: dict[str, onnxruntime.OrtValue], rows: int, capacity: int):
         self.session = session
         self.spec = spec
         self.capacity = capacity
         self.rows = rows
-        self.source = {name: to_ortvalue(array) for name, array in source.items()}
+        self.source = source
         self.length = 0
         self.bind(beams=1)
 
@@ -224,6 +270,79 @@ class CpuSeq2SeqDecoder:
         """As `Decoder`; nothing outlives it."""
 
 
+class LookupDecoder:
+    """The `CandidateDecoder` of a seq2seq model, of one row; at first there is room for `capacity` tokens. All steps are of one
+    graph: two sessions have weights of their own, which take turns in the processor's caches."""
+
+    all_logits = True
+    max_step_tokens = LOOKUP_TOKENS
+
+    def __init__(self, graph: "LookupGraph", capacity: int):
+        self.graph = graph
+        self.capacity = capacity
+        self.caches = graph.empty_caches(capacity)
+        self.length = 0
+
+    def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
+        """As `Decoder`, of a row without padding."""
+        return self.step(input_ids)
+
+    def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
+        """As `Decoder`, of one row, which continues itself."""
+        place = self.length
+        self.length += tokens.shape[1]
+        while self.length > self.capacity:
+            self.grow()
+        return self.graph.run(self.caches, tokens, place, place)
+
+    def crop(self, count: int) -> None:
+        """As `CandidateDecoder`: what stands behind the length is not read."""
+        self.length -= count
+
+    def grow(self) -> None:
+        old = self.caches
+        self.caches = self.graph.empty_caches(2 * self.capacity)
+        for name, (cache, _) in self.caches.items():
+            cache[:, :, : self.capacity] = old[name][0]
+        self.capacity *= 2
+
+    def expand(self, expand_size: int) -> None:
+        """As `Decoder`; greedy search of one row has no more."""
+
+    def close(self) -> None:
+        """As `Decoder`; nothing outlives it."""
+
+
+class LookupGraph:
+    """The graph which reads several tokens of one row, over the caches of that row's decoder and its `source`. It is bound once
+    for each number of tokens, until the caches are others."""
+
+    def __init__(self, session: Session, spec: GraphSpec, source: dict[str, onnxruntime.OrtValue]):
+        self.session = session
+        self.spec = spec
+        self.source = source
+        self.caches: dict = {}
+        self.bound: dict[int, BoundGraph] = {}
+
+    def empty_caches(self, capacity: int) -> dict:
+        sizes = {"rows": 1, "batch_size": 1, "max_length": capacity}
+        past = [tensor for tensor in self.spec.inputs if tensor.name.startswith("past_key_values")]
+        return {tensor.name: zeros(tensor, sizes) for tensor in past if tensor.name not in self.source}
+
+    def run(self, caches: dict, tokens: np.ndarray, place: int, position: int) -> np.ndarray:
+        """The logits (1, T, V) after each of `tokens` (1, T), which stand in `caches` from `place` on and have positions from
+        `position` on."""
+        if caches is not self.caches:
+            self.caches, self.bound = caches, {}
+        count = tokens.shape[1]
+        if count not in self.bound:
+            sizes = {"rows": 1, "batch_size": 1, "target_length": count}
+            self.bound[count] = BoundGraph(self.session, self.spec, sizes, caches, self.source)
+        positions = np.arange(position, position + count)
+        end = place + count
+        return self.bound[count].run(input_ids=tokens, position_ids=positions, last_position=end - 1, total_length=end)
+
+
 class BoundGraph:
     """A decoder graph with all its inputs and outputs bound once, to `inputs` and `caches` by name, so that a step allocates
     nothing. `caches` are taken over from another one, or made; each is an array and its `OrtValue`."""
@@ -238,7 +357,9 @@ class BoundGraph:
             if tensor.name in source:
                 bound = source[tensor.name]
             elif tensor.name.startswith("past_key_values"):
-                bound = self.caches.setdefault(tensor.name, zeros(tensor, sizes))[1]
+                if tensor.name not in self.caches:
+                    self.caches[tensor.name] = zeros(tensor, sizes)
+                bound = self.caches[tensor.name][1]
             else:
                 self.inputs[tensor.name], bound = zeros(tensor, sizes)
             self.binding.bind_ortvalue_input(tensor.name, bound)

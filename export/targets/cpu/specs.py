@@ -10,7 +10,11 @@ long; `cache_indirection` says for each beam which one's key and value it reads 
 A seq2seq model has a third graph, the `step` of one token, whose rows differ in length as those of a decoder, and have each a
 source of its own in a cache of `max_source` positions: rows can join and leave between two steps. `last_source_position` is
 that of the last token of each row's source, `total_source_length` the length of the longest source.
+
+The graph `lookup` reads several tokens of one row at once, over the caches of the decoder, and returns the logits after each.
 """
+
+import dataclasses
 
 from ..fixed_caches import fixed_cache_specs, states
 from ..sequences import sequence_specs
@@ -18,12 +22,14 @@ from ..spec import GraphSpec, TensorSpec
 
 EXAMPLE_SIZES = {"rows": 12, "num_beams": 4, "max_length": 11, "max_source": 13}
 STEP_FILE = "onnx/decoder_step_model.onnx"
+LOOKUP_FILE = "onnx/decoder_lookup_model.onnx"
 EXAMPLE_LENGTH = 3  # tokens in the caches of the example
 
 
 def graph_specs(config: dict, architecture: str) -> dict[str, GraphSpec]:
     specs = sequence_specs(config, architecture) or decoder_specs(config)
-    return specs | ({"step": step_spec(config)} if step_role(config, architecture) == "step" else {})
+    step = step_role(config, architecture)
+    return specs | ({"step": step_spec(config)} if step == "step" else {}) | ({"lookup": lookup_spec(config)} if step else {})
 
 
 def step_role(config: dict, architecture: str) -> str | None:
@@ -49,17 +55,25 @@ def step_spec(config: dict) -> GraphSpec:
     return GraphSpec(STEP_FILE, (*decoder_inputs(1), *source, *past), (logits, *present), EXAMPLE_SIZES)
 
 
+def lookup_spec(config: dict) -> GraphSpec:
+    rows = "rows" if config["model_type"] == "vanilla-decoder" else "batch_size"
+    logits = TensorSpec("logits", "float32", (rows, "target_length", config["vocab_size"]))
+    inputs = decoder_inputs("target_length", rows)
+    graph = fixed_cache_specs(config, inputs, (logits,), (rows, "max_length"), EXAMPLE_SIZES)["decoder"]
+    return dataclasses.replace(graph, file=LOOKUP_FILE)
+
+
 def decoder_specs(config: dict) -> dict[str, GraphSpec]:
     logits = TensorSpec("logits", "float32", ("rows", config["vocab_size"]))
     inputs = decoder_inputs("target_length") if config["model_type"] == "vanilla-decoder" else seq2seq_inputs()
     return fixed_cache_specs(config, inputs, (logits,), ("rows", "max_length"), EXAMPLE_SIZES)
 
 
-def decoder_inputs(tokens: int | str) -> tuple[TensorSpec, ...]:
+def decoder_inputs(tokens: int | str, rows: str = "rows") -> tuple[TensorSpec, ...]:
     return (
-        TensorSpec("input_ids", "int64", ("rows", tokens)),
-        TensorSpec("position_ids", "int64", ("rows", tokens)),
-        TensorSpec("last_position", "int32", ("rows",), example=EXAMPLE_LENGTH),
+        TensorSpec("input_ids", "int64", (rows, tokens)),
+        TensorSpec("position_ids", "int64", (rows, tokens)),
+        TensorSpec("last_position", "int32", (rows,), example=EXAMPLE_LENGTH),
         TensorSpec("total_length", "int32", (1,), example=EXAMPLE_LENGTH + 1),
     )
 

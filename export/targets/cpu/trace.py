@@ -26,11 +26,13 @@ from ..operators import (
 
 
 class DecoderStepGraph(OperatorGraph):
-    """New tokens, their positions and the caches in; the logits after each row's last token and the same caches out."""
+    """New tokens, their positions and the caches in; the logits after each row's last token, or with `all_logits` after each
+    token, and the same caches out."""
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: PreTrainedModel, all_logits: bool = False):
         super().__init__(model)
         self.biases = distance_biases(model)
+        self.all_logits = all_logits
 
     def self_attention(self, module, query, key, value, attributes):
         return grouped_attention(self, module, [flat(query), flat(key), flat(value)], attributes)
@@ -42,8 +44,34 @@ class DecoderStepGraph(OperatorGraph):
         self.bias = place_biases(self.biases, position_ids, total_length, caches[0])
         decoder = self.model.get_decoder()
         outputs = decoder(input_ids, position_ids=position_ids, past_key_values=NewTokensOnly(), use_cache=True)
+        if self.all_logits:
+            return self.model.lm_head(outputs.last_hidden_state), *by_layer(self.present)
         states = last_states(outputs.last_hidden_state, last_position)
         return next_logits(self.model, states), *by_layer(self.present)
+
+
+class LookupGraph(OperatorGraph):
+    """As `DecoderStepGraph` with `all_logits`, of a seq2seq model: several tokens of each row, over the caches of
+    `Seq2SeqStepGraph` and the source of that."""
+
+    keys_are_cached = True
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__(model)
+        self.biases = distance_biases(model)
+
+    def self_attention(self, module, query, key, value, attributes):
+        return grouped_attention(self, module, [flat(query), flat(key), flat(value)], attributes)
+
+    def forward(self, input_ids, position_ids, last_position, total_length, encoder_attention_mask, *caches):
+        self.lengths = (last_position, total_length)
+        self.mask = encoder_attention_mask.to(torch.int32)
+        self.past = kv_pairs(caches[: len(caches) // 2])
+        cross = kv_pairs(caches[len(caches) // 2 :])
+        self.present = {}
+        self.bias = place_biases(self.biases, position_ids, total_length, caches[0])
+        outputs = decode(self.model, input_ids, position_ids, cross)
+        return self.model.lm_head(outputs.last_hidden_state), *by_layer(self.present)
 
 
 class RowStepGraph(OperatorGraph):
@@ -177,5 +205,8 @@ def next_logits(model: PreTrainedModel, last_hidden_state: torch.Tensor) -> torc
 
 def trace_module(model: PreTrainedModel, role: str) -> nn.Module:
     if model.config.is_encoder_decoder:
-        return {"encoder": CrossStatesGraph, "decoder": Seq2SeqStepGraph, "step": RowStepGraph}[role](model)
-    return DecoderStepGraph(model) if role == "decoder" else operator_sequence_graph(model)
+        graphs = {"encoder": CrossStatesGraph, "decoder": Seq2SeqStepGraph, "step": RowStepGraph, "lookup": LookupGraph}
+        return graphs[role](model)
+    if role in ("decoder", "lookup"):
+        return DecoderStepGraph(model, all_logits=role == "lookup")
+    return operator_sequence_graph(model)

@@ -31,6 +31,7 @@ class CudaDecoders:
     export: LoadedExport
     pool: "Pool" = field(init=False)
     takes_empty_prompts = False
+    takes_candidates = False
 
     def __post_init__(self) -> None:
         export = self.export

@@ -22,6 +22,7 @@ class PortableDecoders:
 
     export: LoadedExport
     takes_empty_prompts = True
+    takes_candidates = True
 
     def start(self, request: GenerationRequest) -> "PortableDecoder":
         """As `DecoderFactory`."""
@@ -74,10 +75,10 @@ class PortableDecoder:
         """As `Decoder`."""
         if beam_idx is not None:
             self.reorder_cache(beam_idx)
-        return self.run(tokens, np.ones_like(tokens))
+        return self.run(tokens, np.ones_like(tokens), tokens.shape[1] - 1)
 
-    def run(self, tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """The logits of new tokens (rows, T), whose `mask` is 0 for padding."""
+    def run(self, tokens: np.ndarray, mask: np.ndarray, to_crop: int = 0) -> np.ndarray:
+        """The logits of new tokens (rows, T), whose `mask` is 0 for padding; the last `to_crop` of them may be taken back."""
         feeds = {**self.feeds, **self.past, "input_ids": tokens}
         if "attention_mask" in self.feeds:
             mask = self.feeds["attention_mask"] = np.concatenate([self.feeds["attention_mask"], mask], axis=1)
@@ -87,7 +88,7 @@ class PortableDecoder:
         for name, states in zip(self.outputs[1:], present, strict=True):
             self.past[next_input_name(name)] = states
         if self.window is not None:
-            self.drop(self.feeds["attention_mask"].shape[1] - (self.window - 1))
+            self.drop(self.feeds["attention_mask"].shape[1] - (self.window - 1) - to_crop)
         return logits
 
     def drop(self, surplus: int) -> None:
@@ -97,6 +98,16 @@ class PortableDecoder:
             self.feeds["attention_mask"] = mask[:, surplus:]
             self.dropped = self.dropped + mask[:, :surplus].sum(axis=1, keepdims=True)
             self.past = {name: states[:, :, surplus:] for name, states in self.past.items()}
+
+    def crop(self, count: int) -> None:
+        """As `CandidateDecoder`."""
+        if not count:
+            return
+        for name, states in self.past.items():
+            if ".encoder." not in name:
+                self.past[name] = states[:, :, :-count]
+        if "attention_mask" in self.feeds:
+            self.feeds["attention_mask"] = self.feeds["attention_mask"][:, :-count]
 
     def expand(self, expand_size: int) -> None:
         """As `Decoder`."""

@@ -1,0 +1,249 @@
+"""Prompt lookup decoding: the tokens of greedy search, in fewer steps; the logits of each step; and where it is refused."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import EOS, PAD, copy_of, edit_json
+
+from vanilla_transformer_export import Options, Runtime
+from vanilla_transformer_export.engine.engine import Engine
+from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.runtime.decoder import GenerationRequest
+from vanilla_transformer_export.runtime.lookup import NgramIndex, tokens_by_lookup, until_end
+from vanilla_transformer_export.runtime.search import start_search
+from vanilla_transformer_export.targets.cpu import decoder as cpu
+from vanilla_transformer_export.targets.portable import decoder as portable
+
+LOOKUP = dict(prompt_lookup_num_tokens=4)
+NEW_TOKENS = 40
+CASES = [
+    ("seq2seq", "cpu"),
+    ("causal-window", "cpu"),
+    pytest.param("causal", "cpu", marks=pytest.mark.slow),
+    pytest.param("causal-relative", "cpu", marks=pytest.mark.slow),
+    ("causal-relative", "portable"),
+    pytest.param("seq2seq-t5", "portable", marks=pytest.mark.slow),
+]
+each_export = pytest.mark.parametrize("name, target", CASES)
+
+
+@pytest.fixture
+def opened(exported, exported_for):
+    """A name and a target -> the model, and its export, loaded."""
+
+    def load(name, target):
+        model, directory = exported_for(name, target)
+        return model, Runtime(directory, threads=1)
+
+    return load
+
+
+def prompt(seed=0, length=12):
+    """A row that repeats itself, as greedy search of these models does."""
+    return np.random.default_rng(seed).integers(4, 9, (1, length))
+
+
+@pytest.fixture
+def step_sizes(monkeypatch):
+    """How many tokens each step of a lookup has read, as they come."""
+    sizes = []
+    for module, name in ((cpu.LookupGraph, "run"), (portable.PortableDecoder, "run")):
+        original = getattr(module, name)
+
+        def counted(self, *args, original=original):
+            tokens = next(each for each in args if isinstance(each, np.ndarray))
+            sizes.append(tokens.shape[1])
+            return original(self, *args)
+
+        monkeypatch.setattr(module, name, counted)
+    return sizes
+
+
+# -------------------------------------------------------------------------------------------------------------- the tokens
+
+SETTINGS = [
+    dict(),
+    dict(max_new_tokens=9),
+    dict(min_new_tokens=17),
+    dict(repetition_penalty=1.3),
+    dict(no_repeat_ngram_size=3, min_new_tokens=NEW_TOKENS),
+    dict(bad_words_ids=[[5], [6, 7]], min_new_tokens=10),
+    dict(eos_token_id=[EOS, 6]),
+    dict(forced_eos_token_id=EOS, max_new_tokens=11, min_new_tokens=11),
+    dict(max_matching_ngram_size=1),
+    dict(max_matching_ngram_size=3, prompt_lookup_num_tokens=300),
+]
+
+
+@each_export
+def test_tokens_are_those_of_greedy_search_in_torch(opened, name, target, step_sizes):
+    model, runtime = opened(name, target)
+    for settings in SETTINGS:
+        options = dict(max_new_tokens=NEW_TOKENS, eos_token_id=EOS, pad_token_id=PAD) | settings
+        greedy = {key: value for key, value in options.items() if "lookup" not in key and "matching" not in key}
+        for seed in range(2):
+            ids = prompt(seed)
+            expected = model.generate(torch.from_numpy(ids), do_sample=False, **greedy).tolist()
+            assert runtime.generate(ids, **LOOKUP | options).tolist() == expected, (settings, seed)
+            streamed = [int(token[0]) for token in runtime.stream(ids, **LOOKUP | options)]
+            assert streamed == expected[0][-len(streamed) :]
+    assert max(step_sizes) > 4  # several were checked at once
+
+
+@pytest.mark.parametrize("name, target", [("causal-relative", "portable"), ("causal-window", "cpu")])
+def test_tokens_are_those_of_prompt_lookup_in_transformers(opened, name, target):
+    model, runtime = opened(name, target)
+    ids = prompt(length=9)
+    options = dict(**LOOKUP, max_new_tokens=NEW_TOKENS, eos_token_id=EOS, pad_token_id=PAD, min_new_tokens=NEW_TOKENS)
+    expected = model.generate(torch.from_numpy(ids), do_sample=False, **options)
+    assert runtime.generate(ids, **options).tolist() == expected.tolist()
+
+
+class KnownText:
+    """A `CandidateDecoder` whose next token is that of `text` while it was given the beginning of that, else 0."""
+
+    max_step_tokens = None
+
+    def __init__(self, text):
+        self.text = text
+        self.given = []
+        self.steps = []
+
+    def after(self, count):
+        """(1, count, V): the logits after each of the last `count` tokens."""
+        logits = np.zeros((1, count, 30), np.float32)
+        for place, length in enumerate(range(len(self.given) - count + 1, len(self.given) + 1)):
+            is_right = self.given[:length] == self.text[:length]
+            logits[0, place, self.text[length] if is_right else 0] = 1
+        return logits
+
+    def step(self, tokens):
+        self.steps.append(tokens[0].tolist())
+        self.given += self.steps[-1]
+        return self.after(tokens.shape[1])
+
+    def crop(self, count):
+        assert 0 <= count <= len(self.steps[-1])
+        self.given = self.given[: len(self.given) - count]
+
+
+def looked_up(source, text, **options):
+    """The tokens found for one row that reads `source` and writes `text`, and the steps that this took."""
+    options = Options(**{"prompt_lookup_num_tokens": 4, "eos_token_id": 2, "max_new_tokens": 50} | options)
+    start, ids = np.array([[1]]), np.array([source])
+    request = GenerationRequest(options, start, np.ones_like(start), (ids, np.ones_like(ids)))
+    decoder, search = KnownText(text), start_search(options, request.prompt)
+    first = np.eye(30, dtype=np.float32)[None, text[0]]
+    found = [int(token[0]) for token in tokens_by_lookup(request, decoder, search, first)]
+    assert search.result()[0].tolist() == [found]
+    return found, decoder.steps
+
+
+def test_a_copy_with_an_error_takes_few_steps():
+    source, text = [*range(10, 22), 2], [*range(10, 16), 25, *range(17, 22), 2]
+    found, steps = looked_up(source, text)
+    assert found == text
+    # 11 is looked up together with 10; 17 alone, as what was copied before it was right.
+    assert steps == [[10], [11, 12, 13, 14, 15], [25], [17, 18, 19, 20, 21]]
+
+
+def test_without_a_match_each_step_reads_one_token():
+    source, text = [10, 11, 12, 2], [13, 10, 14, 12, 15, 11, 2]
+    found, steps = looked_up(source, text)
+    assert found == text and steps == [[token] for token in text[:-1]]
+
+
+@pytest.mark.parametrize("most", range(1, 13))
+def test_max_new_tokens_in_the_middle_of_a_copy(most):
+    source = [*range(10, 22), 2]
+    found, steps = looked_up(source, source, max_new_tokens=most)
+    assert found == source[:most] and sum(map(len, steps)) <= most
+
+
+def test_an_end_token_in_the_middle_of_a_copy():
+    """21 and 14 end a text too; no step checks an end token, nor what is behind it."""
+    source = [*range(10, 20), 21, 11, 2]
+    found, steps = looked_up(source, source, eos_token_id=[2, 21])
+    assert found == source[:11] and {2, 21}.isdisjoint(token for step in steps for token in step)
+    assert looked_up(source, source, eos_token_id=[2, 14])[0] == source[:5]
+
+
+def test_the_index_knows_the_last_place_of_the_longest_ngram():
+    index = NgramIndex(3)
+    assert index.followers_of_last(1) == []
+    for token in (5, 6, 7, 8, 5, 6, 9, 7, 5, 6):
+        index.add(token)
+    assert index.followers_of_last(1) == index.followers_of_last(2) == [9, 7, 5, 6]
+    assert index.followers_of_last(3) == []
+    index.add(7)
+    assert index.followers_of_last(3) == [8, 5, 6, 9, 7, 5, 6, 7]
+    index.add(1)
+    assert index.followers_of_last(1) == []
+    assert until_end([5, 6, 2, 7], (2, 3)) == [5, 6]
+
+
+# -------------------------------------------------------------------------------------------------------------- the logits
+
+
+@each_export
+@torch.no_grad()
+def test_logits_after_tokens_that_were_taken_back(opened, name, target, monkeypatch):
+    """Caches have little room, so that they grow, or lose what is before the window."""
+    for module in (cpu, portable):
+        monkeypatch.setattr(module, "INITIAL_ROOM", 8)
+    model, runtime = opened(name, target)
+    ids, rng = prompt(), np.random.default_rng(0)
+    request = runtime.request(ids, None, None, LOOKUP | dict(max_new_tokens=45, eos_token_id=EOS, pad_token_id=PAD))
+    decoder = runtime.decoder_factory().start(request)
+    decoder.prefill(request.input_ids, request.attention_mask)
+    history = request.input_ids
+    for count, wrong in [(1, 0), (5, 3), (4, 3), (7, 0), (6, 2), (1, 0), (5, 1), (8, 0), (3, 2), (6, 5), (7, 1)]:
+        tokens = rng.integers(4, 48, (1, count))
+        logits = decoder.step(tokens).copy()
+        whole = torch.from_numpy(np.concatenate([history, tokens], axis=1))
+        given = {"decoder_input_ids": whole} if request.source else {}
+        expected = model(torch.from_numpy(ids) if request.source else whole, **given).logits[:, -count:]
+        np.testing.assert_allclose(logits, expected, atol=1e-5)
+        decoder.crop(wrong)
+        history = whole.numpy()[:, : whole.shape[1] - wrong]
+
+
+# ------------------------------------------------------------------------------------------------------------ the refusals
+
+
+@pytest.mark.parametrize("name", ["prompt_lookup_num_tokens", "max_matching_ngram_size"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True])
+def test_values_that_are_no_count(name, value):
+    with pytest.raises(UsageError, match=f"{name} must be a whole number from 1 to .*, got {value}"):
+        Options(**{name: value})
+
+
+def test_sampling_and_beams():
+    with pytest.raises(UsageError, match="prompt_lookup_num_tokens=4 does not go with num_beams=2, expected 1"):
+        Options(**LOOKUP, num_beams=2)
+    with pytest.raises(UsageError, match="prompt_lookup_num_tokens=4 does not go with do_sample=True, expected False"):
+        Options(**LOOKUP, do_sample=True)
+
+
+def test_rows_and_servers(opened, tmp_path):
+    """One row; not where rows share a batch; and an export of the release before has no graph for it."""
+    _, runtime = opened("seq2seq", "cpu")
+    with pytest.raises(UsageError, match="prompt_lookup_num_tokens=4 is for one row, got 2"):
+        runtime.generate(np.array([[5, 6], [7, 8]]), **LOOKUP)
+    assert runtime.rows_together(100, 16, LOOKUP) == 1
+    directory = runtime.artifact.directory
+    engine = Engine(Runtime(directory, continuous=True))
+    with pytest.raises(UsageError, match="prompt_lookup_num_tokens is 4, expected none: rows that share a batch"):
+        engine.job([5, 6], LOOKUP)
+    assert engine.job([5, 6], {"prompt_lookup_num_tokens": None}).options.prompt_lookup_num_tokens is None
+    older = copy_of(directory, tmp_path)
+    file = "onnx/decoder_lookup_model.onnx"
+    (older / file).unlink()
+    files = json.loads((older / "manifest.json").read_text())["files"]
+    edit_json(older / "manifest.json", files={name: facts for name, facts in files.items() if name != file})
+    ids = prompt()
+    assert Runtime(older).generate(ids).tolist() == runtime.generate(ids, **LOOKUP).tolist()
+    with pytest.raises(UsageError, match="does not go with this export, target 'cpu', expected None"):
+        Runtime(older).generate(ids, **LOOKUP)
