@@ -7,10 +7,6 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-# A million objects are made before the first test, and they stay: to look at them again for each collection takes a tenth of the
-# time of all tests.
-gc.disable()
-
 # Each pytest-xdist worker keeps to one core: thread pools of two cores each would wait for each other.
 if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and hasattr(os, "sched_setaffinity"):
     cores = sorted(os.sched_getaffinity(0))
@@ -25,6 +21,9 @@ from targets import build as build_for_target
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from vanilla_transformer_export import export
+
+# A million objects are made before the first test, and they stay: to look at them again and again takes a tenth of all time.
+gc.disable()
 
 # torch makes it anew for each export, which takes a fifth of its time, and changes it only where an export asks for that.
 ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
