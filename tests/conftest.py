@@ -1,6 +1,7 @@
 """Nothing here reaches the network, and every test starts from the same seed."""
 
 import functools
+import gc
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -21,6 +22,9 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from vanilla_transformer_export import export
 
+# A million objects are made before the first test, and they stay: to look at them again and again takes a tenth of all time.
+gc.disable()
+
 # torch makes it anew for each export, which takes a fifth of its time, and changes it only where an export asks for that.
 ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
 
@@ -28,6 +32,13 @@ ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torc
 hypothesis.settings.register_profile("default", max_examples=50, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("long", max_examples=2000, deadline=None)
 hypothesis.settings.load_profile("default")
+
+
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 10, 5)
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

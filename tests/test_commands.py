@@ -203,7 +203,9 @@ def test_the_demo_runs(arguments, monkeypatch, capsys):
 
 
 def card(path):
-    return pytest.param(path, id=path.parent.name)
+    """The others of a task are slow, beside the first."""
+    is_first = not path.parent.name.endswith(("en-fr", "trec", "gpu-shape"))
+    return pytest.param(path, id=path.parent.name, marks=[] if is_first else [pytest.mark.slow])
 
 
 EACH_CARD = pytest.mark.parametrize("path", [card(path) for path in CARDS])

@@ -78,7 +78,7 @@ def test_a_converted_checkpoint_gives_the_same_outputs(family, architecture, dty
         assert_exact(got[name], expected[name], dtype, family)
 
 
-@pytest.mark.parametrize("depth", [12, 24])
+@pytest.mark.parametrize("depth", [pytest.param(12, marks=pytest.mark.slow), 24])
 def test_models_as_deep_as_nllb_s_give_the_same_logits(depth, tmp_path):
     config = random_config("m2m_100", "M2M100ForConditionalGeneration", 0)
     config.update(dict(encoder_layers=depth, decoder_layers=depth))
@@ -92,7 +92,7 @@ def test_models_as_deep_as_nllb_s_give_the_same_logits(depth, tmp_path):
 @pytest.mark.parametrize(
     "family, architecture",
     [
-        ("gpt2", "GPT2ForTokenClassification"),
+        pytest.param("gpt2", "GPT2ForTokenClassification", marks=pytest.mark.slow),
         pytest.param("opt", "OPTForQuestionAnswering", marks=pytest.mark.slow),
         ("bart", "BartForSequenceClassification"),
         pytest.param("mbart", "MBartForQuestionAnswering", marks=pytest.mark.slow),

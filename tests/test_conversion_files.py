@@ -220,7 +220,7 @@ print(peak() - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read there")
-@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+@pytest.mark.parametrize("kind", ["safetensors", pytest.param("bin", marks=pytest.mark.slow)])
 def test_peak_memory_is_below_1_3_times_the_checkpoint(tmp_path, kind):
     for name, fields in (("small", dict(n_layer=1, n_embd=8, vocab_size=20)), ("large", {})):
         sizes = dict(vocab_size=20000, n_embd=768, n_layer=6, n_head=4, bos_token_id=1, eos_token_id=1) | fields

@@ -150,7 +150,9 @@ def test_every_reader_takes_a_text_file_of_windows_and_other_spaces_for_the_same
         assert [encoding.ids for encoding in encode(read_lines(tmp_path / "text"), True)] == expected
 
 
-@pytest.mark.parametrize("name", ["classifier", "decoder-classifier", "seq2seq-classifier"])
+@pytest.mark.parametrize(
+    "name", ["classifier", "decoder-classifier", pytest.param("seq2seq-classifier", marks=pytest.mark.slow)]
+)
 @torch.no_grad()
 def test_accuracy_is_the_share_of_right_labels_by_name_or_id(exported, files, name):
     found = both(exported, name, text=files["text"], labels=files["labels"], batch_size=5)

@@ -211,8 +211,9 @@ def exported(theirs, tmp_path, target, **options):
     return Runtime(tmp_path / "export", device="cpu")
 
 
+OTHERS = [("portable", {}), ("cuda", dict(dtype="fp32"))]
 TARGETS = pytest.mark.parametrize(
-    "target, options", [("portable", {}), ("cpu", {}), pytest.param("cuda", dict(dtype="fp32"), marks=pytest.mark.slow)]
+    "target, options", [("cpu", {}), *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)]
 )
 
 
@@ -245,8 +246,15 @@ def test_exported_decoders_continue_left_padded_prompts_as_the_source(beams, tar
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("target", [pytest.param("portable", marks=pytest.mark.slow), "cpu"])
-@pytest.mark.parametrize("counts", ["mask", "ids"])
+@pytest.mark.parametrize(
+    "target, counts",
+    [
+        ("cpu", "ids"),
+        pytest.param("cpu", "mask", marks=pytest.mark.slow),
+        pytest.param("portable", "ids", marks=pytest.mark.slow),
+        pytest.param("portable", "mask", marks=pytest.mark.slow),
+    ],
+)
 def test_an_exported_seq2seq_model_counts_in_its_encoder(counts, target, tmp_path):
     fields = dict(vocab_size=48, hidden_size=32, intermediate_size=40, num_attention_heads=4, encoder_layers=1)
     fields |= dict(decoder_layers=1, position_ids_from=counts, eos_token_id=None)

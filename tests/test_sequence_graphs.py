@@ -45,6 +45,7 @@ MODELS = {
 }
 READERS = ["choices", "decoder", "decoder-labels", "decoder-tokens", "decoder-answers", "means", "pair-labels", "pair-answers"]
 READERS += ["pair"]
+SLOW = ["decoder", "decoder-tokens", "pair-answers"]  # others have the same graphs but for the last layer
 CHOOSE = {"choices", "means", "decoder-labels", "decoder-tokens", "decoder-answers", "pair-labels", "pair-answers"}
 
 
@@ -98,9 +99,7 @@ CONTRACT = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("decoder-tokens", "pair-answers"))) for name in READERS]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in READERS])
 def test_one_graph_takes_whole_sequences_as_optimum_has_it(exported, name):
     graph = onnx.load(exported(name)[1] / "onnx/model.onnx").graph
     assert (axes(graph.input), axes(graph.output)) == CONTRACT[name]
@@ -108,7 +107,7 @@ def test_one_graph_takes_whole_sequences_as_optimum_has_it(exported, name):
 
 
 @pytest.mark.parametrize("target", ["portable", pytest.param("cpu", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in READERS])
 def test_40_cases_agree_with_torch(exported, name, target):
     model, directory = exported(name, target)
     report = verify(directory, model, cases=40, seed=1)
@@ -165,7 +164,7 @@ def test_a_decoder_s_rows_may_be_padded_on_either_side(exported):
 # -------------------------------------------------------------------------------------------------- int8, standard operators
 
 
-@pytest.mark.parametrize("name", ["encoder", "causal", "seq2seq"])
+@pytest.mark.parametrize("name", ["encoder", "causal", pytest.param("seq2seq", marks=pytest.mark.slow)])
 def test_int8_of_the_portable_target_is_standard_operators_and_nearly_the_same_choices(exported, name):
     model, directory = exported(name, "portable", "int8")
     manifest = Runtime(directory).artifact.manifest
@@ -282,9 +281,9 @@ LENGTHS = [40, 3, 17, 9, 38, 2, 21, 5, 30, 12, 7, 33, 0, 25, 4, 19] * 3
 @pytest.mark.parametrize(
     "name, target",
     [
-        *((name, "portable") for name in ("encoder", *READERS)),
-        *(pytest.param(name, "portable", marks=pytest.mark.slow) for name in ("tokens", "sentences")),
-        ("encoder", "cpu"),
+        *((name, "portable") for name in ("encoder", *READERS) if name not in SLOW),
+        *(pytest.param(name, "portable", marks=pytest.mark.slow) for name in ("tokens", "sentences", *SLOW)),
+        pytest.param("encoder", "cpu", marks=pytest.mark.slow),
         pytest.param("seq2seq", "cpu", marks=pytest.mark.slow),
     ],
 )

@@ -434,7 +434,10 @@ def stopped(recipe, output, step, monkeypatch):
     return output.with_name(output.name + "-run")
 
 
-@pytest.mark.parametrize("step", [STEPS, 2 * STEPS + 3], ids=["after one epoch", "inside the third"])
+@pytest.mark.parametrize(
+    "step",
+    [pytest.param(STEPS, id="after one epoch", marks=pytest.mark.slow), pytest.param(2 * STEPS + 3, id="inside the third")],
+)
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(corpus, tmp_path, monkeypatch, step):
     recipe = recipe_of(corpus, save_strategy="steps", save_steps=step)
     train(recipe, tmp_path / "undisturbed")
@@ -467,7 +470,7 @@ def test_early_stopping_ends_a_run_that_goes_on_where_it_would_have(unimproved, 
     assert max(record["epoch"] for record in history(tmp_path / "model")) == 3
 
 
-@pytest.mark.parametrize("task", ["translation", "masked-lm"])
+@pytest.mark.parametrize("task", ["translation", pytest.param("masked-lm", marks=pytest.mark.slow)])
 def test_rows_are_augmented_alike_by_a_run_that_goes_on(corpus, tmp_path, monkeypatch, task):
     """In the second epoch: BPE-dropout, and masks."""
     recipe = recipe_of(corpus, num_train_epochs=2, save_strategy="steps", save_steps=STEPS + 3)

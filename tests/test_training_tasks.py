@@ -249,7 +249,7 @@ def test_packed_texts_are_read_as_each_alone(tmp_path):
         prepare(recipe)
 
 
-@pytest.mark.parametrize("block_size", [None, 64])
+@pytest.mark.parametrize("block_size", [None, pytest.param(64, marks=pytest.mark.slow)])
 def test_a_masked_language_model_learns(tmp_path, block_size):
     (tmp_path / "train.txt").write_text(VERSE * 3)
     training = dict(tokens_per_update=256, num_train_epochs=40, learning_rate=3e-3, save_strategy="no", seed=0)
