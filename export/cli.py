@@ -219,10 +219,7 @@ def export_arguments(parser: Parser) -> None:
     parser.add_argument("--shortlist", type=path, metavar="FILE", help=shortlist_help)
     calibrate_help = "text: int8 products of the cpu target get one scale for all rows, by what they read of it; faster"
     parser.add_argument("--calibrate", type=path, metavar="FILE", help=calibrate_help)
-    tune_help = (
-        "latency, throughput or a tuning.json: int8 products of the cpu target as they are fastest on this machine, or as"
-    )
-    tune_help += " chosen there"
+    tune_help = "latency, throughput or a tuning.json: int8 products of the cpu target as is fastest here, or as chosen there"
     parser.add_argument("--tune", type=source, metavar="GOAL", help=tune_help)
     keep_help = "keep the converted checkpoint there, where CHECKPOINT is of another family; temporary if not given"
     parser.add_argument("--keep", type=path, metavar="DIR", help=keep_help)

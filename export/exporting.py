@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -101,8 +101,8 @@ def export(
     opset = checked_opset(to, opset)
     if image_size not in (None, *IMAGE_SIZES):
         raise UsageError(f"no image size {image_size!r}, expected one of {', '.join(IMAGE_SIZES)}")
-    check_ways("calibrate", calibrate, to, dtypes)
-    check_ways("tune", tune, to, dtypes)
+    check_integers("calibrate", calibrate, to, dtypes)
+    check_integers("tune", tune, to, dtypes)
     check_alone(tune, calibrate, triton)
     tuning = tuning_of(tune)
     choices = None if tune in GOALS else tune
@@ -133,18 +133,12 @@ def check_apart(out: str | os.PathLike, triton: str | os.PathLike | None) -> Non
         raise UsageError(f"the output {out} and the model of Triton {triton} hold each other, expected two places")
 
 
-WAYS: dict[str, Callable[[Target], tuple[str, ...]]] = {  # settings of integer products: the dtypes that have them
-    "calibrate": lambda target: target.calibrated_dtypes,
-    "tune": lambda target: target.tuned_dtypes,
-}
-
-
-def check_ways(name: str, given: str | os.PathLike | None, target: Target, dtypes: list[str | None]) -> None:
-    """Raises UsageError if the setting `name` is `given` where there are no products that it is for."""
-    if given is None or (len(dtypes) == 1 and dtypes[0] in WAYS[name](target)):
+def check_integers(name: str, given: str | os.PathLike | None, target: Target, dtypes: list[str | None]) -> None:
+    """Raises UsageError if the setting `name` of products in integers is `given` where there are none."""
+    if given is None or (len(dtypes) == 1 and dtypes[0] in target.integer_dtypes):
         return
     found = f"{name} is {os.fspath(given)!r} for the target {target.name!r} with dtype {dtypes[0]!r}"
-    fits = [f"{each.name!r} with {dtype!r}" for each in targets() for dtype in WAYS[name](each)]
+    fits = [f"{each.name!r} with {dtype!r}" for each in targets() for dtype in each.integer_dtypes]
     raise UsageError(f"{found}, expected {', '.join(fits)}")
 
 

@@ -92,12 +92,8 @@ class Target(Protocol):
         """Only standard operators: other clients run the graphs, and several dtypes stand side by side."""
 
     @property
-    def calibrated_dtypes(self) -> tuple[str, ...]:
-        """Those of `dtypes` whose products can take the ranges that were found on a text."""
-
-    @property
-    def tuned_dtypes(self) -> tuple[str, ...]:
-        """Those of `dtypes` whose products have several ways, of which the machine can choose."""
+    def integer_dtypes(self) -> tuple[str, ...]:
+        """Those of `dtypes` whose products are in integers, with scales that a text and ways that a machine can choose."""
 
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
         """What the graphs of these roles run on."""

@@ -25,8 +25,7 @@ class Cpu:
     opsets = (21,)
     default_device = "cpu"
     is_standard = False
-    calibrated_dtypes = ("int8",)
-    tuned_dtypes = ("int8",)
+    integer_dtypes = ("int8",)
 
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
         return ("cpu",)

@@ -26,8 +26,7 @@ class Cuda:
     opsets = (24,)
     default_device = "cuda"
     is_standard = False
-    calibrated_dtypes: tuple[str, ...] = ()
-    tuned_dtypes: tuple[str, ...] = ()
+    integer_dtypes: tuple[str, ...] = ()
 
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
         return ("cpu", "cuda")

@@ -25,8 +25,7 @@ class Portable:
     opsets = (18, 19, 20, 21, 22, 23)
     default_device = "cpu"
     is_standard = True
-    calibrated_dtypes: tuple[str, ...] = ()
-    tuned_dtypes: tuple[str, ...] = ()
+    integer_dtypes: tuple[str, ...] = ()
 
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
         """TensorRT compiles what reads whole sequences, in fp32. A decoder would be compiled for each size of its caches."""
