@@ -112,20 +112,20 @@ def throwaway():
 
 def test_a_target_is_one_class_and_one_line(throwaway, exported_for, tmp_path, capsys):
     """Through export, parity, load, generate, stream, evaluate, doctor and the help of the command."""
-    model, directory = exported_for("seq2seq", "portable")
+    model, directory = exported_for("causal", "portable")
     checkpoint, out = f"{directory}-checkpoint", tmp_path / "out"
     cli.main(["export", checkpoint, str(out), "--target", "throwaway", "--dtype", "int8,fp32"])
     assert json.loads(capsys.readouterr().out)["parity"]["cases"] == 12
     manifest = json.loads((out / "manifest.json").read_text())
     assert (manifest["target"], manifest["opset"], manifest["dtype"]) == ("throwaway", 20, "int8")
     assert verify(out, model, cases=9, dtype="fp32").failures == []
-    runtime, (ids, mask) = Runtime(out, dtype="fp32"), prompts("seq2seq")
+    runtime, (ids, mask) = Runtime(out, dtype="fp32"), prompts("causal")
     OneByOneDecoder.steps.clear()
     for options in ({}, {"num_beams": 3}):
         expected = model.generate(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), max_new_tokens=7, **options)
         assert runtime.generate(ids, mask, max_new_tokens=7, **options).tolist() == expected.tolist()
     steps = list(runtime.stream(ids, mask, max_new_tokens=7))
-    assert np.stack(steps, axis=1).tolist() == runtime.generate(ids, mask, max_new_tokens=7)[:, 1:].tolist()
+    assert np.stack(steps, axis=1).tolist() == runtime.generate(ids, mask, max_new_tokens=7)[:, 7:].tolist()
     assert set(OneByOneDecoder.steps) == {4, 12}  # its own class, which had a row for each input, or each beam
     cli.main(["doctor"])
     assert "target throwaway runs on the CPU" in capsys.readouterr().out
@@ -253,7 +253,7 @@ def test_imports_point_one_way():
 
 EACH_FIRST = """
 import importlib, os, sys
-import numpy, onnxruntime, tokenizers, torch, transformers, onnx, onnx_ir, huggingface_hub, vanilla_transformer.checkpoint
+import numpy, onnxruntime, tokenizers, torch, transformers, onnx, onnx_ir, huggingface_hub, vanilla_transformer.conversion
 for name in sys.argv[1:]:
     if (child := os.fork()) == 0:
         try:
