@@ -25,7 +25,7 @@ class Processor:
         pairs = (line.partition(":") for line in first.splitlines())
         facts = {name.strip(): value.strip() for name, _, value in pairs}
         kind = [f"{name} {facts[name]}" for name in ("cpu family", "model") if name in facts]
-        name = ", ".join([facts.get("model name", platform.machine()), *kind])
+        name = ", ".join([facts.get("model name") or platform.machine(), *kind])
         return cls(name, frozenset(facts.get("flags", "").split()))
 
     def lacks(self, needs: list[str]) -> list[str]:
@@ -39,6 +39,8 @@ def check_processor(path: str | os.PathLike, needs: list[str], tuned_on: str | N
     Raises:
         OSError: naming the instructions and this processor, if that lacks some of `needs`.
     """
+    if not needs and tuned_on is None:
+        return
     here = Processor.here()
     if missing := here.lacks(needs):
         found = f"{path} needs a processor with {', '.join(missing)}, and this one is {here.name}, without"
