@@ -26,8 +26,18 @@ from vanilla_transformer.conversion.tokenizers import FoundTokenizer, find_token
 from vanilla_transformer.files import new_directory
 
 from .calibration import calibrate as calibrated_on
-from .clients import base_name, client_config, give_first_token, give_token_types, write_card, write_genai_config, write_json
+from .clients import (
+    base_name,
+    client_config,
+    give_first_token,
+    give_token_types,
+    write_card,
+    write_genai_config,
+    write_generator_card,
+    write_json,
+)
 from .errors import UsageError
+from .generation.writing import check_mode, check_model, write_generator
 from .languages import languages_of
 from .parity import verify
 from .passes import pipeline
@@ -59,6 +69,7 @@ def export(
     image_size: str | None = None,
     triton: str | os.PathLike | None = None,
     calibrate: str | os.PathLike | None = None,
+    generate: str | None = None,
 ) -> dict[str, Any]:
     """Writes the graphs of `checkpoint` to the directory `out`, after comparing them with torch on `cases` random inputs, and
     returns the manifest. A checkpoint of a family in `conversion.FAMILIES` is converted on the way.
@@ -81,12 +92,14 @@ def export(
             sequences or images.
         calibrate: a text, a line each, on which the ranges are found of what int8 products of the cpu target read: faster than
             a scale for each row, see `calibration`.
+        generate: `"greedy"`, `"sample"` or `"beam"` for one graph, of an encoder-decoder, that takes ids and returns sequences
+            by that search, see `generation`, in place of the graphs that a runtime drives.
 
     Raises:
         FileExistsError: if `out` or `triton` cannot be written, see `files.new_directory`.
         UsageError: for a target, dtype, opset or image size that is unknown, for several dtypes where there can be one, for
             `keep` where nothing is converted, for an image size where there are no images, for `calibrate` where there are
-            no such products, and if one of `out` and `triton` is inside the other.
+            no such products, for a way to `generate` that there is not, and if one of `out` and `triton` is inside the other.
         FileNotFoundError, OSError, ValueError: as `load_checkpoint` and `calibration.calibrate`; ValueError for a target or
             dtype that cannot hold the model, for a pass that fails, and if the graphs do not give what torch gives. Half
             precision is compared where there is a GPU.
@@ -97,6 +110,7 @@ def export(
     if image_size not in (None, *IMAGE_SIZES):
         raise UsageError(f"no image size {image_size!r}, expected one of {', '.join(IMAGE_SIZES)}")
     check_calibration(calibrate, to, dtypes)
+    check_mode(generate, to, image_size)
     texts = [text for text in (shortlist, calibrate) if isinstance(text, str | os.PathLike)]
     check_apart(out, triton)
     with contextlib.ExitStack() as outputs:
@@ -107,12 +121,28 @@ def export(
         source = Source.load(checkpoint, ours, shortlist, image_size, calibrate)
         if model_directory is not None:
             check_whole_sequences(source)
+        if generate is not None:
+            settings = source.model.generation_config.to_dict() if source.model.can_generate() else {}
+            check_model(checkpoint, source.architecture, generate, settings, source.config)
         made = Graphs.trace(source, to, dtypes, opset)
+        if generate is not None:
+            return save_generator(source, made, directory, generate, cases)
         made.save(directory)
         if model_directory is not None:
             made.save_for_triton(directory, model_directory)
         facts = write_companions(source, made, directory)
         return check_parity(source, made, directory, facts, cases)
+
+
+def save_generator(source: "Source", made: "Graphs", directory: Path, mode: str, cases: int) -> dict[str, Any]:
+    """Writes the one graph of `mode` that the graphs of an export make, which are compared with torch first."""
+    with tempfile.TemporaryDirectory() as parts:
+        made.save(Path(parts))
+        facts = write_companions(source, made, Path(parts))
+        check_parity(source, made, Path(parts), facts, cases)
+        card = checkpoint_directory(source.checkpoint, (CONFIG,)) / CARD
+        write_generator_card(directory, base_name(source.checkpoint), card, made.target, made.dtypes, mode)
+        return write_generator(Path(parts), directory, made.target, mode, cases)
 
 
 def check_apart(out: str | os.PathLike, triton: str | os.PathLike | None) -> None:

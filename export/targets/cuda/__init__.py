@@ -28,6 +28,8 @@ class Cuda:
     is_standard = False
     calibrated_dtypes: tuple[str, ...] = ()
 
+    generation_step = None
+
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
         return ("cpu", "cuda")
 
