@@ -50,7 +50,7 @@ def generator(exported, tmp_path_factory):
     def make(mode, target="portable", name="seq2seq"):
         if (mode, target, name) not in made:
             out = tmp_path_factory.mktemp("one") / "export"
-            export(exported(name).checkpoint, out, cases=3, target=target, generate=mode)
+            export(exported(name).checkpoint, out, cases=1, target=target, generate=mode)
             made[mode, target, name] = Generator(out, exported(name).directory, mode)
         return made[mode, target, name]
 
@@ -282,6 +282,7 @@ def test_the_export_says_what_it_is(generator, exported):
             opened()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["greedy", "beam"])
 def test_the_cpu_target_gives_the_same(square, tmp_path, mode):
     _, directory = square

@@ -46,13 +46,8 @@ class CpuStep:
         """As `Step`."""
         *caches, writers = states
         length = ops.cast(ops("Reshape", place, [1]), INT32)
-        bindings = {
-            "input_ids": tokens,
-            "past_length": length,
-            "num_beams": ops.value(self.number),
-            "cache_indirection": writers,
-        }
-        bindings |= {"encoder_attention_mask": self.inputs.mask, **self.cross}
+        bindings = {"input_ids": tokens, "past_length": length, "cache_indirection": writers, **self.cross}
+        bindings |= {"num_beams": ops.value(self.number), "encoder_attention_mask": self.inputs.mask}
         bindings |= {value.name: cache for value, cache in zip(self.own, caches)}
         nodes, outputs = inline(ops, self.graphs["decoder"], bindings)
         fixed, nodes = split(nodes, {tokens, length, *states})
