@@ -224,7 +224,7 @@ def export_arguments(parser: Parser) -> None:
     parser.add_argument("--generate", type=one_of("mode", MODES), metavar="MODE", help=generate_help)
     keep_help = "keep the converted checkpoint there, where CHECKPOINT is of another family; temporary if not given"
     parser.add_argument("--keep", type=path, metavar="DIR", help=keep_help)
-    triton_help = "also write a model of Triton there, its folder in a model repository; of a model that does not generate"
+    triton_help = "also write a model of Triton there, its folder in a model repository; without generation, or with --generate"
     parser.add_argument("--triton", type=path, metavar="DIR", help=triton_help)
     parser.add_argument("--force", action="store_true", help="replace OUTPUT if it is ours")
 

@@ -37,6 +37,7 @@ from .clients import (
     write_json,
 )
 from .errors import UsageError
+from .generation import ROLE
 from .generation.writing import check_mode, check_model, write_generator
 from .languages import languages_of
 from .parity import verify
@@ -89,7 +90,7 @@ def export(
         image_size: of a model of images: `"trained"` for graphs that read images of `config.image_size` only, `"free"` for any
             size, with interpolated positions; by default as `config.interpolate_pos_encoding` says.
         triton: directory for the graph as a model of Triton Inference Server, see `triton`; of a model that only reads whole
-            sequences or images.
+            sequences or images, or with `generate`.
         calibrate: a text, a line each, on which the ranges are found of what int8 products of the cpu target read: faster than
             a scale for each row, see `calibration`.
         generate: `"greedy"`, `"sample"` or `"beam"` for one graph, of an encoder-decoder, that takes ids and returns sequences
@@ -119,14 +120,14 @@ def export(
         model_directory = None if triton is None else outputs.enter_context(new_directory(triton, force, inputs))
         ours = outputs.enter_context(converted(checkpoint, keep))
         source = Source.load(checkpoint, ours, shortlist, image_size, calibrate)
-        if model_directory is not None:
+        if model_directory is not None and generate is None:
             check_whole_sequences(source)
         if generate is not None:
             settings = source.model.generation_config.to_dict() if source.model.can_generate() else {}
             check_model(checkpoint, source.architecture, generate, settings, source.config)
         made = Graphs.trace(source, to, dtypes, opset)
         if generate is not None:
-            return save_generator(source, made, directory, generate, cases)
+            return save_generator(source, made, (directory, model_directory), generate, cases)
         made.save(directory)
         if model_directory is not None:
             made.save_for_triton(directory, model_directory)
@@ -134,15 +135,22 @@ def export(
         return check_parity(source, made, directory, facts, cases)
 
 
-def save_generator(source: "Source", made: "Graphs", directory: Path, mode: str, cases: int) -> dict[str, Any]:
-    """Writes the one graph of `mode` that the graphs of an export make, which are compared with torch first."""
+def save_generator(
+    source: "Source", made: "Graphs", directories: tuple[Path, Path | None], mode: str, cases: int
+) -> dict[str, Any]:
+    """Writes the one graph of `mode` that the graphs of an export make, which are compared with torch first. The `directories`
+    are that of the export, and that of the model of Triton, if there is to be one."""
+    directory, model_directory = directories
     with tempfile.TemporaryDirectory() as parts:
         made.save(Path(parts))
         facts = write_companions(source, made, Path(parts))
         check_parity(source, made, Path(parts), facts, cases)
         card = checkpoint_directory(source.checkpoint, (CONFIG,)) / CARD
         write_generator_card(directory, base_name(source.checkpoint), card, made.target, made.dtypes, mode)
-        return write_generator(Path(parts), directory, made.target, mode, cases)
+        manifest, spec = write_generator(Path(parts), directory, made.target, mode, cases)
+    if model_directory is not None:
+        write_triton_model(spec, directory, model_directory, made.target.devices((ROLE,), made.dtypes[0]))
+    return manifest
 
 
 def check_apart(out: str | os.PathLike, triton: str | os.PathLike | None) -> None:
@@ -166,7 +174,8 @@ def check_calibration(text: str | os.PathLike | None, target: Target, dtypes: li
 def check_whole_sequences(source: "Source") -> None:
     """Raises ValueError for a model whose graphs continue sequences, in steps that Triton does not take by itself."""
     if source.model.can_generate():
-        raise ValueError(f"{source.checkpoint} is a {source.architecture}, expected for Triton a model that does not generate")
+        found = f"{source.checkpoint} is a {source.architecture}"
+        raise ValueError(f"{found}, expected for Triton a model that does not generate, or the option generate")
 
 
 def checked_target(name: str) -> Target:

@@ -43,9 +43,10 @@ def check_model(checkpoint: object, architecture: str, mode: str, generation: di
         raise ValueError(f"{checkpoint} has decoder_start_token_id None, expected the token id generation starts from")
 
 
-def write_generator(parts: Path, directory: Path, target: Target, mode: str, cases: int) -> dict[str, Any]:
+def write_generator(parts: Path, directory: Path, target: Target, mode: str, cases: int) -> tuple[dict, GraphSpec]:
     """Writes to `directory` what the export `parts` of `target` has, with one graph of `mode` in place of its graphs, of each
-    dtype, and returns the manifest. The sequences are compared with those of the runtime, on `cases` random inputs.
+    dtype, and returns the manifest and what the first graph takes and returns. The sequences are compared with those of the
+    runtime, on `cases` random inputs.
 
     Raises:
         ValueError: if they differ, in float32, in more rows than near ties explain.
@@ -63,7 +64,8 @@ def write_generator(parts: Path, directory: Path, target: Target, mode: str, cas
     left_out = {"schema_version", "files", "other_dtypes", *OF_OTHER_GRAPHS}
     facts = {name: value for name, value in artifact.manifest.items() if name not in left_out}
     more = {"other_dtypes": dict(zip(artifact.dtypes[1:], others))} if others else {}
-    return write_manifest(directory, **facts | {"generate": mode, **first, **more})
+    manifest = write_manifest(directory, **facts | {"generate": mode, **first, **more})
+    return manifest, specs[artifact.dtypes[0]]
 
 
 def facts_of(artifact: Artifact, dtype: str) -> dict[str, Any]:
