@@ -197,6 +197,7 @@ def attention(args: argparse.Namespace) -> None:
 
 
 def export_arguments(parser: Parser) -> None:
+    from .generation import MODES
     from .targets.registry import default_target, known_targets, targets
     from .targets.sequences import IMAGE_SIZES
 
@@ -221,9 +222,11 @@ def export_arguments(parser: Parser) -> None:
     parser.add_argument("--calibrate", type=path, metavar="FILE", help=calibrate_help)
     tune_help = "latency, throughput or a tuning.json: int8 products of the cpu target as is fastest here, or as chosen there"
     parser.add_argument("--tune", type=source, metavar="GOAL", help=tune_help)
+    generate_help = "one graph that takes ids and returns sequences, of an encoder-decoder: greedy, sample or beam search"
+    parser.add_argument("--generate", type=one_of("mode", MODES), metavar="MODE", help=generate_help)
     keep_help = "keep the converted checkpoint there, where CHECKPOINT is of another family; temporary if not given"
     parser.add_argument("--keep", type=path, metavar="DIR", help=keep_help)
-    triton_help = "also write a model of Triton there, its folder in a model repository; of a model that does not generate"
+    triton_help = "also write a model of Triton there, its folder in a model repository; without generation, or with --generate"
     parser.add_argument("--triton", type=path, metavar="DIR", help=triton_help)
     parser.add_argument("--force", action="store_true", help="replace OUTPUT if it is ours")
 
@@ -238,7 +241,7 @@ def export(args: argparse.Namespace) -> None:
 
     for each in [output] if args.triton is None else [output, args.triton]:
         output_path(each, [text for text in (args.shortlist, args.calibrate) if text is not None])
-    names = ("target", "dtype", "shortlist", "calibrate", "tune", "opset", "keep", "image_size", "triton")
+    names = ("target", "dtype", "shortlist", "calibrate", "tune", "generate", "opset", "keep", "image_size", "triton")
     settings = {name: getattr(args, name) for name in names}
     manifest = export(args.checkpoint, output, args.force, **settings)
     files = {name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")}

@@ -220,6 +220,31 @@ def write_card(
     (directory / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def write_generator_card(
+    directory: Path, base: str | None, readme: Path, target: Target, dtypes: Sequence[str], mode: str
+) -> None:
+    """As `write_card`, of a graph that generates by itself, which no other library has a class for."""
+    of_base = read_metadata(readme)
+    metadata = {
+        **{name: of_base[name] for name in OF_THE_BASE if name in of_base},
+        "base_model": base,
+        "library_name": "onnxruntime",
+        "pipeline_tag": of_base.get("pipeline_tag", "text2text-generation"),
+        "tags": ["onnx", "vanilla-transformer"],
+    }
+    lines = [
+        "---",
+        yaml_dump({key: value for key, value in metadata.items() if value is not None}).rstrip(),
+        "---",
+        "",
+        f"# {base or 'a checkpoint'} in one ONNX graph",
+        "",
+        f"It takes token ids and returns sequences, by {mode} search. `vanilla-transformer export --generate {mode}` wrote it",
+        f"for the target {target.name} in {' and '.join(dtypes)}. manifest.json says with which versions.",
+    ]
+    (directory / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 SNIPPET = """import {{ pipeline }} from '@huggingface/transformers';
 
 const pipe = await pipeline('{task}', 'NAME'); // the Hub id of this repository

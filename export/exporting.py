@@ -26,8 +26,19 @@ from vanilla_transformer.conversion.tokenizers import FoundTokenizer, find_token
 from vanilla_transformer.files import new_directory
 
 from .calibration import calibrate as calibrated_on
-from .clients import base_name, client_config, give_first_token, give_token_types, write_card, write_genai_config, write_json
+from .clients import (
+    base_name,
+    client_config,
+    give_first_token,
+    give_token_types,
+    write_card,
+    write_genai_config,
+    write_generator_card,
+    write_json,
+)
 from .errors import UsageError
+from .generation import ROLE
+from .generation.writing import check_mode, check_model, write_generator
 from .languages import languages_of
 from .parity import verify
 from .passes import pipeline
@@ -61,6 +72,7 @@ def export(
     triton: str | os.PathLike | None = None,
     calibrate: str | os.PathLike | None = None,
     tune: str | os.PathLike | None = None,
+    generate: str | None = None,
 ) -> dict[str, Any]:
     """Writes the graphs of `checkpoint` to the directory `out`, after comparing them with torch on `cases` random inputs, and
     returns the manifest. A checkpoint of a family in `conversion.FAMILIES` is converted on the way.
@@ -80,18 +92,20 @@ def export(
         image_size: of a model of images: `"trained"` for graphs that read images of `config.image_size` only, `"free"` for any
             size, with interpolated positions; by default as `config.interpolate_pos_encoding` says.
         triton: directory for the graph as a model of Triton Inference Server, see `triton`; of a model that only reads whole
-            sequences or images.
+            sequences or images, or with `generate`.
         calibrate: a text, a line each, on which the ranges are found of what int8 products of the cpu target read: faster than
             a scale for each row, see `calibration`.
         tune: `"latency"` or `"throughput"`: int8 products of the cpu target in the ways that are the fastest on this machine,
             see `tuning`; or the tuning.json of such an export, for the same choices.
+        generate: `"greedy"`, `"sample"` or `"beam"` for one graph, of an encoder-decoder, that takes ids and returns sequences
+            by that search, see `generation`, in place of the graphs that a runtime drives.
 
     Raises:
         FileExistsError: if `out` or `triton` cannot be written, see `files.new_directory`.
         UsageError: for a target, dtype, opset or image size that is unknown, for several dtypes where there can be one, for
             `keep` where nothing is converted, for an image size where there are no images, for `calibrate` where there are
-            no such products, for `tune` there or with `calibrate` or `triton`, and if one of `out` and `triton` is inside
-            the other.
+            no such products, for `tune` there or with `calibrate`, `generate` or `triton`, for a way to `generate` that there
+            is not, and if one of `out` and `triton` is inside the other.
         FileNotFoundError, OSError, ValueError: as `load_checkpoint`, `calibration.calibrate` and `Tuning.read`; ValueError for
             a target or dtype that cannot hold the model, for a pass that fails, and if the graphs do not give what torch
             gives. Half precision is compared where there is a GPU.
@@ -103,7 +117,8 @@ def export(
         raise UsageError(f"no image size {image_size!r}, expected one of {', '.join(IMAGE_SIZES)}")
     check_integers("calibrate", calibrate, to, dtypes)
     check_integers("tune", tune, to, dtypes)
-    check_alone(tune, calibrate, triton)
+    check_mode(generate, to, image_size)
+    check_alone(tune, calibrate=calibrate, generate=generate, triton=triton)
     tuning = tuning_of(tune)
     choices = None if tune in GOALS else tune
     texts = [text for text in (shortlist, calibrate, choices) if isinstance(text, str | os.PathLike)]
@@ -114,14 +129,37 @@ def export(
         model_directory = None if triton is None else outputs.enter_context(new_directory(triton, force, inputs))
         ours = outputs.enter_context(converted(checkpoint, keep))
         source = Source.load(checkpoint, ours, shortlist, image_size, calibrate)
-        if model_directory is not None:
+        if model_directory is not None and generate is None:
             check_whole_sequences(source)
+        if generate is not None:
+            settings = source.model.generation_config.to_dict() if source.model.can_generate() else {}
+            check_model(checkpoint, source.architecture, generate, settings, source.config)
         made = Graphs.trace(source, to, dtypes, opset, tuning)
+        if generate is not None:
+            return save_generator(source, made, (directory, model_directory), generate, cases)
         made.save(directory)
         if model_directory is not None:
             made.save_for_triton(directory, model_directory)
         facts = write_companions(source, made, directory)
         return check_parity(source, made, directory, facts, cases)
+
+
+def save_generator(
+    source: "Source", made: "Graphs", directories: tuple[Path, Path | None], mode: str, cases: int
+) -> dict[str, Any]:
+    """Writes the one graph of `mode` that the graphs of an export make, which are compared with torch first. The `directories`
+    are that of the export, and that of the model of Triton, if there is to be one."""
+    directory, model_directory = directories
+    with tempfile.TemporaryDirectory() as parts:
+        made.save(Path(parts))
+        facts = write_companions(source, made, Path(parts))
+        check_parity(source, made, Path(parts), facts, cases)
+        card = checkpoint_directory(source.checkpoint, (CONFIG,)) / CARD
+        write_generator_card(directory, base_name(source.checkpoint), card, made.target, made.dtypes, mode)
+        manifest, spec = write_generator(Path(parts), directory, made.target, mode, cases)
+    if model_directory is not None:
+        write_triton_model(spec, directory, model_directory, made.target.devices((ROLE,), made.dtypes[0]))
+    return manifest
 
 
 def check_apart(out: str | os.PathLike, triton: str | os.PathLike | None) -> None:
@@ -142,26 +180,24 @@ def check_integers(name: str, given: str | os.PathLike | None, target: Target, d
     raise UsageError(f"{found}, expected {', '.join(fits)}")
 
 
-def check_alone(tune: str | os.PathLike | None, calibrate: str | os.PathLike | None, triton: str | os.PathLike | None) -> None:
+def check_alone(tune: str | os.PathLike | None, **others: str | os.PathLike | None) -> None:
     """Raises UsageError for `tune` with what its choices do not hold for."""
-    if tune is None:
-        return
-    if calibrate is not None:
-        raise UsageError(
-            f"tune is {os.fspath(tune)!r} and calibrate {os.fspath(calibrate)!r}, expected one of them: "
-            "what is calibrated has one scale for all rows, and the choices are for others"
-        )
-    if triton is not None:
-        raise UsageError(
-            f"tune is {os.fspath(tune)!r} and triton {os.fspath(triton)!r}, expected one of them: "
-            "Triton would not refuse a processor that lacks the instructions"
-        )
+    reasons = {
+        "calibrate": "what is calibrated has one scale for all rows, and the choices are for others",
+        "generate": "no runtime would refuse a processor that lacks the instructions",
+        "triton": "Triton would not refuse a processor that lacks the instructions",
+    }
+    for name, other in others.items():
+        if None not in (tune, other):
+            found = f"tune is {str(tune)!r} and {name} {str(other)!r}, expected one of them"
+            raise UsageError(f"{found}: {reasons[name]}")
 
 
 def check_whole_sequences(source: "Source") -> None:
     """Raises ValueError for a model whose graphs continue sequences, in steps that Triton does not take by itself."""
     if source.model.can_generate():
-        raise ValueError(f"{source.checkpoint} is a {source.architecture}, expected for Triton a model that does not generate")
+        found = f"{source.checkpoint} is a {source.architecture}"
+        raise ValueError(f"{found}, expected for Triton a model that does not generate, or the option generate")
 
 
 def checked_target(name: str) -> Target:

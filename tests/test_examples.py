@@ -23,6 +23,16 @@ def test_an_example_is_short_and_has_a_test(path):
     assert f'"examples/{path.name}"' in Path(__file__).read_text()
 
 
+@pytest.mark.slow
+def test_one_graph_translates(tmp_path, monkeypatch, capsys):
+    """Its twins in JavaScript are tested with the other clients."""
+    checkpoint = ROOT / "model_cards/vanilla-seq2seq-tiny-multi30k-en-de"
+    export(checkpoint, tmp_path / "translator", cases=1, generate="greedy")
+    monkeypatch.chdir(tmp_path)
+    run_script("examples/one_graph/generate.py", "translator", "A man sleeps.", "A dog runs through the grass.")
+    assert capsys.readouterr().out.splitlines() == ["Ein Mann schläft.", "Ein Hund läuft durch das Gras."]
+
+
 def test_a_translator_is_trained(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     pairs = toy_corpus(60, seed=0)

@@ -28,6 +28,8 @@ FILES = sorted(path for path in ROOT.rglob("*.py") if "__pycache__" not in path.
 HEAVY = ("torch", "transformers", "safetensors", "onnx", "onnx_ir", "onnxscript", "vanilla_transformer")
 # What makes graphs, and what compares with torch. All else runs where there is none of `HEAVY`.
 MAY_BE_HEAVY = {
+    *("targets/portable/generation.py", "targets/cpu/generation.py"),
+    *(f"generation/{name}.py" for name in ("beams", "one_graph", "ops", "searches", "writing")),
     *(
         "exporting.py",
         "parity.py",
@@ -49,7 +51,10 @@ MAY_BE_HEAVY = {
     *("passes/fusion.py", "passes/quantization.py", "passes/matching.py", "passes/pipeline.py"),
 }
 # These import it inside of a function that makes graphs, or for the checker of types.
-MENTION_IT = {"cli.py", "targets/spec.py", *(f"targets/{name}/__init__.py" for name in ("portable", "cpu", "cuda"))}
+MENTION_IT = {
+    *("cli.py", "targets/spec.py", "generation/rules.py", "generation/step.py"),
+    *(f"targets/{name}/__init__.py" for name in ("portable", "cpu", "cuda")),
+}
 
 
 def name_of(path: Path) -> str:

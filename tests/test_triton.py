@@ -133,6 +133,23 @@ def test_what_triton_cannot_run_is_said_before_anything_is_traced(exported, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_encoder_decoder_generates_in_one_graph(exported, tmp_path):
+    """Requests of one shape run together, each with its own number of tokens, padded to the longest."""
+    settings = ["--generate", "greedy", "--triton", str(tmp_path / "repository/translator")]
+    cli.main(["export", str(exported("seq2seq").checkpoint), str(tmp_path / "export"), *settings])
+    folder = tmp_path / "repository/translator"
+    config = check_config(folder, onnx.load(folder / "1/model.onnx").graph)
+    assert [(tensor.name, list(tensor.dims)) for tensor in config.input][2:] == [("max_new_tokens", [1])]
+    assert [(tensor.name, list(tensor.dims)) for tensor in config.output] == [("sequences", [-1])]
+    session = onnxruntime.InferenceSession(folder / "1/model.onnx")
+    ids, steps = np.random.default_rng(0).integers(3, 48, (3, 16)), np.array([[3], [9], [6]])
+    [together] = session.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids), "max_new_tokens": steps})
+    for row, (source, count) in enumerate(zip(ids, steps)):
+        given = {"attention_mask": torch.ones((1, 16), dtype=torch.long), "max_new_tokens": int(count[0])}
+        wanted = exported("seq2seq").model.generate(torch.from_numpy(source[None]), **given)[0].tolist()
+        assert together[row].tolist() == wanted + [0] * (together.shape[1] - len(wanted))
+
+
 def test_weights_in_a_file_of_their_own_stand_beside_the_graph(exported, tmp_path):
     """As Triton wants it: in a folder with the name that the graph else has."""
     (tmp_path / "export").mkdir()

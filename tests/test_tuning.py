@@ -318,6 +318,10 @@ def test_a_file_of_another_machine_says_so(tmp_path, cpuinfo):
             {"target": "cpu", "dtype": "int8", "calibrate": "text"},
             "tune is 'latency' and calibrate 'text', expected one of them",
         ),
+        (
+            {"target": "cpu", "dtype": "int8", "generate": "greedy"},
+            "tune is 'latency' and generate 'greedy', expected one of them",
+        ),
         ({"target": "cpu", "dtype": "int8", "triton": "model"}, "tune is 'latency' and triton 'model', expected one of them"),
     ],
 )

@@ -99,6 +99,9 @@ class Runtime:
             raise UsageError(f"threads must be a whole number from 1 to {MAX_THREADS}, got {threads!r}")
         self.artifact: Artifact = open_artifact(directory)
         self.architecture: str = self.artifact.manifest["architecture"]
+        if (mode := self.artifact.manifest.get("generate")) is not None:
+            found = f"{self.artifact.directory} has one graph that generates by itself, by {mode} search"
+            raise ValueError(f"{found}: run that in onnxruntime, or export without --generate")
         if self.architecture not in EXPORTABLE:
             found = f"{self.artifact.directory} has the architecture {self.architecture!r}"
             raise ValueError(f"{found}, expected one of {', '.join(EXPORTABLE)}")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from ..generation.step import Step
     from ..runtime.decoder import DecoderFactory, LoadedExport
 
     Pass = Callable[[ir.Model], int]  # changes the graph in place; how often it applied
@@ -94,6 +95,11 @@ class Target(Protocol):
     @property
     def integer_dtypes(self) -> tuple[str, ...]:
         """Those of `dtypes` whose products are in integers, with scales that a text and ways that a machine can choose."""
+
+    @property
+    def generation_step(self) -> Callable[[dict[str, ir.Model]], Step] | None:
+        """Makes the graphs of an encoder-decoder, by role, the step of a graph that generates by itself, and uses them up;
+        `None` where there is none."""
 
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
         """What the graphs of these roles run on."""

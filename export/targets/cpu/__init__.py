@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from ..spec import Pass
     from .decoder import CpuDecoders, LoadedExport
+    from .generation import CpuStep
 
 
 class Cpu:
@@ -26,6 +27,11 @@ class Cpu:
     default_device = "cpu"
     is_standard = False
     integer_dtypes = ("int8",)
+
+    def generation_step(self, graphs: "dict[str, ir.Model]") -> "CpuStep":
+        from .generation import CpuStep
+
+        return CpuStep(graphs)
 
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
         return ("cpu",)

@@ -28,6 +28,8 @@ class Cuda:
     is_standard = False
     integer_dtypes: tuple[str, ...] = ()
 
+    generation_step = None
+
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
         return ("cpu", "cuda")
 

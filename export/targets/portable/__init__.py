@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from ..spec import Pass
     from .decoder import LoadedExport, PortableDecoders
+    from .generation import PortableStep
 
 
 class Portable:
@@ -26,6 +27,11 @@ class Portable:
     default_device = "cpu"
     is_standard = True
     integer_dtypes: tuple[str, ...] = ()
+
+    def generation_step(self, graphs: "dict[str, ir.Model]") -> "PortableStep":
+        from .generation import PortableStep
+
+        return PortableStep(graphs)
 
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
         """TensorRT compiles what reads whole sequences, in fp32. A decoder would be compiled for each size of its caches."""

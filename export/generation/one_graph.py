@@ -1,0 +1,102 @@
+"""The one graph: what is read, the loop around a step and a search, and what is returned."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ..targets.sequences import token_inputs
+from ..targets.spec import GraphSpec, TensorSpec
+from .beams import Beams
+from .ops import Ops
+from .rules import Rules
+from .searches import STEPS, Greedy, Sampling, Search, TokenSearch
+from .step import Inputs, Step
+
+LEARNED = ("learned", "learned_relative")
+SEARCHES: dict[str, Callable[[Rules], Search]] = {
+    "greedy": lambda rules: TokenSearch(rules, Greedy()),
+    "sample": lambda rules: TokenSearch(rules, Sampling()),
+    "beam": Beams,
+}
+IR_VERSION = 10  # as the graphs that are put together
+IDS = ("batch_size", "source_length")
+
+
+def one_graph_spec(file: str, search: Search, config: dict[str, Any]) -> GraphSpec:
+    ids, mask = (replace(tensor, range=None, default=None) for tensor in token_inputs(config, IDS)[:2])
+    return GraphSpec(file, (ids, mask, STEPS, *search.inputs), search.outputs)
+
+
+def one_graph(
+    step: Step, search: Search, spec: GraphSpec, rules: Rules, config: dict[str, Any], opsets: dict[str, int]
+) -> ir.Model:
+    """A model with the inputs and outputs of `spec`: the sequences that `search` finds with the logits of `step`."""
+    ops = Ops()
+    given = {tensor.name: input_value(tensor) for tensor in spec.inputs}
+    ids, mask = given["input_ids"], given["attention_mask"]
+    limit = at_most_positions(ops, search.steps(ops, given), config)
+    trips = ops("ReduceMax", limit, keepdims=0)
+    inputs = Inputs(ops, ids, mask, ops("Reshape", trips, [1]), search.beams(ops, given))
+    prompt = ops.filled([ops.size(ids, 0), 1], np.int64(rules.options.decoder_start_token_id))
+    initial = [inputs.repeated(prompt), *search.begin(inputs, given, prompt, limit)]
+    count = len(initial)
+    initial += step.begin(inputs)
+    body = loop_body(step, search, Ops(ops), initial, count)
+    final = ops.all("Loop", [trips, ops("Greater", trips, 0), *initial], len(initial), body=body)
+    for value, first in zip(final, initial):
+        value.type = first.type
+    results = search.end(ops, final[1:count])
+    return model_of(ops, list(given.values()), results, spec, opsets)
+
+
+def type_of(tensor: TensorSpec) -> ir.TensorType:
+    return ir.TensorType(ir.DataType.from_numpy(np.dtype(tensor.dtype)))
+
+
+def input_value(tensor: TensorSpec) -> ir.Value:
+    return ir.Value(name=tensor.name, type=type_of(tensor), shape=ir.Shape(tensor.shape))
+
+
+def at_most_positions(ops: Ops, steps: ir.Value, config: dict[str, Any]) -> ir.Value:
+    """`steps` (B, 1) as far as there are positions, and 0 for less."""
+    most = config["max_position_embeddings"] if config["position_embedding_type"] in LEARNED else None
+    return ops("Max", steps, 0) if most is None else ops("Clip", steps, 0, most)
+
+
+def loop_body(step: Step, search: Search, ops: Ops, initial: list[ir.Value], count: int) -> ir.Graph:
+    """Takes the tokens, then the states of the search, `count` together, then those of the step, as the `initial` ones."""
+    place = ir.Value(type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
+    before = ir.Value(type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
+    taken = [ir.Value(type=value.type) for value in initial]
+    logits, states = step.advance(ops, taken[0], taken[count:], place)
+    tokens, parents, found, goes_on = search.advance(ops, logits, taken[1:count], place)
+    if parents is not None:
+        states = step.reorder(ops, states, parents, place)
+    returned = [tokens, *found, *states]
+    for value, first in zip(returned, initial, strict=True):
+        value.type = first.type
+    goes_on.shape = ir.Shape([])
+    return ir.Graph([place, before, *taken], [goes_on, *returned], nodes=ops.nodes, name="step")
+
+
+def model_of(ops: Ops, inputs: list[ir.Value], results: list[ir.Value], spec: GraphSpec, opsets: dict[str, int]) -> ir.Model:
+    for value, tensor in zip(results, spec.outputs, strict=True):
+        value.name, value.type, value.shape = tensor.name, type_of(tensor), ir.Shape(tensor.shape)
+    kept = {*inputs, *results}
+    graph = ir.Graph(inputs, results, nodes=ops.nodes, name="generate")
+    numbers = itertools.count()
+    for value in ops.weights.values():
+        value.name = f"weight.{next(numbers)}"
+        graph.register_initializer(value)
+    for node in ir.traversal.RecursiveGraphIterator(graph):
+        node.name = f"{node.op_type}.{next(numbers)}"
+        bodies = [each.value for each in node.attributes.values() if each.type == ir.AttributeType.GRAPH]
+        for value in (*node.outputs, *(value for body in bodies for value in body.inputs)):
+            if value not in kept:
+                value.name = f"{node.op_type}.{next(numbers)}"
+    graph.opset_imports.update(opsets)
+    return ir.Model(graph, ir_version=IR_VERSION)

@@ -1,0 +1,64 @@
+"""The cpu target's graphs inside of the one graph that generates, see `generation`."""
+
+import numpy as np
+import onnx_ir as ir
+
+from ...generation.ops import Ops, inline, split
+from ...generation.step import Inputs
+
+INT32 = ir.DataType.INT32
+
+
+class CpuStep:
+    """The `Step` of an encoder-decoder: caches with room for all tokens, in which a table says whose key and value each beam
+    reads at each place."""
+
+    def __init__(self, graphs: dict[str, ir.Model]):
+        self.graphs = graphs
+        past = [value for value in graphs["decoder"].graph.inputs if value.name.startswith("past_key_values")]
+        self.own = [value for value in past if ".decoder." in value.name]
+
+    def begin(self, inputs: Inputs) -> list[ir.Value]:
+        """As `Step`."""
+        self.inputs = inputs
+        ops = inputs.ops
+        given = {"input_ids": inputs.ids, "attention_mask": inputs.mask}
+        nodes, outputs = inline(ops, self.graphs["encoder"], given)
+        ops.nodes += nodes
+        self.cross = {name.replace("present", "past_key_values"): value for name, value in outputs.items()}
+        self.room = ops("Max", inputs.steps, 1)
+        self.beams = np.array([1]) if inputs.beams is None else inputs.beams
+        self.number = np.array([1], np.int32) if inputs.beams is None else ops.cast(inputs.beams, INT32)
+        self.itself = self.writers(ops)
+        caches = []
+        for value in self.own:
+            _, heads, _, width = value.shape
+            caches.append(ops.filled([inputs.rows, heads, self.room, width], np.float32(0)))
+        return [*caches, self.itself]
+
+    def writers(self, ops: Ops) -> ir.Value:
+        """int32 (B, K, room): each beam wrote all of its own."""
+        each = ops("Range", 0, ops("Squeeze", ops.value(self.beams)), 1)
+        shape = ops("Concat", self.inputs.batch, self.beams, self.room, axis=0)
+        return ops.cast(ops("Expand", ops("Unsqueeze", each, [0, 2]), shape), INT32)
+
+    def advance(self, ops: Ops, tokens: ir.Value, states: list[ir.Value], place: ir.Value) -> tuple[ir.Value, list[ir.Value]]:
+        """As `Step`."""
+        *caches, writers = states
+        length = ops.cast(ops("Reshape", place, [1]), INT32)
+        bindings = {"input_ids": tokens, "past_length": length, "cache_indirection": writers, **self.cross}
+        bindings |= {"num_beams": ops.value(self.number), "encoder_attention_mask": self.inputs.mask}
+        bindings |= {value.name: cache for value, cache in zip(self.own, caches)}
+        nodes, outputs = inline(ops, self.graphs["decoder"], bindings)
+        fixed, nodes = split(nodes, {tokens, length, *states})
+        self.inputs.ops.nodes += fixed
+        ops.nodes += nodes
+        present = [outputs[value.name.replace("past_key_values", "present")] for value in self.own]
+        return outputs["logits"], [*present, writers]
+
+    def reorder(self, ops: Ops, states: list[ir.Value], parents: ir.Value, place: ir.Value) -> list[ir.Value]:
+        """As `Step`: what was written up to `place` is that of the parents."""
+        *caches, writers = states
+        each = ops("Expand", ops("Unsqueeze", parents, [2]), ops("Shape", writers))
+        is_written = ops("LessOrEqual", ops("Range", 0, ops("Squeeze", self.room), 1), place)
+        return [*caches, ops("Where", is_written, ops("GatherElements", writers, each, axis=1), self.itself)]

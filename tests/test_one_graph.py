@@ -1,0 +1,332 @@
+"""`export --generate`: one graph that generates, whose sequences are those of the runtime, which searches on the host."""
+
+import json
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from checkpoints import EOS, PAD, START, VOCABULARY, build, edit_json
+
+from vanilla_transformer_export import Runtime, cli, export, verify
+from vanilla_transformer_export.errors import UsageError
+
+BEAMS = dict(num_beams=3, length_penalty=0.7, early_stopping=False)
+BEFORE_1 = np.nextafter(np.float32(1), np.float32(0))
+
+
+def source(rows, seed=0, length=9):
+    """Ids and mask, rows of different lengths."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(3, VOCABULARY, (rows, length))
+    mask = (np.arange(length) < rng.integers(2, length + 1, (rows, 1))).astype(np.int64)
+    return np.where(mask, ids, PAD), mask
+
+
+class Generator:
+    """The one graph of a checkpoint, and the export of the same checkpoint that a runtime opens."""
+
+    def __init__(self, directory, parts, mode):
+        self.directory = directory
+        [file] = json.loads((directory / "manifest.json").read_text())["graphs"].values()
+        self.session = onnxruntime.InferenceSession(directory / file, providers=["CPUExecutionProvider"])
+        self.parts = parts
+        self.mode = mode
+
+    def run(self, ids, mask, **inputs):
+        """`inputs` of one number are given to all rows."""
+        feeds = {"input_ids": ids, "attention_mask": mask}
+        for each in self.session.get_inputs()[2:]:
+            value = np.asarray(inputs[each.name], np.float32 if "float" in each.type else np.int64)
+            feeds[each.name] = np.broadcast_to(value, (len(ids), 1)) if value.ndim < 2 else value
+        return self.session.run(None, feeds)
+
+
+@pytest.fixture(scope="module")
+def generator(exported, tmp_path_factory):
+    made = {}
+
+    def make(mode, target="portable", name="seq2seq"):
+        if (mode, target, name) not in made:
+            out = tmp_path_factory.mktemp("one") / "export"
+            export(exported(name).checkpoint, out, cases=1, target=target, generate=mode)
+            made[mode, target, name] = Generator(out, exported(name).directory, mode)
+        return made[mode, target, name]
+
+    return make
+
+
+@pytest.fixture
+def square(exported_for, tmp_path):
+    """A checkpoint that the cpu target can hold, and its export."""
+    return exported_for("seq2seq", "cpu")
+
+
+# ------------------------------------------------------------------------------------------------------------- sequences
+
+
+@pytest.mark.parametrize("rows", [1, 8, 32])
+def test_greedy_sequences_are_the_runtime_s_and_torch_s(generator, exported, rows):
+    greedy, (ids, mask) = generator("greedy"), source(rows)
+    [found] = greedy.run(ids, mask, max_new_tokens=12)
+    np.testing.assert_array_equal(found, Runtime(greedy.parts).generate(ids, mask, max_new_tokens=12, num_beams=1))
+    wanted = exported("seq2seq").model.generate(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), max_new_tokens=12)
+    np.testing.assert_array_equal(found, wanted)
+    assert (found[:, 0] == START).all() and (rows == 1 or len(set((found == EOS).argmax(axis=1))) > 1)
+
+
+@pytest.mark.parametrize("early_stopping", [False, True, "never"])
+@pytest.mark.parametrize("length_penalty", [-0.5, 0.0, 1.3])
+def test_beams_and_their_scores_are_the_runtime_s(generator, early_stopping, length_penalty):
+    beam, (ids, mask) = generator("beam"), source(8)
+    options = dict(num_beams=4, length_penalty=length_penalty, max_new_tokens=9)
+    number = {False: 0, True: 1, "never": 2}[early_stopping]
+    found, scores = beam.run(ids, mask, **options, early_stopping=number)
+    wanted, wanted_scores = Runtime(beam.parts).generate_with_scores(ids, mask, **options, early_stopping=early_stopping)
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_allclose(scores[:, 0], wanted_scores, rtol=1e-4, atol=1e-5)
+
+
+def test_each_row_has_settings_of_its_own(generator):
+    """As alone with them, in greedy search and with beams; the runtime gives each alone."""
+    ids, mask = source(5)
+    steps = np.array([[12], [1], [0], [-3], [5]])
+    [found] = generator("greedy").run(ids, mask, max_new_tokens=steps)
+    runtime = Runtime(generator("greedy").parts)
+    for row, count in enumerate(steps[:, 0]):
+        wanted = [START]
+        if count > 0:
+            one = slice(row, row + 1)
+            wanted = runtime.generate(ids[one], mask[one], max_new_tokens=int(count), num_beams=1)[0].tolist()
+        assert found[row].tolist() == wanted + [PAD] * (found.shape[1] - len(wanted))
+    beams, penalties, early = (
+        np.array([[1], [5], [2], [3], [4]]),
+        np.array([[1.0], [0.0], [2.0], [-1.0], [0.5]]),
+        [0, 1, 2, 0, 1],
+    )
+    steps = np.array([[8], [6], [9], [1], [7]])
+    inputs = dict(num_beams=beams, length_penalty=penalties, early_stopping=np.array(early)[:, None], max_new_tokens=steps)
+    found, scores = generator("beam").run(ids, mask, **inputs)
+    for row in range(5):
+        if beams[row, 0] == 1:  # the runtime has greedy search for one beam, which has no fill but the pad token
+            continue
+        one = slice(row, row + 1)
+        options = {name: value[row, 0].item() for name, value in inputs.items()}
+        options["early_stopping"] = (False, True, "never")[early[row]]
+        wanted, score = runtime.generate_with_scores(ids[one], mask[one], **options)
+        width = wanted.shape[1]
+        assert found[row, :width].tolist() == wanted[0].tolist() and set(found[row, width:]) <= {EOS}
+        np.testing.assert_allclose(scores[row], score, rtol=1e-4)
+
+
+# -------------------------------------------------------------------------------------------------------------- sampling
+
+
+def sampled(logits, temperature, top_k, top_p, uniform):
+    """One token of `logits` (V,), in float64, by transformers' filters in their order."""
+    scores = logits.astype(np.float64) / temperature
+    order = np.argsort(-scores, kind="stable")
+    kept = order[: top_k or None]
+    p = np.exp(scores[kept] - scores[kept[0]])
+    p /= p.sum()
+    before = np.concatenate([[0], np.cumsum(p)[:-1]])
+    kept, p = kept[before < top_p], p[before < top_p]
+    kept = kept if len(kept) else order[:1]
+    cumulative = np.cumsum(p / p.sum())
+    return kept[min((cumulative <= np.float64(uniform)).sum(), len(kept) - 1)]
+
+
+@pytest.mark.parametrize("top_k, top_p", [(50, 1.0), (0, 0.9), (5, 0.7), (1, 1.0), (0, 0.0)])
+def test_samples_are_those_of_a_reference_in_float64(generator, exported, top_k, top_p):
+    sample, (ids, mask) = generator("sample"), source(6)
+    uniforms = np.random.default_rng(1).random((6, 8), np.float32)
+    uniforms[0], uniforms[1] = 0, BEFORE_1
+    inputs = dict(temperature=0.8, top_k=top_k, top_p=top_p, uniforms=uniforms, max_new_tokens=8)
+    [found] = sample.run(ids, mask, **inputs)
+    given = dict(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))
+    with torch.no_grad():
+        logits = exported("seq2seq").model(**given, decoder_input_ids=torch.from_numpy(found[:, :-1])).logits.numpy()
+    for row, tokens in enumerate(found):
+        for place, token in enumerate(tokens[1:]):
+            ended = EOS in tokens[1 : 1 + place]
+            expected = PAD if ended else sampled(logits[row, place], 0.8, top_k, top_p, uniforms[row, place])
+            assert token == expected, (row, place)
+    [again] = sample.run(ids, mask, **inputs)
+    np.testing.assert_array_equal(found, again)
+
+
+def test_what_no_host_checks_has_a_defined_result(generator):
+    sample, (ids, mask) = generator("sample"), source(3)
+    settings = dict(temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=8)
+    uniforms = np.random.default_rng(2).random((3, 4), np.float32)
+    [found] = sample.run(ids, mask, **settings, uniforms=uniforms)
+    assert found.shape[1] <= 5  # no more tokens than uniform numbers
+    [none] = sample.run(ids, mask, **settings, uniforms=uniforms[:, :0])
+    assert none.tolist() == [[START]] * 3
+    greedy = generator("greedy").run(ids, mask, max_new_tokens=4)[0]
+    # The likeliest for no temperature, for a negative number, and where nothing but it may be drawn.
+    for changed in (dict(temperature=0), dict(top_k=1), dict(top_p=0.0)):
+        assert sample.run(ids, mask, **settings | changed, uniforms=uniforms)[0].tolist() == greedy.tolist()
+    assert sample.run(ids, mask, **settings, uniforms=uniforms - 2)[0].tolist() == greedy.tolist()
+    above = sample.run(ids, mask, **settings | dict(top_k=3), uniforms=uniforms + 2)[0]
+    last = sample.run(ids, mask, **settings | dict(top_k=3), uniforms=np.full((3, 4), BEFORE_1))[0]
+    assert above.tolist() == last.tolist()
+
+
+def test_a_row_without_tokens_leaves_the_others_as_they_are(generator):
+    ids, mask = source(4)
+    whole = generator("greedy").run(ids, mask, max_new_tokens=6)[0]
+    mask[2] = 0
+    found = generator("greedy").run(ids, mask, max_new_tokens=6)[0]
+    rows = [0, 1, 3]
+    width = min(whole.shape[1], found.shape[1])
+    assert found[rows, :width].tolist() == whole[rows, :width].tolist()
+    assert ((found >= 0) & (found < VOCABULARY)).all()
+    assert np.isfinite(generator("beam").run(ids, mask, **BEAMS, max_new_tokens=6)[1]).all()
+
+
+def test_beams_over_the_vocabulary_and_below_one_are_as_many_as_there_can_be(generator):
+    ids, mask = source(2)
+    settings = dict(length_penalty=1.0, early_stopping=0, max_new_tokens=3)
+    most, over = (generator("beam").run(ids, mask, num_beams=count, **settings) for count in (VOCABULARY, VOCABULARY + 9))
+    one, none = (generator("beam").run(ids, mask, num_beams=count, **settings) for count in (1, -1))
+    for found, wanted in ((over, most), (none, one)):
+        assert [each.tolist() for each in found] == [each.tolist() for each in wanted]
+    assert generator("beam").run(ids, mask, **settings | dict(num_beams=2, max_new_tokens=0))[0].tolist() == [[START]] * 2
+
+
+# ------------------------------------------------------------------------------------------------- generation_config.json
+
+
+SUPPRESSED = [
+    dict(suppress_tokens=[5, 9, 11, 30]),
+    dict(begin_suppress_tokens=[7, 20], min_new_tokens=4, forced_eos_token_id=EOS, bad_words_ids=[[6], [8]]),
+    dict(forced_bos_token_id=12, forced_eos_token_id=[EOS, 40], eos_token_id=[EOS, 17]),
+    dict(renormalize_logits=True, suppress_tokens=list(range(3, 12)), pad_token_id=None),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["greedy", "beam"])
+@pytest.mark.parametrize("settings", SUPPRESSED)
+def test_settings_of_the_model_are_in_the_graph(exported, tmp_path, mode, settings):
+    exported("seq2seq").model.save_pretrained(tmp_path / "checkpoint")
+    edit_json(tmp_path / "checkpoint/generation_config.json", **settings)
+    export(tmp_path / "checkpoint", tmp_path / "parts", cases=1)
+    export(tmp_path / "checkpoint", tmp_path / "one", cases=1, generate=mode)
+    one = Generator(tmp_path / "one", tmp_path / "parts", mode)
+    ids, mask = source(8)
+    options = BEAMS if mode == "beam" else {"num_beams": 1}
+    found = one.run(ids, mask, max_new_tokens=10, **options)[0]
+    assert found.tolist() == Runtime(one.parts).generate(ids, mask, max_new_tokens=10, **options).tolist()
+
+
+@pytest.mark.parametrize(
+    "mode, settings, found",
+    [
+        ("greedy", dict(repetition_penalty=1.2), "repetition_penalty=1.2, which no graph holds: expected 1.0"),
+        ("beam", dict(no_repeat_ngram_size=3), "no_repeat_ngram_size=3, which no graph holds: expected 0"),
+        ("beam", dict(num_return_sequences=2, num_beams=2), "num_return_sequences=2, which no graph holds: expected 1"),
+        ("greedy", dict(bad_words_ids=[[4, 5]]), r"bad_words_ids with \[4, 5\], of several tokens"),
+        ("sample", dict(min_p=0.1), "min_p=0.1, which no graph holds: expected 0.0"),
+        ("sample", dict(typical_p=0.5), "sets typical_p to 0.5"),
+    ],
+)
+def test_what_no_graph_holds_is_said_before_anything_is_written(exported, tmp_path, mode, settings, found):
+    exported("seq2seq").model.save_pretrained(tmp_path / "checkpoint")
+    edit_json(tmp_path / "checkpoint/generation_config.json", **settings)
+    with pytest.raises(ValueError, match=found):
+        export(tmp_path / "checkpoint", tmp_path / "one", generate=mode)
+    assert not (tmp_path / "one").exists()
+
+
+def test_modes_and_models_that_do_not_go_together(exported, tmp_path):
+    checkpoint, out = exported("seq2seq").checkpoint, tmp_path / "one"
+    with pytest.raises(UsageError, match="no mode 'beams' of generate, expected one of greedy, sample, beam"):
+        export(checkpoint, out, generate="beams")
+    with pytest.raises(UsageError, match="generate is 'greedy' for the target 'cuda', which has no graph that generates"):
+        export(checkpoint, out, target="cuda", generate="greedy")
+    with pytest.raises(UsageError, match="with image size 'free', expected no image size"):
+        export(checkpoint, out, image_size="free", generate="greedy")
+    for name in ("causal", "encoder"):
+        with pytest.raises(ValueError, match="expected for --generate a VanillaSeq2SeqForConditionalGeneration"):
+            export(exported(name).checkpoint, out, generate="greedy")
+    with pytest.raises(SystemExit):
+        cli.main(["export", str(checkpoint), str(out), "--generate", "beams"])
+    assert not out.exists()
+
+
+# ------------------------------------------------------------------------------------------------------------ the export
+
+
+def test_the_export_says_what_it_is(generator, exported):
+    """Of standard operators, in one file; the runtime and verify say that it is for others."""
+    made = generator("greedy")
+    manifest = json.loads((made.directory / "manifest.json").read_text())
+    assert (manifest["generate"], manifest["graphs"]) == ("greedy", {"generate": "onnx/generate.onnx"})
+    assert manifest["parity"]["failures"] == 0 and manifest["parity"]["sequences"]["equal"] > 0
+    assert sorted(path.name for path in (made.directory / "onnx").iterdir()) == ["generate.onnx"]
+    model = onnx.load(made.directory / "onnx/generate.onnx")
+    onnx.checker.check_model(model, full_check=True)
+    assert {each.domain for each in model.opset_import} == {""}
+    shapes = {
+        each.name: [size.dim_param or size.dim_value for size in each.type.tensor_type.shape.dim] for each in model.graph.input
+    }
+    assert set(next(iter(zip(*shapes.values())))) == {"batch_size"} and shapes["max_new_tokens"] == ["batch_size", 1]
+    assert "greedy search" in (made.directory / "README.md").read_text()
+    for opened in (lambda: Runtime(made.directory), lambda: verify(made.directory, exported("seq2seq").model)):
+        with pytest.raises(
+            ValueError, match="has one graph that generates by itself, by greedy search: run that in onnxruntime"
+        ):
+            opened()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["greedy", "beam"])
+def test_the_cpu_target_gives_the_same(square, tmp_path, mode):
+    _, directory = square
+    export(f"{directory}-checkpoint", tmp_path / "one", cases=2, target="cpu", generate=mode)
+    one = Generator(tmp_path / "one", directory, mode)
+    for rows in (1, 8):
+        ids, mask = source(rows, seed=rows)
+        options = BEAMS if mode == "beam" else {"num_beams": 1}
+        found = one.run(ids, mask, max_new_tokens=10, **options)[0]
+        assert found.tolist() == Runtime(directory).generate(ids, mask, max_new_tokens=10, **options).tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["seq2seq", "seq2seq-untied", "seq2seq-rotary"])
+@pytest.mark.parametrize("mode", ["greedy", "sample", "beam"])
+def test_every_mode_of_every_model_in_both_precisions(exported, tmp_path, name, mode):
+    """The exporter compares the sequences itself."""
+    manifest = export(exported(name).checkpoint, tmp_path / "one", dtype=["int8", "fp32"], generate=mode, opset=21)
+    both = manifest["parity"], manifest["other_dtypes"]["fp32"]["parity"]
+    assert both[1]["sequences"]["equal"] >= 0.97 * both[1]["sequences"]["rows"]
+    assert both[0]["sequences"]["equal"] >= 0.3 * both[0]["sequences"]["rows"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp32", "int8", "int4"])
+@pytest.mark.parametrize("mode", ["greedy", "sample", "beam"])
+def test_every_mode_of_the_cpu_target(square, tmp_path, dtype, mode):
+    manifest = export(f"{square[1]}-checkpoint", tmp_path / "one", target="cpu", dtype=dtype, generate=mode)
+    assert manifest["graphs"] == {"generate": "onnx/generate.onnx" if dtype == "fp32" else f"onnx/generate_{dtype}.onnx"}
+    assert (
+        manifest["parity"]["sequences"]["equal"] >= (0.97 if dtype == "fp32" else 0.3) * manifest["parity"]["sequences"]["rows"]
+    )
+
+
+@pytest.mark.slow
+def test_learned_positions_end_the_sequences(tmp_path):
+    model = build("seq2seq")
+    config = model.config.__class__(
+        **{**model.config.to_dict(), "position_embedding_type": "learned", "max_position_embeddings": 10}
+    )
+    learned = type(model)(config).eval()
+    learned.lm_head.bias.data[EOS] = -30
+    learned.save_pretrained(tmp_path / "checkpoint")
+    export(tmp_path / "checkpoint", tmp_path / "one", generate="greedy")
+    one = Generator(tmp_path / "one", None, "greedy")
+    ids, mask = source(2)
+    assert one.run(ids, mask, max_new_tokens=50)[0].shape == (2, 11)
