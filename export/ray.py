@@ -64,13 +64,12 @@ def middlewares() -> list[Middleware]:
 
 
 def settings_from(args: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
-    known = [name for name in FIELDS if name not in OF_PROXY]
+    """What the arguments say, else the variables of `serve`, else the defaults. Raises UsageError as `app`."""
+    known = (*OWN, *(name for name in FIELDS if name not in OF_PROXY))
     for name in args:
-        if name not in (*OWN, *known):
-            raise UsageError(
-                f"no argument {name!r}, expected some of {', '.join((*OWN, *known))}{did_you_mean(name, (*OWN, *known))}"
-            )
-    given = {name: read(name, str(args[name]), FIELDS[name]) for name in known if name in args}
+        if name not in known:
+            raise UsageError(f"no argument {name!r}, expected some of {', '.join(known)}{did_you_mean(name, known)}")
+    given = {name: read(name, str(value), FIELDS[name]) for name, value in args.items() if name not in OWN}
     found = settings_of(argparse.Namespace(**given), environment)
     return dataclasses.replace(found, token_file=found.token_file and found.token_file.absolute())
 

@@ -5,7 +5,6 @@ import json
 
 import httpx
 import pytest
-from checkpoints import copy_of
 from served import PROTOCOL
 
 from vanilla_transformer_export import ray
@@ -109,15 +108,18 @@ def test_the_application_answers_below_any_path_with_one_request_id():
     assert "x-request-id" not in right.headers  # Ray's proxy adds it
 
 
-def test_arguments_are_the_settings_of_serve_and_a_few_more(exported, tmp_path, monkeypatch):
-    directory = copy_of(exported("causal").directory, tmp_path)
-    monkeypatch.chdir(directory.parent)
-    args = {"exports": f"{directory.name},b={directory.name}", "max_batch": 5, "languages": "b:en-de b:de-en", "cpus": "2"}
+def test_arguments_are_the_settings_of_serve_and_a_few_more(tmp_path, monkeypatch):
+    directory = tmp_path / "export"
+    directory.mkdir()
+    (directory / "manifest.json").write_text(json.dumps({"architecture": "VanillaSeq2SeqForConditionalGeneration"}))
+    monkeypatch.chdir(tmp_path)
+    args = {"exports": "export,b=export", "max_batch": 5, "languages": "b:en-de b:de-en", "cpus": "2"}
     settings = ray.settings_from(args, {"VANILLA_TRANSFORMER_QUEUE": "7"})
     assert (settings.max_batch, settings.queue, settings.languages) == (5, 7, (("b", "en", "de"), ("b", "de", "en")))
-    found = ray.exports_of({**args}, Settings())
-    assert [(each.name, each.directory) for each in found] == [(directory.name, directory), ("b", directory)]
-    assert ray.settings_from({"token_file": "token"}, {}).token_file == directory.parent / "token"
+    found = ray.exports_of(args, settings)
+    assert [(each.name, each.directory) for each in found] == [("export", directory), ("b", directory)]
+    assert found[1].languages == [("en", "de"), ("de", "en")]
+    assert ray.settings_from({"token_file": "token"}, {}).token_file == tmp_path / "token"
 
 
 def test_replicas_are_a_number_or_scale_with_requests():
