@@ -1,16 +1,19 @@
 """The scripts of examples/ run as their own text says; each is short."""
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import onnxruntime
 import pytest
 from checkpoints import OPINIONS, toy_corpus
 from pages import ROOT, run_script
 from standins import classifier, translator
 
-from vanilla_transformer_export import export
+from vanilla_transformer_export import Runtime, export
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
@@ -31,6 +34,23 @@ def test_one_graph_translates(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run_script("examples/one_graph/generate.py", "translator", "A man sleeps.", "A dog runs through the grass.")
     assert capsys.readouterr().out.splitlines() == ["Ein Mann schläft.", "Ein Hund läuft durch das Gras."]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("ONNXRUNTIME_INCLUDE" not in os.environ, reason="ONNXRUNTIME_INCLUDE names no headers of onnxruntime")
+def test_one_graph_generates_from_c(exported, tmp_path):
+    """Compiled with the headers of a release, and with the library of the Python package."""
+    [library] = (Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.*")
+    program, source = tmp_path / "generate", ROOT / "examples/one_graph/generate.c"
+    headers = f"-I{os.environ['ONNXRUNTIME_INCLUDE']}"
+    command = ["cc", headers, source, "-o", program, library, f"-Wl,-rpath,{library.parent}"]
+    subprocess.run(command, check=True)
+    export(exported("seq2seq").checkpoint, tmp_path / "export", cases=1, generate="greedy")
+    done = subprocess.run(
+        [program, tmp_path / "export/onnx/generate.onnx", "12", "5", "9", "30", "2"], capture_output=True, text=True
+    )
+    expected = Runtime(exported("seq2seq").directory).generate(np.array([[5, 9, 30, 2]]), max_new_tokens=12, num_beams=1)
+    assert (done.stderr, list(map(int, done.stdout.split()))) == ("", expected[0].tolist())
 
 
 def test_a_translator_is_trained(tmp_path, monkeypatch, capsys):
