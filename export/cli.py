@@ -260,7 +260,7 @@ def verify_arguments(parser: Parser) -> None:
 
 
 @verb(
-    "compare an export with its checkpoint, and their metrics on text",
+    "compare an export with its checkpoint, also by metrics",
     verify_arguments,
     extras="torch,cpu",
     renamed={"--target": "--references"},
