@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 import torch
 import tuned as tuned_benchmark
-from checkpoints import copy_of, edit_json
-from targets import build, prompts
+from checkpoints import copy_of, edit_json, perturbed
+from targets import MODELS, SIZES, build, prompts
 from test_row_independence import COMPANY, check_sequences, check_steps
 
 from vanilla_transformer_export import Runtime, cli, export, tuning
@@ -173,7 +173,8 @@ def test_sessions_take_turns(monkeypatch):
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     path = tmp_path_factory.mktemp("tuning") / "checkpoint"
-    build("seq2seq").save_pretrained(path)
+    architecture, fields = MODELS["seq2seq"]
+    perturbed(architecture, {**SIZES, **fields, "decoder_layers": 1}).save_pretrained(path)
     return path
 
 
