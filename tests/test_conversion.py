@@ -111,12 +111,10 @@ def test_the_export_of_a_converted_head_gives_the_same_outputs(family, architect
         assert_exact(got[RIGHT.bool()] if got.shape[:2] == RIGHT.shape else got, expected, torch.float32, family)
 
 
-EXPORTS = [("m2m_100", "M2M100ForConditionalGeneration", "cpu")]
-EXPORTS += [
+EXPORTS = [  # fast are those of test_languages.py and test_positions.py
     pytest.param(*case, target, marks=pytest.mark.slow)
     for case in [*PAIRS[3:], *DECODERS[2:]]
     for target in ("portable", "cpu", "cuda")
-    if (*case, target) not in EXPORTS
 ]
 
 

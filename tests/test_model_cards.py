@@ -1,5 +1,6 @@
 """Every directory of model_cards/ is a Hub repository that is ready to push, and does what its card says."""
 
+import functools
 import json
 import re
 import shutil
@@ -57,7 +58,7 @@ def test_the_tokenizer_s_config_is_for_transformers_4_too_and_says_how_long_a_te
         assert generation["use_cache"] is True and generation.get("max_length") == longest
 
 
-@cards("text-generation")
+@cards("text-generation", slow=["gpu-shape"])
 def test_the_default_pipeline_ends_where_the_positions_do(card):
     longest = json.loads((card / "config.json").read_text())["max_position_embeddings"]
     [found] = transformers.pipeline("text-generation", str(card))("ROMEO:", do_sample=False)
@@ -150,8 +151,21 @@ def rows(card):
     return [line.split("\t") for line in (card / "examples.tsv").read_text().splitlines()]
 
 
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A card -> the directory of its export."""
+    root = tmp_path_factory.mktemp("exports")
+
+    @functools.cache
+    def make(card):
+        export(card, root / card.name, cases=2)
+        return root / card.name
+
+    return make
+
+
 def generated(card, texts, directory):
-    """What torch makes of each of `texts`, which onnxruntime must make too."""
+    """What torch makes of each of `texts`, which onnxruntime makes too with the export in `directory`."""
     model, tokenizer = load(card), AutoTokenizer.from_pretrained(card)
     is_decoder = not model.config.is_encoder_decoder
     options = {"max_new_tokens": 40} if is_decoder else {}  # a decoder of one long text never ends by itself
@@ -163,7 +177,6 @@ def generated(card, texts, directory):
     )
     start = inputs["input_ids"].shape[1] if is_decoder else 0
     found = tokenizer.batch_decode(model.generate(**inputs, **options)[:, start:], skip_special_tokens=True)
-    export(card, directory)
     assert TextRuntime(directory).generate(texts, **options) == found
     return found
 
@@ -172,15 +185,15 @@ def generated(card, texts, directory):
 
 
 @cards("translation", slow=["en-fr"])
-def test_both_engines_translate_the_examples_alike_and_well(card, tmp_path):
+def test_both_engines_translate_the_examples_alike_and_well(card, exported):
     sources, references = zip(*rows(card), strict=True)
     others, answers = outside(card)
-    outputs = generated(card, [*sources, *others], tmp_path / "onnx")
+    outputs = generated(card, [*sources, *others], exported(card))
     assert outputs[len(sources) :] == answers
     outputs = outputs[: len(sources)]
     assert sacrebleu.corpus_bleu(outputs, [references]).score > 25
     from_windows = ["\ufeff" + source.replace(" ", "\u00a0 ") + "\r\n" for source in sources]
-    assert TextRuntime(tmp_path / "onnx").generate(from_windows) == outputs
+    assert TextRuntime(exported(card)).generate(from_windows) == outputs
 
 
 NAMES = {
@@ -207,16 +220,15 @@ def test_pairs_of_texts_are_read(card):
     assert {found["label"] for found in one} == set(NAMES[card.name]) and one != other
 
 
-@cards("text-classification")
-def test_both_engines_label_the_examples_alike_and_well(card, tmp_path):
+@cards("text-classification", slow=["trec"])
+def test_both_engines_label_the_examples_alike_and_well(card, exported, tmp_path):
     labels, texts = zip(*rows(card), strict=True)
     (tmp_path / "labels").write_text("\n".join(labels) + "\n")
     (tmp_path / "texts").write_text("\n".join(texts) + "\n")
     (tmp_path / "names").write_text("\n".join(NAMES[card.name][int(label)] for label in labels) + "\n")
-    export(card, tmp_path / "onnx")
     found = [
         evaluate(path, text=tmp_path / "texts", labels=tmp_path / file)["accuracy"]
-        for path in (card, tmp_path / "onnx")
+        for path in (card, exported(card))
         for file in ("labels", "names")
     ]
     assert len({*found}) == 1 and found[0] >= 5 / 6 - 1e-3
@@ -224,7 +236,7 @@ def test_both_engines_label_the_examples_alike_and_well(card, tmp_path):
 
 @cards("text-generation", slow=["gpu-shape"])
 @torch.no_grad()
-def test_a_prompt_is_its_characters_and_nothing_else_for_every_client(card, tmp_path):
+def test_a_prompt_is_its_characters_and_nothing_else_for_every_client(card, exported):
     model, tokenizer = load(card), AutoTokenizer.from_pretrained(card)
     context, rest = "ROMEO:", " I am"
     ids = [tokenizer.convert_tokens_to_ids(character) for character in context + rest]
@@ -235,8 +247,7 @@ def test_a_prompt_is_its_characters_and_nothing_else_for_every_client(card, tmp_
     wanted = tokenizer.decode(greedy[0])
     found = transformers.pipeline("text-generation", str(card))(context, do_sample=False, max_new_tokens=5)
     assert found == [{"generated_text": wanted}]
-    export(card, tmp_path / "onnx", cases=2)
-    assert [context + text for text in TextRuntime(tmp_path / "onnx").generate([context], max_new_tokens=5)] == [wanted]
+    assert [context + text for text in TextRuntime(exported(card)).generate([context], max_new_tokens=5)] == [wanted]
 
 
 @cards("text-classification")
@@ -246,12 +257,12 @@ def test_texts_outside_the_domain_get_the_labels_that_the_card_says(card):
     assert [f"{each['label']}, {each['score']:.2f}" for each in found] == answers
 
 
-@cards("text-generation")
-def test_both_engines_continue_the_examples_alike_and_know_their_language(card, tmp_path):
+@cards("text-generation", slow=["gpu-shape"])
+def test_both_engines_continue_the_examples_alike_and_know_their_language(card, exported, tmp_path):
     texts = [text.replace("\\n", "\n") for [text] in rows(card)]
     others, answers = outside(card)
-    found = generated(card, [*texts, *others], tmp_path / "onnx")
+    found = generated(card, [*texts, *others], exported(card))
     assert all(found) and [text.replace("\n", "\\n") for text in found[len(texts) :]] == answers
     (tmp_path / "texts").write_text("\n".join(texts))
-    for path in (card, tmp_path / "onnx"):
+    for path in (card, exported(card)):
         assert evaluate(path, text=tmp_path / "texts")["perplexity"] < 9  # of one character; 65 by chance

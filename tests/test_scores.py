@@ -4,11 +4,20 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import EOS, START
-from targets import generators, prompts
+from targets import GENERATORS, prompts
 
 from vanilla_transformer_export import Runtime
 
-targets = pytest.mark.parametrize("target", ["portable", "cpu", "cuda"])
+TARGETS = ["portable", "cpu", "cuda"]
+targets = pytest.mark.parametrize("target", TARGETS)
+each_case = pytest.mark.parametrize(
+    "name, target",
+    [
+        pytest.param(name, target, marks=[pytest.mark.slow] if (name, target) == ("causal-window", "portable") else [])
+        for name in GENERATORS
+        for target in TARGETS
+    ],
+)
 BEAMS = [
     dict(num_beams=2),
     dict(num_beams=4, num_return_sequences=3, length_penalty=0.4),
@@ -33,8 +42,7 @@ def in_torch(model, ids, mask, **options):
     return model.generate(torch.from_numpy(ids), return_dict_in_generate=True, output_scores=True, **given)
 
 
-@targets
-@generators
+@each_case
 def test_with_beams_they_are_sequences_scores(pair, name, target):
     model, runtime = pair(name, target)
     for seed, options in enumerate(BEAMS):
@@ -46,9 +54,8 @@ def test_with_beams_they_are_sequences_scores(pair, name, target):
         np.testing.assert_array_equal(tokens, runtime.generate(ids, mask, max_new_tokens=10, **options))
 
 
-@targets
+@each_case
 @pytest.mark.parametrize("options", [{}, dict(length_penalty=0.3, repetition_penalty=1.4, min_new_tokens=4)], ids=str)
-@generators
 def test_without_beams_they_are_the_sum_of_transition_scores_over_the_length(pair, name, options, target):
     """Which transformers documents as the score of a sequence."""
     model, runtime = pair(name, target)

@@ -163,7 +163,10 @@ def by_manifest(directory, ids, mask):
     return found
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+OTHERS = [pytest.param(pooling, marks=pytest.mark.slow) for pooling in ("cls", "max")]
+
+
+@pytest.mark.parametrize("pooling", ["mean", *OTHERS])
 def test_an_export_says_and_carries_what_follows_its_graph(base, pooling, tmp_path):
     model = embedder(base(), pooling)
     model.save(str(tmp_path / "theirs"))
