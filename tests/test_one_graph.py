@@ -76,6 +76,7 @@ def test_greedy_sequences_are_the_runtime_s_and_torch_s(generator, exported, row
     assert (found[:, 0] == START).all() and (rows == 1 or len(set((found == EOS).argmax(axis=1))) > 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("length_penalty", [-0.5, 0.0, 1.3])
 def test_beams_and_their_scores_are_the_runtime_s(generator, early_stopping, length_penalty):
