@@ -14,6 +14,7 @@ from measure import hardware, versions
 from serving_client import Client, quantiles, request
 from serving_load import with_words
 from serving_parts import Run, saturation
+from serving_servers import BEST
 
 ROOT = Path(__file__).parents[1]
 
@@ -101,9 +102,10 @@ def test_the_figures_of_scaling_follow_from_the_results():
     results = json.loads((ROOT / "benchmarks/results/serving.json").read_text())
     wanted = {}
     for model in ("tiny", "base"):
-        found = results["saturation"][model]["found"]["ours-int8"]
+        found = results["saturation"][model]["found"][BEST]
         rate = found["per_second"]["median"]
-        at_once = max(each["per_second"]["median"] for each in results["offline"][model]["found"]["int8"].values())
+        offline = results["offline"][model]["found"]["calibrated"]
+        at_once = max(each["per_second"]["median"] for name, each in offline.items() if not name.startswith("ctranslate2"))
         cpu, memory = (median(pick(run) for run in found["rounds"]) for pick in (cpu_of, memory_of))
         hours = 1e6 / 3600
         wanted[model] = [
