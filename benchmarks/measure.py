@@ -31,6 +31,11 @@ def isolated(function, *args):
         return pool.submit(function, *args).result()
 
 
+def command_line(script: str) -> str:
+    """How this process was started, with no more of a path than its name: where a file lies is this machine's own."""
+    return shlex.join(["python", f"benchmarks/{script}", *(Path(each).name for each in sys.argv[1:])])
+
+
 class Benchmark:
     """One run: `result` is what becomes the JSON file, `root` a directory for models, `device` where models run."""
 
@@ -42,7 +47,7 @@ class Benchmark:
         self.deadline = None if options.minutes is None else self.began + 60 * options.minutes
         self.errors = {}  # (engine, kind): why it has no files
         self.result = {
-            "command": shlex.join(["python", "benchmarks/speed.py", *sys.argv[1:]]),
+            "command": command_line("speed.py"),
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "options": {"threads": options.threads, "repeats": options.repeats, "quick": options.quick},
             "environment": {name: value for name, value in os.environ.items() if name.startswith(SETTINGS)},

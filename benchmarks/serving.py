@@ -10,13 +10,12 @@ import argparse
 import datetime
 import json
 import os
-import shlex
 import sys
 from pathlib import Path
 
 import serving_models
 import serving_report
-from measure import hardware, isolated, versions
+from measure import command_line, hardware, isolated, versions
 from serving_offline import read_captions
 from serving_parts import MODELS, PARTS, Run
 
@@ -67,7 +66,7 @@ def main(arguments=None):
             found = measure(options, part, model)
             result |= {"hardware": hardware(), "versions": versions(PACKAGES), "quick": options.quick}
             result.setdefault(part, {})[model] = {
-                "command": shlex.join(["python", "benchmarks/serving.py", *sys.argv[1:]]),
+                "command": command_line("serving.py"),
                 "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                 "found": found,
             }

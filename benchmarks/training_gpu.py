@@ -8,16 +8,14 @@ GPU can do.
 
 import argparse
 import json
-import shlex
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 
 import torch
 from engines import one_line
 from gpu import device_facts
-from measure import hardware, spread, versions
+from measure import command_line, hardware, spread, versions
 from transformers import set_seed
 
 from vanilla_transformer.training.dry_run import quiet_trainer
@@ -65,7 +63,7 @@ def run(data: list[Path]) -> dict:
                 except Exception as error:
                     found[f"{name}, {variant}"] = {"missing": one_line(error)}
     return {
-        "command": shlex.join(["python", "benchmarks/training_gpu.py", *sys.argv[1:]]),
+        "command": command_line("training_gpu.py"),
         "hardware": hardware() | (device_facts() or {"gpu": None}),
         "versions": versions(PACKAGES),
         "updates": {"in all": UPDATES, "not counted": WARM_UP, "in a record": LOGGED},

@@ -204,10 +204,7 @@ def write_card(
     }
     name = base or "a checkpoint"
     lines = [
-        "---",
-        yaml_dump({key: value for key, value in metadata.items() if value is not None}).rstrip(),
-        "---",
-        "",
+        *front_matter(metadata),
         f"# {name} in ONNX",
         "",
         f"Graphs of {name} ({architecture}),",
@@ -218,6 +215,12 @@ def write_card(
     if target.is_standard and task and any(file.is_file() for file in inputs):
         lines += ["", "```js", SNIPPET.format(task=task, call=CALLS.get(task, "pipe('A text.')")), "```"]
     (directory / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def front_matter(metadata: dict[str, Any]) -> list[str]:
+    """The lines that a card begins with: what is known of `metadata`."""
+    known = {key: value for key, value in metadata.items() if value is not None}
+    return ["---", yaml_dump(known).rstrip(), "---", ""]
 
 
 def write_generator_card(
@@ -233,10 +236,7 @@ def write_generator_card(
         "tags": ["onnx", "vanilla-transformer"],
     }
     lines = [
-        "---",
-        yaml_dump({key: value for key, value in metadata.items() if value is not None}).rstrip(),
-        "---",
-        "",
+        *front_matter(metadata),
         f"# {base or 'a checkpoint'} in one ONNX graph",
         "",
         f"It takes token ids and returns sequences, by {mode} search. `vanilla-transformer export --generate {mode}` wrote it",

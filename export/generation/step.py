@@ -58,3 +58,9 @@ class Step(Protocol):
 
     def reorder(self, ops: Ops, states: list[ir.Value], parents: ir.Value, place: ir.Value) -> list[ir.Value]:
         """Each row's states after the step at `place` become those of the beam (B, K) of its input that it continues."""
+
+
+def own_caches(decoder: ir.Model) -> list[ir.Value]:
+    """The inputs of a decoder for keys and values of its own tokens, not of the source."""
+    past = [value for value in decoder.graph.inputs if value.name.startswith("past_key_values")]
+    return [value for value in past if ".decoder." in value.name]

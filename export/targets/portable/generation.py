@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...generation.ops import Ops, inline, split
-from ...generation.step import Inputs
+from ...generation.step import Inputs, own_caches
 
 
 class PortableStep:
@@ -12,8 +12,7 @@ class PortableStep:
 
     def __init__(self, graphs: dict[str, ir.Model]):
         self.graphs = graphs
-        past = [value for value in graphs["decoder"].graph.inputs if value.name.startswith("past_key_values")]
-        self.own = [value for value in past if ".decoder." in value.name]
+        self.own = own_caches(graphs["decoder"])
 
     def begin(self, inputs: Inputs) -> list[ir.Value]:
         """As `Step`."""
