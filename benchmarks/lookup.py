@@ -1,10 +1,10 @@
 """What prompt lookup decoding saves and costs: `python benchmarks/lookup.py --data DIR`, where DIR holds Multi30k's raw files.
 
-Two models, one row at a time, with the option and without, in turns:
+One row at a time, with the option and without, in turns, of texts from validation:
 
-- corrections: a text of three captions with letters exchanged in two words -> the text. No shipped model copies, so the
-  shipped translator is trained on for this, for `--steps` updates; most of what it then writes stands in what it reads.
-- translation: the shipped translator and captions, where hardly anything can be copied.
+- corrections and summaries, see `lookup_tasks`: what is written stands in what is read. No shipped model copies, so the shipped
+  translator is trained on for each. `--models` keeps these models, and takes those that are there.
+- translation: the shipped translator, where hardly anything can be copied.
 """
 
 import argparse
@@ -13,97 +13,131 @@ import random
 import statistics
 import tempfile
 import time
+from collections import Counter
+from itertools import islice
 from pathlib import Path
 
-import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+import numpy as np
+from lookup_tasks import CARD, TASKS, task_pairs, trained_model
+from transformers import AutoTokenizer
 
-import vanilla_transformer  # noqa: F401  registers the models
 from vanilla_transformer.training.data import read_lines
-from vanilla_transformer_export import TextRuntime, export
+from vanilla_transformer.training.metrics import chrf
+from vanilla_transformer_export import Runtime, export
 
-CARD = Path(__file__).parents[1] / "model_cards" / "vanilla-seq2seq-tiny-multi30k-en-de"
-TEXTS, ROUNDS, BATCH, CAPTIONS, ERRORS = 50, 5, 32, 3, 2
 GREEDY = {"num_beams": 1, "max_new_tokens": 120}
 
 
-def with_errors(text: str, rng: random.Random) -> str:
-    """Two neighbouring letters are exchanged in `ERRORS` words."""
-    words = text.split(" ")
-    long = [place for place, word in enumerate(words) if len(word) > 3]
-    for place in rng.sample(long, min(ERRORS, len(long))):
-        first = rng.randrange(1, len(words[place]) - 2)
-        word = words[place]
-        words[place] = word[:first] + word[first + 1] + word[first] + word[first + 2 :]
-    return " ".join(words)
+def translations(data: Path) -> list[tuple[str, str]]:
+    pairs = list(zip(read_lines(data / "val.en.gz"), read_lines(data / "val.de.gz"), strict=True))
+    return random.Random(1).sample(pairs, len(pairs))
 
 
-def corrections(captions: list[str], count: int, seed: int) -> list[tuple[str, str]]:
-    rng = random.Random(seed)
-    texts = [" ".join(rng.sample(captions, CAPTIONS)) for _ in range(count)]
-    return [(with_errors(text, rng), text) for text in texts]
-
-
-def train_corrector(captions: list[str], steps: int, directory: Path) -> None:
-    """The card's model, trained on to correct, in `directory`."""
-    torch.manual_seed(0)
-    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(CARD), AutoTokenizer.from_pretrained(CARD)
-    pairs = corrections(captions, steps * BATCH, seed=0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=steps)
-    model.train()
-    for step in range(steps):
-        sources, targets = zip(*pairs[step * BATCH : (step + 1) * BATCH])
-        batch = tokenizer(list(sources), padding=True, return_tensors="pt")
-        labels = tokenizer(list(targets), padding=True, return_tensors="pt")
-        labels = labels.input_ids.masked_fill(labels.attention_mask == 0, -100)
-        loss = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=labels).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-    model.eval().save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-
-
-def seconds(runtime: TextRuntime, texts: list[str], **options) -> tuple[float, list[str]]:
+def generated(runtime: Runtime, rows: list[np.ndarray], **options) -> tuple[float, list[list[int]]]:
+    """The seconds it takes, and the tokens of each row (1, S)."""
     start = time.perf_counter()
-    outputs = [runtime.generate([text], **GREEDY, **options)[0] for text in texts]
-    return time.perf_counter() - start, outputs
+    outputs = [runtime.generate(row, **GREEDY, **options) for row in rows]
+    return time.perf_counter() - start, [output[0].tolist() for output in outputs]
 
 
-def measure(task: str, checkpoint: Path, texts: list[str], candidates: int, dtype: str) -> dict:
-    """The time with candidates divided by that without: the median of `ROUNDS`, and all of them."""
+class CountedDecoders:
+    """The `DecoderFactory` `decoders`, whose decoders count their `steps` and the `tokens` that these read; a prompt is one."""
+
+    def __init__(self, decoders):
+        self.decoders = decoders
+        self.counts = Counter()
+
+    def __getattr__(self, name: str):
+        return getattr(self.decoders, name)
+
+    def start(self, request):
+        decoder = self.decoders.start(request)
+        step = decoder.step
+
+        def counted(tokens, *args):
+            self.counts.update(steps=1, tokens=tokens.shape[1])
+            return step(tokens, *args)
+
+        decoder.step = counted
+        return decoder
+
+
+def step_counts(runtime: Runtime, rows: list[np.ndarray], **options) -> Counter:
+    """Of `generated`: how many `steps` it takes, and the `tokens` that these read."""
+    decoders = runtime.decoders
+    runtime.decoders = CountedDecoders(decoders)
+    generated(runtime, rows, **options)
+    counts = runtime.decoders.counts
+    runtime.decoders = decoders
+    return counts
+
+
+def measure(checkpoint: Path, pairs: list[tuple[str, str]], dtype: str, candidates: int, rounds: int) -> dict:
+    """Of an export of `checkpoint` and `pairs` of texts: how good its outputs are, and what it takes with so many `candidates`,
+    in relation to the time without."""
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    sources, targets = zip(*pairs, strict=True)
+    rows = [np.array([tokenizer(source).input_ids]) for source in sources]
+    lookup = {"prompt_lookup_num_tokens": candidates}
     with tempfile.TemporaryDirectory() as directory:
         export(checkpoint, Path(directory) / "export", target="cpu", dtype=dtype, cases=1)
-        runtime = TextRuntime(Path(directory) / "export")
-        seconds(runtime, texts[:5])
-        seconds(runtime, texts[:5], prompt_lookup_num_tokens=candidates)
+        runtime = Runtime(Path(directory) / "export")
+        counts = step_counts(runtime, rows, **lookup)  # and a warm-up
+        _, expected = generated(runtime, rows)
         ratios, alike = [], []
-        for _ in range(ROUNDS):
-            without, expected = seconds(runtime, texts)
-            with_them, found = seconds(runtime, texts, prompt_lookup_num_tokens=candidates)
-            ratios.append(with_them / without)
-            alike.append(sum(map(str.__eq__, found, expected)))
-    copied = sum(source == output for source, output in zip(texts, expected))
-    result = {"task": task, "dtype": dtype, "candidates": candidates, "texts": len(texts), "same outputs": min(alike)}
-    return result | {"copied as they are": copied, "ratio": round(statistics.median(ratios), 3), "ratios": sorted(ratios)}
+        for _ in range(rounds):
+            without, _ = generated(runtime, rows)
+            seconds, found = generated(runtime, rows, **lookup)
+            ratios.append(seconds / without)
+            alike.append(sum(map(list.__eq__, found, expected)))
+    if dtype == "fp32" and min(alike) < len(rows):
+        raise SystemExit(f"{min(alike)} of {len(rows)} rows have the same tokens with prompt lookup, expected all in fp32")
+    texts = tokenizer.batch_decode(expected, skip_special_tokens=True)
+    new_tokens = sum(len(row) - 1 for row in expected)  # without the start token
+    return {
+        "texts": len(rows),
+        "same tokens": min(alike),
+        "outputs as they should be": sum(map(str.__eq__, texts, targets)),
+        "chrF": round(chrf(texts, targets), 1),
+        "new tokens": round(new_tokens / len(rows), 1),
+        "tokens per step": round(new_tokens / counts["steps"], 2),
+        "candidates per step": round(counts["tokens"] / counts["steps"] - 1, 2),
+        "time ratio": round(statistics.median(ratios), 3),
+        "time ratios": [round(ratio, 3) for ratio in sorted(ratios)],
+        "seconds without, last round": round(without, 3),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="directory of Multi30k's raw files")
-    parser.add_argument("--steps", type=int, default=600, help="updates of the model that corrects")
+    parser.add_argument("--models", type=Path, help="directory for the trained models; by default they are not kept")
+    parser.add_argument("--train", action="store_true", help="only train the models that --models does not have")
+    parser.add_argument("--steps", type=int, default=800, help="updates of each trained model")
+    parser.add_argument("--tasks", nargs="+", default=[*TASKS, "translation"], choices=[*TASKS, "translation"])
+    parser.add_argument("--dtypes", nargs="+", default=["fp32", "int8"], help="of the weights of the exports")
     parser.add_argument("--candidates", type=int, default=10, help="prompt_lookup_num_tokens")
-    parser.add_argument("--dtype", default="fp32", help="of the weights of the export")
+    parser.add_argument("--texts", type=int, default=100, help="of validation, for each task")
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    captions = read_lines(options.data / "test_2016_flickr.en.gz")
-    with tempfile.TemporaryDirectory() as corrector:
-        train_corrector(read_lines(options.data / "train.en.gz"), options.steps, Path(corrector))
-        pairs = corrections(captions, TEXTS, seed=1)
-        given = [source for source, _ in pairs]
-        print(json.dumps(measure("corrections", Path(corrector), given, options.candidates, options.dtype)))
-    print(json.dumps(measure("translation", CARD, captions[:TEXTS], options.candidates, options.dtype)))
+    if options.train and not options.models:
+        parser.error("--train needs --models, where the models are kept")
+    with tempfile.TemporaryDirectory() as temporary:
+        for task in options.tasks:
+            run(task, options.models or Path(temporary), options)
+
+
+def run(task: str, models: Path, options: argparse.Namespace) -> None:
+    checkpoint, pairs = CARD, None
+    if task in TASKS:
+        checkpoint = trained_model(models, task, options.data / "train.en.gz", options.steps)
+        pairs = task_pairs(task, options.data / "val.en.gz", seed=1)
+    if options.train:
+        return
+    pairs = list(islice(pairs or translations(options.data), options.texts))
+    for dtype in options.dtypes:
+        about = {"task": task, "dtype": dtype, "candidates": options.candidates}
+        print(json.dumps(about | measure(checkpoint, pairs, dtype, options.candidates, options.rounds)), flush=True)
 
 
 if __name__ == "__main__":

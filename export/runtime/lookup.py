@@ -19,21 +19,19 @@ class NgramIndex:
     def __init__(self, max_size: int):
         self.max_size = max_size
         self.tokens: list[int] = []
+        self.last_ngrams: list[tuple[int, ...]] = []  # those that the tokens end in, the longest first
         self.followers: dict[tuple[int, ...], int] = {}  # the place after the n-gram
 
-    def last_ngrams(self) -> list[tuple[int, ...]]:
-        """Those that the tokens end in, the longest first."""
-        last = self.tokens[-self.max_size :]
-        return [tuple(last[start:]) for start in range(len(last))]
-
     def add(self, token: int) -> None:
-        for ngram in self.last_ngrams():
+        for ngram in self.last_ngrams:
             self.followers[ngram] = len(self.tokens)
         self.tokens.append(token)
+        last = self.tokens[-self.max_size :]
+        self.last_ngrams = [tuple(last[start:]) for start in range(len(last))]
 
     def followers_of_last(self, least_size: int) -> list[int]:
         """All that followed the longest n-gram, of `least_size` or more tokens, that stood somewhere before."""
-        for ngram in self.last_ngrams():
+        for ngram in self.last_ngrams:
             if len(ngram) >= least_size and ngram in self.followers:
                 return self.tokens[self.followers[ngram] :]
         return []
