@@ -327,8 +327,51 @@ def test_requests_whose_clients_have_gone_take_no_room_in_the_queue_and_a_full_b
     assert queue.rows == 3
 
 
+def test_rows_join_a_running_batch_in_groups(exported_for, monkeypatch):
+    engine = engine_of(exported_for(DECODER, "cpu")[1], slots=12)
+    job = engine.job([5], dict(max_new_tokens=3))
+    batch, queue = engine.batch(), Queue(100)
+
+    def put(count):
+        for _ in range(count):
+            queue.put(Ticket([job], lambda *news: None))
+
+    def joining():
+        runs = queue.take(batch)
+        batch.join(runs)
+        return len(runs)
+
+    def leave(count):
+        for run in batch.running[:count]:
+            batch.leave(run)
+
+    monkeypatch.setattr("vanilla_transformer_export.engine.queue.WAIT", 1000.0)
+    put(3)
+    assert joining() == 3  # nothing runs that would have to wait for them
+    put(7)
+    assert joining() == 0
+    put(1)
+    assert joining() == 8
+    put(1)
+    assert joining() == 0
+    monkeypatch.setattr("vanilla_transformer_export.engine.queue.WAIT", 0.0)
+    assert joining() == 1
+    put(20)
+    queue.close()
+    assert joining() == 0  # the batch is full
+    leave(5)
+    assert joining() == 0  # room for 5, where 8 will have it soon
+    leave(3)
+    assert joining() == 8
+    leave(9)
+    assert joining() == 9
+    leave(9)
+    assert joining() == 3  # all that is left
+
+
 def test_a_run_of_many_rows_is_not_overtaken_for_ever(exported_for, monkeypatch):
     monkeypatch.setattr("vanilla_transformer_export.engine.queue.OVERTAKEN", 0.0)
+    monkeypatch.setattr("vanilla_transformer_export.engine.queue.WAIT", 0.0)
     engine = engine_of(exported_for(DECODER, "cpu")[1], slots=4)
     batch, queue = engine.batch(), Queue(100)
     small = engine.job([5], dict(max_new_tokens=20, min_new_tokens=20))

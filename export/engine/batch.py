@@ -228,12 +228,14 @@ class SlotBatch:
             self.copy(sources, targets)
 
     def copy(self, sources: list[int], targets: list[int]) -> None:
-        """Rows into other slots."""
-        used = int(self.lengths[sources].max())
-        self.caches[:, targets, :, :used] = self.caches[:, sources, :, :used]
+        """Rows into slots that none of them has, one by one: that takes half the time of doing it at once."""
+        for source, target in zip(sources, targets):
+            used = self.lengths[source]
+            self.caches[:, target, :, :used] = self.caches[:, source, :, :used]
+            if self.encodes:
+                used = self.last_source[source] + 1
+                self.sources[:, target, :, :used] = self.sources[:, source, :, :used]
         if self.encodes:
-            used = int(self.last_source[sources].max()) + 1
-            self.sources[:, targets, :, :used] = self.sources[:, sources, :, :used]
             self.last_source[targets] = self.last_source[sources]
         self.lengths[targets] = self.lengths[sources]
 

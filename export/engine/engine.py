@@ -240,10 +240,12 @@ class Engine:
         self.queue.put(ticket)
         return ticket
 
-    def generate(self, jobs: Sequence[Job]) -> list[list[Generated]]:
-        """As `answers`, without a loop: waits for them."""
+    def generate(self, jobs: Sequence[Job], are_last: bool = False) -> list[list[Generated]]:
+        """As `answers`, without a loop: waits for them. If they `are_last`, nothing more is taken in."""
         done = threading.Event()
         ticket = self.put(Ticket(jobs, lambda events, is_over: done.set()))
+        if are_last:
+            self.queue.close()
         done.wait()
         if ticket.error is not None:
             raise ticket.error

@@ -42,7 +42,7 @@ def generate(runtime: "Runtime", request: GenerationRequest, lanes: int) -> np.n
     order = sorted(range(len(jobs)), key=lambda place: -len(jobs[place].source or jobs[place].prompt))
     engine = engine_for(runtime, jobs, lanes).start()
     try:
-        found = engine.generate([jobs[place] for place in order])
+        found = engine.generate([jobs[place] for place in order], are_last=True)
     except RuntimeError as failure:
         raise failure.__cause__ or failure from None
     finally:

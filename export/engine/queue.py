@@ -11,10 +11,10 @@ from .jobs import Event, Generated, Job
 from .refusals import draining, overloaded
 from .runs import Run
 
-# Rows join a running batch in groups of so many, or when one has waited so long since the last ones: reading them together is
-# cheaper.
+# Rows join a running batch in groups of so many, or when one has waited so long for each row that runs: reading them together is
+# cheaper, and all that run have to wait for it.
 TOGETHER = 8
-LONGEST_WAIT = 0.004
+WAIT = 0.00025
 # A run of many rows may be overtaken by smaller ones for so long; then nothing joins until it fits.
 OVERTAKEN = 0.5
 
@@ -127,10 +127,15 @@ class Queue:
             if not self.tickets or not batch.room:
                 return []
             now = time.perf_counter()
-            waited = now - max(self.tickets[0].put_at, last)
-            if batch.running and min(self.rows, batch.room) < TOGETHER and waited < LONGEST_WAIT:
+            if not self.is_worth_reading(batch, now - max(self.tickets[0].put_at, last)):
                 return []
             return self.chosen(batch, now)
+
+    def is_worth_reading(self, batch: Batch, waited: float) -> bool:
+        """Whether what waits joins now. After `close` no more comes, so that only room is waited for."""
+        if self.is_closed:
+            return batch.room >= min(TOGETHER, self.rows, len(batch.running))
+        return min(self.rows, batch.room) >= TOGETHER or waited >= WAIT * len(batch.running)
 
     def forget_over(self) -> None:
         """Tickets that nobody waits for."""
