@@ -441,6 +441,8 @@ def files_arguments(parser: Parser) -> None:
     parser.add_argument("--field", type=unicode, metavar="NAME", help=field_help)
     shard_help = "lines read, run and kept together: what is lost at most when a run is stopped; default: %(default)s"
     parser.add_argument("--shard-lines", type=positive, default=4096, metavar="N", help=shard_help)
+    ray_help = "run on the Ray cluster of this address: auto, local or HOST:PORT; in this process if not given"
+    parser.add_argument("--ray", type=unicode, metavar="ADDRESS", help=ray_help)
     parser.add_argument(
         "--threads", type=positive, metavar="N", help="processor threads; all this process may use if not given"
     )
@@ -493,7 +495,7 @@ def run_files(args: argparse.Namespace, task: str | None, options: dict[str, Any
 
     runtime = open_runtime(args.export, args.threads, device=args.device, dtype=args.dtype, **opened)
     bulk = Bulk(Predictions(runtime, task, options), result, args.field, args.shard_lines)
-    say(json.dumps(bulk.run(args.inputs, args.output)))
+    say(json.dumps(bulk.run(args.inputs, args.output, args.ray)))
 
 
 def evaluate_arguments(parser: Parser) -> None:

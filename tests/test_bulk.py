@@ -21,6 +21,7 @@ from checkpoints import edit_json, with_words
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.bulk import progress, run
+from vanilla_transformer_export.bulk import ray as on_ray
 from vanilla_transformer_export.bulk.formats import format_of
 from vanilla_transformer_export.bulk.rows import Fields
 from vanilla_transformer_export.bulk.run import Bulk
@@ -398,6 +399,13 @@ def test_wrong_usage_is_refused_before_anything_is_written(bulk, tmp_path):
         format_of(text, Fields([QUESTION]), "prediction")
     with pytest.raises(UsageError, match="field is 'a', expected None: the task reads question and context"):
         Fields([QUESTION], "a")
+
+
+def test_a_cluster_without_ray_names_the_extra(bulk, tmp_path, monkeypatch):
+    monkeypatch.setattr(on_ray, "ray", None)
+    with pytest.raises(ImportError, match=r"Ray Data is not installed: pip install 'vanilla-transformer\[ray\]'"):
+        bulk().run([write(tmp_path / "a", ["w5"])], tmp_path / "out", ray="auto")
+    assert names(tmp_path) == ["a"]
 
 
 def test_what_a_task_reads_of_an_object():

@@ -1,7 +1,8 @@
 """The results of a shard. A call that fails is made again for each half, down to the lines that it fails for."""
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import UsageError
 from ..runtime.inputs import batches
@@ -9,11 +10,27 @@ from ..runtime.predictions import Predictions
 from .rows import Row
 
 
-def results_of(
-    predictions: Predictions, rows: Sequence[Row], first: int, told: Callable[[int], object]
-) -> tuple[list[Any], list[tuple[int, str]]]:
-    """What `predictions` gives for each of `rows`, `None` of one without words or a bad one; and the number of each bad one,
-    with what is wrong with it. `first` is the number of the first, and `told` is called with how many are done, batch by batch.
+class Place(NamedTuple):
+    """Of a shard: the numbers of its file, of itself in it and of its `first` line, and the `digest` of that and its lines."""
+
+    file: int
+    number: int
+    first: int
+    digest: str
+
+
+class Found(NamedTuple):
+    """What is found for a shard: of each row its result, `None` of one without words or a bad one; the number of each bad one,
+    with what is wrong with it; and how many warnings there were."""
+
+    results: list[Any]
+    bad: list[tuple[int, str]]
+    warnings: int
+
+
+def results_of(predictions: Predictions, rows: Sequence[Row], first: int, told: Callable[[int], object]) -> Found:
+    """What `predictions` gives for `rows`. `first` is the number of the first, and `told` is called with how many are done,
+    batch by batch.
 
     Raises:
         UsageError: for options that the task does not take.
@@ -24,11 +41,14 @@ def results_of(
     places = [place for place, row in enumerate(rows) if row.example is not None]
     told(len(rows) - len(places))
     texts = [str(rows[place].example) for place in places]
-    for batch in batches(texts, rows_together(predictions, len(places))):
-        for place, result, fault in tried(predictions, rows, [places[index] for index in batch], first):
-            results[place], faults[place] = result, fault
-        told(len(batch))
-    return results, [(first + place, fault) for place, fault in enumerate(faults) if fault is not None]
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for batch in batches(texts, rows_together(predictions, len(places))):
+            for place, result, fault in tried(predictions, rows, [places[index] for index in batch], first):
+                results[place], faults[place] = result, fault
+            told(len(batch))
+    bad = [(first + place, fault) for place, fault in enumerate(faults) if fault is not None]
+    return Found(results, bad, len(warned))
 
 
 def rows_together(predictions: Predictions, count: int) -> int:

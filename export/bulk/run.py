@@ -4,8 +4,7 @@ import contextlib
 import errno
 import hashlib
 import os
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,11 @@ from ..runtime.predictions import Predictions
 from .formats import Format, format_of, output_name
 from .outputs import Directory, Parts, written
 from .progress import Drawn, Told, progress
-from .results import results_of
-from .rows import Fields
+from .results import Found, Place, results_of
+from .rows import Fields, Row
 
 SHARD_LINES = 4096
+Work = Callable[[Place, list[Row], Told | Drawn], Found]  # on the rows of a shard
 OF_TEXTS = ("split", "src_lang", "tgt_lang", "target_prefix", "num_return_sequences")  # what is no option of `Runtime.generate`
 
 
@@ -49,21 +49,24 @@ class Bulk:
     def fields(self) -> Fields:
         return Fields(self.predictions.kind.forms, self.field)
 
-    def run(self, inputs: Sequence[Path], output: Path) -> dict:
+    def run(self, inputs: Sequence[Path], output: Path, ray: str | None = None) -> dict:
         """Writes into the directory `output` a file for each of `inputs`, with as many lines in the same order; and returns
         how many `lines` there were, how many of them `bad`, and the same of each of the `files` that were written.
 
         A call that was stopped, in whatever way, goes on where it was: the result is the same, byte for byte. So it does after
-        lines were repaired: shards of other lines are made again.
+        lines were repaired: shards of other lines are made again. With the address `ray` the workers of that cluster compute
+        the results, whatever computed those that are there.
 
         Raises:
+            ImportError: for `ray` without Ray Data.
+            ConnectionError: for `ray` where no cluster answers.
             FileNotFoundError, IsADirectoryError: for an input that is none.
             FileExistsError: for an `output` that holds anything else, that another process writes, or that a call began with
                 other arguments, or finished with other lines.
             ValueError: for an input that is damaged, or changes meanwhile.
             UsageError: for two inputs of one name, one within `output`, an `output` within the export, and options that the
                 task does not take.
-            OSError: for a full disk, and where memory is short.
+            OSError: for a full disk, where memory is short, and for what a cluster cannot do.
         """
         names = checked_names(inputs, output, self.result)
         check_outside(output, inputs, self.predictions.runtime.runtime.artifact.directory)
@@ -75,23 +78,39 @@ class Bulk:
             "inputs": [str(path) for path in inputs],
         }
         directory = Directory(output, facts)
-        with directory.begun() as finished, kept(output), progress(total_of(inputs, formats)) as told:
-            for path, name, form in zip(inputs, names, formats, strict=True):
-                File(self, path, form, directory, Parts(output / name)).finish(finished, told)
+        with contextlib.ExitStack() as stack:
+            work = self.work if ray is None else stack.enter_context(self.on_cluster(ray, inputs, formats))
+            finished = stack.enter_context(directory.begun())
+            stack.enter_context(kept(output))
+            told = stack.enter_context(progress(total_of(inputs, formats)))
+            for number, (path, name, form) in enumerate(zip(inputs, names, formats, strict=True)):
+                File(self, number, path, form, directory, Parts(output / name), work).finish(finished, told)
         found = {str(output / name): finished[name] for name in names}
         files = {name: {key: facts[key] for key in ("lines", "bad", "warnings")} for name, facts in found.items()}
         return {key: sum(facts[key] for facts in files.values()) for key in ("lines", "bad")} | {"files": files}
 
+    def work(self, place: Place, rows: list[Row], told: Told | Drawn) -> Found:
+        """In this process."""
+        return results_of(self.predictions, rows, place.first, told.update)
+
+    def on_cluster(self, address: str, inputs: Sequence[Path], formats: Sequence[Format]) -> Any:
+        """A context that yields `Work`."""
+        from .ray import Source, cluster
+
+        return cluster(address, self.predictions, Source([*map(Path.absolute, inputs)], formats, self.shard_lines))
+
 
 @dataclass(frozen=True)
 class File:
-    """An input, and what becomes of it."""
+    """An input, the `number`th, and what becomes of it."""
 
     bulk: Bulk
+    number: int
     path: Path
     form: Format
     directory: Directory
     parts: Parts
+    work: Work
 
     def finish(self, finished: dict[str, dict], told: Told | Drawn) -> None:
         """Makes what is not whole yet, and notes it among what is `finished`."""
@@ -100,16 +119,16 @@ class File:
         digest = hashlib.sha256()
         total = {"lines": 0, "bad": 0, "warnings": 0}
         count = 0
-        for count, shard in enumerate(self.form.shards(self.path, self.bulk.shard_lines), 1):
-            own = f"{total['lines']} {self.form.digest(shard)}"
-            digest.update(own.encode())
+        for place, shard in shards_of(self.number, self.path, self.form, self.bulk.shard_lines):
+            count = place.number + 1
+            digest.update(place.digest.encode())
             if before is not None:
                 total["lines"] += len(shard)
                 told.skip(len(shard))
                 continue
-            facts = self.parts.whole(count - 1, own)
+            facts = self.parts.whole(place.number, place.digest)
             if facts is None:
-                facts = self.make(count - 1, shard, {"input": own}, total["lines"], told)
+                facts = self.make(place, shard, told)
             else:
                 told.skip(len(shard))
             total = {key: value + facts[f"{key}_count"] for key, value in total.items()}
@@ -124,15 +143,13 @@ class File:
             raise FileExistsError(f"{found}: expected the same lines, or a new directory")
         self.parts.remove()
 
-    def make(self, number: int, shard: Any, facts: dict, first: int, told: Told | Drawn) -> dict:
-        """The results of a shard whose first line has the number `first`."""
+    def make(self, place: Place, shard: Any, told: Told | Drawn) -> dict:
+        """The results of a shard; returns its facts."""
         rows = self.form.rows(shard)
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            results, bad = results_of(self.bulk.predictions, rows, first, told.update)
-        facts |= {"bad": bad, "bad_count": len(bad), "lines_count": len(rows), "warnings_count": len(warned)}
-        with self.parts.new(number, facts) as place:
-            self.form.write(place, shard, rows, results)
+        results, bad, warned = self.work(place, rows, told)
+        facts = {"input": place.digest, "bad": bad, "bad_count": len(bad), "lines_count": len(rows), "warnings_count": warned}
+        with self.parts.new(place.number, facts) as path:
+            self.form.write(path, shard, rows, results)
         return facts
 
     def join(self, count: int) -> None:
@@ -140,6 +157,14 @@ class File:
         self.parts.write_bad(count)
         with written(self.parts.path) as place:
             self.form.join((self.parts.place(number) for number in range(count)), place)
+
+
+def shards_of(file: int, path: Path, form: Format, size: int) -> Iterator[tuple[Place, Any]]:
+    """Of the `file`th input, each with its place."""
+    first = 0
+    for number, shard in enumerate(form.shards(path, size)):
+        yield Place(file, number, first, f"{first} {form.digest(shard)}"), shard
+        first += len(shard)
 
 
 def checked_names(inputs: Sequence[Path], output: Path, result: str) -> list[str]:

@@ -135,6 +135,12 @@ class Runtime:
         self.lanes = self._checked_lanes(lanes)
         self._open(arena)
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """With which another process opens the same export for the same results."""
+        lanes = {"lanes": self.lanes} if self._lane_specs else {}
+        return {"threads": self.threads, "device": self.device, "dtype": self.dtype, **lanes}
+
     def _checked_device(self, device: str | None) -> str:
         devices = self._target.devices(self.specs.keys(), self.dtype)
         chosen = device or self._target.default_device
