@@ -65,6 +65,7 @@ async def stream(body: Body) -> StreamingResponse:
 RAISED = {
     "refusal": Refusal(429, "too many, expected fewer", retry_after=3),
     "long": TooLong("9 tokens, expected at most 8"),
+    "deep": RecursionError("maximum recursion depth exceeded"),
     "value": ValueError("a\nb is \ud800, expected c"),
     "mistake": KeyError("secret"),
 }

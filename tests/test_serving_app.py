@@ -107,6 +107,7 @@ def test_texts_that_only_look_like_what_json_has_not_are_taken(client):
     [
         ("refusal", 429, "too many, expected fewer"),
         ("long", 413, "9 tokens, expected at most 8"),
+        ("deep", 422, "the body is nested too deeply, expected fewer brackets"),
         ("value", 422, "a b is \\ud800, expected c"),
         *((name, 500, "the server made a mistake, which its log describes") for name in ("mistake", "nan", "half")),
     ],

@@ -90,6 +90,60 @@ def test_a_header_without_end_is_431(piece):
         assert connection.recv(1000).startswith(b"HTTP/1.1 431 ") and is_closed(connection)
 
 
+@pytest.mark.parametrize(
+    "beginning, piece",
+    [(b"0\r\nX: ", b"a" * 66_000), (b"0\r\nX: ", b"123\r\nX: " * 8250), (b"1;", b"a" * 66_000)],
+    ids=["one trailer", "many trailers", "an extension of a chunk"],
+)
+def test_what_is_around_a_body_has_an_end_too(beginning, piece):
+    with served() as server:
+        connection = server.send(b"POST /stub HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n" + beginning)
+        wait_for(lambda: server.server.service.frame.running)
+        connection.sendall(piece)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 431 ") and is_closed(connection)
+
+
+def test_a_body_in_many_small_chunks_is_taken_and_its_trailers_are_passed_over():
+    content = json.dumps({"q": "a" * 70_000}).encode()
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in content)
+    head = b"POST /stub HTTP/1.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with served() as server:
+        connection = server.send(head + chunks + b"0\r\nX-Request-ID: trailer\r\n\r\n")
+        status, answer = answer_of(connection)
+        assert (status, len(answer["q"])) == (200, 70_000)
+
+
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQBAAAAAAIAAAAA\r\n"
+
+
+@pytest.mark.parametrize("is_at_once", [True, False])
+def test_a_request_that_asks_for_http_2_is_answered_with_its_body(is_at_once):
+    """As Java's client asks at first, and curl with --http2."""
+    first, second = (request("/stub", {"q": text}).replace(b"\r\n", b"\r\n" + UPGRADE, 1) for text in "ab")
+    health = b"GET /health HTTP/1.1\r\n" + UPGRADE + b"\r\n"
+    with served() as server:
+        content = first + health + second
+        pieces = [content] if is_at_once else [content[place : place + 50] for place in range(0, len(content), 50)]
+        connection = server.send(b"")
+        for piece in pieces:
+            connection.sendall(piece)
+            time.sleep(0.002)
+        file = connection.makefile("rb")
+        found = []
+        for _ in range(3):
+            assert file.readline() == b"HTTP/1.1 200 OK\r\n"
+            headers = dict(line.strip().lower().split(b": ", 1) for line in iter(file.readline, b"\r\n"))
+            found.append(json.loads(file.read(int(headers[b"content-length"]))))
+        assert [found[0]["q"], found[1], found[2]["q"]] == ["a", {"status": "ok"}, "b"]
+
+
+def test_many_requests_at_once_that_ask_for_http_2_are_bounded():
+    health = b"GET /health HTTP/1.1\r\n" + UPGRADE + b"\r\n"
+    with served() as server:
+        connection = server.send(request("/slow", {"q": "a", "x": 1.5}) + health * 2000)
+        assert is_closed(connection)
+
+
 def test_a_body_that_does_not_come_is_408():
     with served(body_timeout=0.1) as server:
         connection = server.send(request("/stub", {"q": "a"})[:-3])

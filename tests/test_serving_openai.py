@@ -715,6 +715,16 @@ def test_a_client_that_goes_leaves_nothing_running(client, engine, prompt):
             "stream_options is given without stream, expected stream to be true",
         ),
         (dict(stream=True, stream_options={"usage": 1}), "stream_options", "stream_options.usage is 1, expected no such field"),
+        (
+            dict(suppress_tokens=[5] * 70_000),
+            "suppress_tokens",
+            "suppress_tokens has 70000 token ids, expected at most 65536",
+        ),
+        (
+            dict(bad_words_ids=[[5, 6]] * 40_000),
+            "bad_words_ids",
+            "bad_words_ids has 80000 token ids, expected at most 65536",
+        ),
         (dict(best_of=2), "best_of", "best_of is 2, expected null or 1: it is not supported here"),
         (dict(suffix="a"), "suffix", "suffix is 'a', expected null or "),
         (dict(logit_bias={"5": 1}), "logit_bias", "logit_bias is {'5': 1.*}, expected null or {}"),

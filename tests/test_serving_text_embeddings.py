@@ -176,6 +176,7 @@ WRONG = [
     ("/rerank", {"query": "a", "texts": ["b"]}, 424, "Backend", "none of the models here can rerank"),
     ("/similarity", {"inputs": {"source_sentence": "a", "sentences": []}}, 400, "Empty", "sentences is empty"),
     ("/tokenize", {"inputs": [5]}, 422, "Validation", "expected a text or a list of texts"),
+    ("/tokenize", {"inputs": ["a" * 125_000, "b" * 125_001]}, 413, "Validation", "250001 characters, expected at most 250000"),
     ("/decode", {"ids": ["a"]}, 422, "Validation", "expected token ids"),
     ("/decode", {"ids": [-1]}, 422, "Validation", "the token -1"),
 ]

@@ -86,7 +86,7 @@ def bad_words(options: "Options", prompt: Prompt) -> Processor | None:
 def min_new_tokens(options: "Options", prompt: Prompt) -> Processor | None:
     if not options.eos_token_ids or not options.min_new_tokens:
         return None
-    return partial(suppress, tokens=options.eos_token_ids, lengths=range(prompt.length + options.min_new_tokens))
+    return partial(suppress, tokens=distinct(options.eos_token_ids), lengths=range(prompt.length + options.min_new_tokens))
 
 
 def forced_bos(options: "Options", prompt: Prompt) -> Processor | None:
@@ -102,14 +102,14 @@ def forced_eos(options: "Options", prompt: Prompt) -> Processor | None:
 
 
 def suppress_tokens(options: "Options", prompt: Prompt) -> Processor | None:
-    return partial(suppress, tokens=options.suppress_tokens) if options.suppress_tokens else None
+    return partial(suppress, tokens=distinct(options.suppress_tokens)) if options.suppress_tokens else None
 
 
 def begin_suppress_tokens(options: "Options", prompt: Prompt) -> Processor | None:
     if not options.begin_suppress_tokens:
         return None
     first = prompt.length + (prompt.length == 1 and options.forced_bos_token_id is not None)
-    return partial(suppress, tokens=options.begin_suppress_tokens, lengths=(first,))
+    return partial(suppress, tokens=distinct(options.begin_suppress_tokens), lengths=(first,))
 
 
 def renormalize(options: "Options", prompt: Prompt) -> Processor | None:
@@ -123,9 +123,15 @@ def renormalize(options: "Options", prompt: Prompt) -> Processor | None:
     return process if options.renormalize_logits and options.num_beams > 1 else None
 
 
-def suppress(ids: np.ndarray, scores: np.ndarray, tokens: Sequence[int], lengths: Container[int] | None = None) -> None:
+def distinct(tokens: Sequence[int]) -> np.ndarray:
+    """Each that can be one once, in order, so that a step looks at no more than the vocabulary has."""
+    return np.unique([token for token in tokens if token >= 0]).astype(np.int64)
+
+
+def suppress(ids: np.ndarray, scores: np.ndarray, tokens: np.ndarray, lengths: Container[int] | None = None) -> None:
+    """`tokens` are `distinct`."""
     if lengths is None or ids.shape[1] in lengths:
-        scores[:, [token for token in tokens if 0 <= token < scores.shape[1]]] = -np.inf
+        scores[:, tokens[: np.searchsorted(tokens, scores.shape[1])]] = -np.inf
 
 
 def force(ids: np.ndarray, scores: np.ndarray, tokens: int | list[int], length: int) -> None:

@@ -27,6 +27,7 @@ OF_A_MODEL = "/models/{model}"
 IN_PATH = re.compile(r"^/models/[^/]+(?=/)")
 SHOWN = 80  # characters of a wrong value in an error
 LONGEST = 1000  # characters of an error
+NESTED = "the body is nested too deeply, expected fewer brackets"
 SHORT = reprlib.Repr()
 SHORT.maxother = SHORT.maxstring = SHORT.maxlong = SHOWN
 SUSPICIOUS = (b"NaN", b"Infinity", b"\\ud", b"\\uD", b"\xed")  # the last ones begin halves of characters, and others
@@ -54,7 +55,7 @@ def create_app(
     for protocol in protocols:
         describe_errors(protocol)
         app.include_router(protocol.router, prefix=OF_A_MODEL)
-    for kind in (Refusal, RequestValidationError, ValueError, HTTPException):
+    for kind in (Refusal, RequestValidationError, RecursionError, ValueError, HTTPException):
         app.add_exception_handler(kind, respond)
     app.add_exception_handler(Exception, respond_to_mistake)
     app.openapi = functools.partial(document, app)  # type: ignore[method-assign]
@@ -154,6 +155,8 @@ def refusal_of(error: BaseException, validation: int) -> Refusal:
             return Refusal(validation, of_validation(error))
         case TooLong():
             return Refusal(413, str(error))
+        case RecursionError():  # no text and no number makes a handler go so deep
+            return Refusal(validation, NESTED)
         case ValueError() if not is_of_answer(error):
             return Refusal(validation, str(error))
         case HTTPException():
@@ -178,7 +181,7 @@ def of_http(error: HTTPException) -> str:
     if error.status_code == 404:
         return "nothing is at this path, expected one of those in /openapi.json"
     if isinstance(cause := error.__cause__, RecursionError):
-        return "the body is nested too deeply, expected fewer brackets"
+        return NESTED
     if cause is not None:
         return f"the body cannot be read: {cause}, expected valid JSON in UTF-8, or a form where the path takes one"
     return str(error.detail)

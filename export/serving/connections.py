@@ -5,11 +5,12 @@ import asyncio
 import contextlib
 import resource
 import socket
+import sys
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MOST_HEADER = 64 * 1024  # bytes, beyond what came with its first ones
@@ -18,6 +19,63 @@ AT_ONCE = 16  # connections that are closed together where there are too many
 PIPELINED = 16  # requests of one connection that may wait for the one before
 SPARE = 128  # files that are open besides connections
 TAKEN = 256  # connections at most between two looks at those that are there
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's, with limits of its own: of the bytes of a header that has begun and is not whole, of those in which nothing of
+    a body comes (its trailers are headers too), and of the requests that wait for the one before.
+
+    A request that asks for another protocol, as Java's client does for HTTP/2, is answered as if it did not. httptools would
+    leave out its body.
+    """
+
+    _size = 0  # bytes without a sign of life
+    _data = _again = b""  # what is read, and what is to be read after it
+
+    def data_received(self, data: bytes) -> None:
+        self._again = data
+        self._size += len(data)
+        while self._again and self.parser is not None and len(self.pipeline) <= PIPELINED:
+            self._data, self._again = self._again, b""
+            super().data_received(self._data)
+        if len(self.pipeline) > PIPELINED:
+            self.transport.abort()
+        if self._size > MOST_HEADER and not self.transport.is_closing():
+            self.transport.write(TOO_LARGE)
+            self.transport.close()
+
+    def on_message_begin(self) -> None:
+        self._size = 0
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if "method" not in self.scope:  # which it has when its header is whole; nobody reads trailers
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._size = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._size = 0
+        super().on_body(body)
+
+    def _should_upgrade(self) -> bool:
+        """Of a request that asks for another protocol: whether it is given to `handle_websocket_upgrade` in place of the
+        application."""
+        return self.parser.get_method() != b"CONNECT"  # which asks for nothing else
+
+    def handle_websocket_upgrade(self) -> None:
+        """Reads the request again, without its wish."""
+        wish = sys.exception()
+        assert isinstance(wish, httptools.HttpParserUpgrade)
+        [end] = wish.args  # of the header, in `_data`
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn
+        self._again = b"\r\n".join([*lines, b"", self._data[end:]])
 
 
 class Connections:
@@ -36,14 +94,13 @@ class Connections:
         self._clock = clock
         self._since: dict[HttpToolsProtocol, tuple[Any, float]] = {}  # the last request, and since when there is no other
 
-    def open(self, **settings: Any) -> HttpToolsProtocol:
+    def open(self, **settings: Any) -> Connection:
         """What uvicorn calls for a new connection."""
-        connection = HttpToolsProtocol(**settings)
+        connection = Connection(**settings)
         if (more := len(connection.connections) - self.most) >= 0:  # many, where they were opened in one turn of the loop
             self.look(connection.connections)
             for oldest in sorted(self._since, key=lambda each: self._since[each][1])[: max(AT_ONCE, more + 1)]:
                 oldest.transport.abort()
-        limit(connection)
         return connection
 
     def sweep(self, connections: set[Any]) -> None:
@@ -64,28 +121,6 @@ class Connections:
             if request is None or request.response_complete or connection.transport.is_closing():
                 last, since = before.get(connection, (request, now))
                 self._since[connection] = (request, since if last is request else now)
-
-
-def limit(connection: HttpToolsProtocol) -> None:
-    """Counts the bytes of a header that has begun and is not whole, and the requests that wait for the one before."""
-    feed, of_connection = HttpToolsProtocol.data_received, weakref.ref(connection)  # which frees it at once when it is over
-    last, size = None, 0
-
-    def receive(data: bytes) -> None:
-        nonlocal last, size
-        connection = of_connection()
-        assert connection is not None  # who calls has it
-        feed(connection, data)
-        if len(connection.pipeline) > PIPELINED:
-            connection.transport.abort()
-        if (scope := connection.scope) is None or "method" in scope:  # which it has when its header is whole
-            return
-        last, size = scope, size + len(data) if last is scope else 0
-        if size > MOST_HEADER and not connection.transport.is_closing():
-            connection.transport.write(TOO_LARGE)
-            connection.transport.close()
-
-    connection.data_received = receive  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@ from .. import __version__
 from ..engine.jobs import Job
 from ..engine.refusals import Refusal, TooLong
 from ..errors import UsageError
-from ..runtime import options as generation
 from ..runtime.inputs import check_contiguous, check_inputs
 from ..runtime.tasks.rows import Row, run, single_texts
 from ..runtime.text import TextRuntime
@@ -23,7 +22,7 @@ from ..targets.sequences import READS_CHOICES, READS_TARGETS, token_inputs
 from ..targets.spec import TensorSpec
 from .models import ServedModel
 from .pipelines import CHARACTERS, continued
-from .protocols import Protocol, models_of, settings_of
+from .protocols import Protocol, checked_options, models_of, settings_of
 from .reading import LENGTHS
 from .tensors import (
     JSON_LENGTH,
@@ -295,7 +294,7 @@ async def generated(model: ServedModel, asked: Asked) -> list[str]:
     for name, language in languages.items():
         if language is not None and not isinstance(language, str):
             raise UsageError(f"{name} is {language!r:.60}, expected the name of a language")
-    options = {"num_return_sequences": 1, **generation.check(given)}
+    options = {"num_return_sequences": 1, **checked_options(given)}
     if (several := options["num_return_sequences"]) != 1:
         raise UsageError(f"num_return_sequences is {several}, expected 1: each row has one answer here")
     if (texts := asked.texts) is not None:

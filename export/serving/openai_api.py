@@ -28,7 +28,7 @@ from .app import one_line, refusal_of
 from .completions import Chunk, Completion, joined
 from .event_stream import EventStream, event, json_of
 from .models import ServedModel
-from .protocols import Protocol, models_of, name_in_path, settings_of
+from .protocols import Protocol, checked_options, models_of, name_in_path, settings_of
 from .translating import offloaded
 
 router = APIRouter(tags=["OpenAI"])
@@ -199,7 +199,7 @@ def options_of(body: CompletionFields, defaults: dict[str, Any]) -> dict[str, An
         UsageError: for a value that an option cannot have, and for values that do not go together.
     """
     given = {name: value for name in OPTIONS if (value := getattr(body, name)) is not None}
-    options = generation.check({"num_beams": 1, **given})
+    options = checked_options({"num_beams": 1, **given})
     beams, n = options["num_beams"], body.n or 1
     temperature = body.temperature
     if temperature is None:

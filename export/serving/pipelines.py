@@ -21,7 +21,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from ..engine.jobs import LENGTH, STOP, Job
 from ..engine.refusals import Refusal, TooLong
 from ..errors import UsageError, did_you_mean
-from ..runtime import options as generation
 from ..runtime.predictions import GENERATORS, IMAGES_LABELLED, LABELLED
 from ..runtime.tasks.classification import checked_candidates
 from ..runtime.tasks.embedding import HEADS as STATES
@@ -31,7 +30,7 @@ from .app import one_line, refusal_of
 from .completions import StopTexts
 from .event_stream import EventStream, event
 from .models import ServedModel
-from .protocols import Protocol, models_of, name_in_path, settings_of
+from .protocols import Protocol, checked_options, models_of, name_in_path, settings_of
 from .text_embeddings import in_json, listed
 from .translating import offloaded, translate
 
@@ -467,7 +466,7 @@ def generation_options(task: str, given: dict[str, Any]) -> tuple[dict[str, Any]
     stop = own.get("stop", [])
     if not isinstance(stop, list) or len(stop) > 4 or not all(isinstance(each, str) and each for each in stop):
         raise UsageError(f"stop is {stop!r:.80}, expected a list of up to 4 texts, none of them empty")
-    return own, generation.check(given)
+    return own, checked_options(given)
 
 
 async def continued(model: ServedModel, rows: list[str], own: dict[str, Any], options: dict[str, Any]) -> list[list[str]]:

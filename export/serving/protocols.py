@@ -6,8 +6,12 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from ..errors import UsageError
+from ..runtime import options
 from .models import ServedModels
 from .settings import Settings
+
+MOST_IDS = 1 << 16  # of a list among the options: a step looks at all of them, and other requests wait for that
 
 
 @dataclass(frozen=True)
@@ -33,3 +37,16 @@ def settings_of(request: Request) -> Settings:
 def name_in_path(request: Request) -> str | None:
     """Of the model, under `/models/{model}/`."""
     return request.path_params.get("model")
+
+
+def checked_options(given: dict[str, Any]) -> dict[str, Any]:
+    """Options of `Runtime.generate`.
+
+    Raises:
+        UsageError: as `options.check`, and for a list of more than `MOST_IDS` token ids.
+    """
+    for name, value in given.items():
+        parts = value if isinstance(value, list) else []
+        if (count := sum(len(each) if isinstance(each, list) else 1 for each in parts)) > MOST_IDS:
+            raise UsageError(f"{name} has {count} token ids, expected at most {MOST_IDS}")
+    return options.check(given)

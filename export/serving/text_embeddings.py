@@ -27,6 +27,7 @@ from .reading import WORKERS
 router = APIRouter(tags=["text-embeddings-inference"])
 
 CHARACTERS = 250  # of a token at most, so that texts which are too long are known before they are cut into tokens
+MOST_CHARACTERS = 250_000  # of the texts of `/tokenize` together: the answer has a hundred bytes for each token
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 TYPES = {400: "Empty", 424: "Backend", 429: "Overloaded", 500: "Backend", 503: "Unhealthy"}
 INPUTS = {
@@ -192,6 +193,8 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise UsageError(f"inputs is {body.inputs!r:.80}, expected a text or a list of texts")
     check_number("inputs", texts, settings_of(request).max_batch)
+    if (size := sum(map(len, texts))) > MOST_CHARACTERS:
+        raise TooLong(f"inputs has {size} characters, expected at most {MOST_CHARACTERS}")
     return in_json(await model.read(len(texts), tokens_in_json, model.runtime, texts, body))
 
 
