@@ -4,12 +4,12 @@ import numpy as np
 import onnx_ir as ir
 
 from ...generation.ops import Ops, inline, split
-from ...generation.step import Inputs, own_caches
+from ...generation.step import Inputs, empty_cache, own_caches, present_caches
 
 INT32 = ir.DataType.INT32
 
 
-class CpuStep:
+class CpuSeq2SeqStep:
     """The `Step` of an encoder-decoder: caches with room for all tokens, in which a table says whose key and value each beam
     reads at each place."""
 
@@ -52,8 +52,7 @@ class CpuStep:
         fixed, nodes = split(nodes, {tokens, length, *states})
         self.inputs.ops.nodes += fixed
         ops.nodes += nodes
-        present = [outputs[value.name.replace("past_key_values", "present")] for value in self.own]
-        return outputs["logits"], [*present, writers]
+        return outputs["logits"], [*present_caches(outputs, self.own), writers]
 
     def reorder(self, ops: Ops, states: list[ir.Value], parents: ir.Value, place: ir.Value) -> list[ir.Value]:
         """As `Step`: what was written up to `place` is that of the parents."""
@@ -61,3 +60,59 @@ class CpuStep:
         each = ops("Expand", ops("Unsqueeze", parents, [2]), ops("Shape", writers))
         is_written = ops("LessOrEqual", ops("Range", 0, ops("Squeeze", self.room), 1), place)
         return [*caches, ops("Where", is_written, ops("GatherElements", writers, each, axis=1), self.itself)]
+
+
+class CpuDecoderStep:
+    """The `Step` of a decoder: caches that grow, in which each row has its own length. A loop gives no operator its own input
+    to write to, so that room for later tokens would be copied at each step."""
+
+    def __init__(self, graphs: dict[str, ir.Model]):
+        self.graph = graphs["decoder"]
+        self.own = own_caches(self.graph)
+
+    def begin(self, inputs: Inputs) -> list[ir.Value]:
+        """As `Step`. There is no step of no token: a prompt of one token has it in the cache already, and it is written again."""
+        self.inputs = inputs
+        ops = inputs.ops
+        length = ops("Max", ops("Sub", ops.size(inputs.ids, 1), 1), 1)
+        places = ops("Range", 0, ops("Squeeze", length), 1)
+        bindings = {
+            "input_ids": ops("Slice", padded_on_the_right(ops, inputs.ids, inputs.lengths), [0], length, [1]),
+            "position_ids": ops("Expand", inputs.known(ops, places), ops("Concat", inputs.batch, length, axis=0)),
+            "last_position": ops.cast(ops("Reshape", ops("Max", ops("Sub", inputs.lengths, 2), 0), [-1]), INT32),
+            "total_length": ops.cast(length, INT32),
+            **{value.name: empty_cache(ops, value, inputs.batch) for value in self.own},
+        }
+        nodes, outputs = inline(ops, self.graph.clone(), bindings)
+        ops.nodes += nodes
+        self.longest = ops("Reshape", ops("ReduceMax", inputs.lengths, keepdims=0), [1])
+        self.last = inputs.repeated(ops("Sub", inputs.lengths, 1))
+        return [inputs.repeated(cache) for cache in present_caches(outputs, self.own)]
+
+    def advance(self, ops: Ops, tokens: ir.Value, states: list[ir.Value], place: ir.Value) -> tuple[ir.Value, list[ir.Value]]:
+        """As `Step`."""
+        last = ops("Add", self.last, place)
+        bindings = {
+            "input_ids": tokens,
+            "position_ids": self.inputs.known(ops, last),
+            "last_position": ops.cast(ops("Reshape", last, [-1]), INT32),
+            "total_length": ops.cast(ops("Add", self.longest, place), INT32),
+            **{value.name: cache for value, cache in zip(self.own, states)},
+        }
+        nodes, outputs = inline(ops, self.graph, bindings)
+        fixed, nodes = split(nodes, set(bindings.values()))
+        self.inputs.ops.nodes += fixed
+        ops.nodes += nodes
+        return outputs["logits"], present_caches(outputs, self.own)
+
+    def reorder(self, ops: Ops, states: list[ir.Value], parents: ir.Value, place: ir.Value) -> list[ir.Value]:
+        """As `Step`."""
+        rows = self.inputs.rows_of(ops, parents)
+        return [ops("Gather", state, rows, axis=0) for state in states]
+
+
+def padded_on_the_right(ops: Ops, ids: ir.Value, lengths: ir.Value) -> ir.Value:
+    """`ids` (B, S), whose rows have so many tokens (B, 1) after their padding."""
+    size = ops("Shape", ids, start=1)
+    places = ops("Add", ops("Range", 0, ops("Squeeze", size), 1), ops("Sub", size, lengths))
+    return ops("GatherElements", ids, ops("Mod", places, size), axis=1)
