@@ -2,7 +2,7 @@
 
 The shipped translator, the paper's base model and GPT-2 small, both with seeded weights, search greedily: as one graph of
 `export --generate`, and in the runtime with the export that this was made from. Both read the same tokens and give the same
-number of new ones, in turns, with all threads; what counts is the time of the runtime divided by that of the graph, above 1
+number of new ones, in turns, with as many threads; what counts is the time of the runtime divided by that of the graph, above 1
 where the graph is faster. Run it on an idle machine.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import workload
-from measure import hardware, versions
+from measure import cores, hardware, versions
 
 from vanilla_transformer_export import Runtime, export
 
@@ -33,6 +33,7 @@ def parse(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5, help="rounds measured after a warm-up (5)")
     parser.add_argument("--new-tokens", type=int, default=64, help="of each row at most (64)")
+    parser.add_argument("--threads", type=int, help="of each (as many as there are processors)")
     parser.add_argument("--models", nargs="+", choices=KINDS, default=list(KINDS), help="which of them (all)")
     parser.add_argument("--targets", nargs="+", choices=list(map("-".join, TARGETS)), help="which of them (all)")
     parser.add_argument("--quick", action="store_true", help="tiny models: tries everything, measures nothing")
@@ -59,15 +60,23 @@ def inputs(checkpoint: Path, batch: int) -> np.ndarray:
         tokenizer.enable_padding()
         texts = [lines[row % len(lines)].split("\t")[0] for row in range(batch)]
         return np.array([row.ids for row in tokenizer.encode_batch(texts)])
-    vocabulary = json.loads((checkpoint / "config.json").read_text())["vocab_size"]
-    return np.random.default_rng(0).integers(workload.FIRST_TOKEN, vocabulary - 1, (batch, LENGTH))
+    last = config_of(checkpoint)["vocab_size"] - 1
+    return np.random.default_rng(0).integers(workload.FIRST_TOKEN, last, (batch, LENGTH))
 
 
-def runs(directory: Path, graph: Path, ids: np.ndarray, steps: int) -> dict[str, Callable[[], np.ndarray]]:
+def config_of(checkpoint: Path) -> dict:
+    return json.loads((checkpoint / "config.json").read_text())
+
+
+def runs(
+    directory: Path, graph: Path, ids: np.ndarray, steps: int, threads: int | None = None
+) -> dict[str, Callable[[], np.ndarray]]:
     """What is timed, by name: each returns the sequences."""
     [file] = json.loads((graph / "manifest.json").read_text())["graphs"].values()
-    session = onnxruntime.InferenceSession(graph / file, providers=["CPUExecutionProvider"])
-    runtime = Runtime(directory)
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = threads or cores()
+    session = onnxruntime.InferenceSession(graph / file, settings, providers=["CPUExecutionProvider"])
+    runtime = Runtime(directory, threads=threads)
     pad = runtime.check_options({}).pad_token_id
     mask = (ids != pad).astype(np.int64)
     feeds = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": np.full((len(ids), 1), steps)}
@@ -77,8 +86,8 @@ def runs(directory: Path, graph: Path, ids: np.ndarray, steps: int) -> dict[str,
     }
 
 
-def measured(found: dict[str, Callable[[], np.ndarray]], repeats: int) -> dict:
-    """Seconds of each in turns, and the ratios; the first round warms up."""
+def measured(found: dict[str, Callable[[], np.ndarray]], repeats: int, prompt: int) -> dict:
+    """Seconds of each in turns, and the ratios; the first round warms up. Sequences begin with `prompt` tokens."""
     seconds: dict[str, list[float]] = {name: [] for name in found}
     sequences = {name: run() for name, run in found.items()}
     for _ in range(repeats):
@@ -94,7 +103,7 @@ def measured(found: dict[str, Callable[[], np.ndarray]], repeats: int) -> dict:
         "speed": round(medians["runtime"] / medians["graph"], 3),
         "ratios": [round(ratio, 3) for ratio in sorted(ratios)],
         "seconds": medians,
-        "new_tokens": int(width),
+        "new_tokens": width - prompt,
         "same_rows": int(alike.sum()),
     }
 
@@ -105,10 +114,10 @@ def compared(checkpoint: Path, target: str, dtype: str, options: argparse.Namesp
     settings = {"target": target, "dtype": dtype, "cases": 1}
     export(checkpoint, directory, **settings)
     export(checkpoint, graph, generate="greedy", **settings)
-    return {
-        batch: measured(runs(directory, graph, inputs(checkpoint, batch), options.new_tokens), options.repeats)
-        for batch in BATCHES
-    }
+    steps, threads = options.new_tokens, options.threads
+    both = {batch: runs(directory, graph, inputs(checkpoint, batch), steps, threads) for batch in BATCHES}
+    prompt = LENGTH if "encoder_layers" not in config_of(checkpoint) else 1
+    return {batch: measured(each, options.repeats, prompt) for batch, each in both.items()}
 
 
 def run(options: argparse.Namespace) -> dict:

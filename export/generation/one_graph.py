@@ -47,7 +47,7 @@ def one_graph(
     positions = config["max_position_embeddings"] if config["position_embedding_type"] in LEARNED else None
     limit = at_most_positions(ops, search.steps(ops, given), lengths, positions)
     trips = ops("ReduceMax", limit, keepdims=0)
-    inputs = Inputs(ops, ids, mask, ops("Reshape", trips, [1]), search.beams(ops, given), lengths, positions)
+    inputs = Inputs(ops, ids, mask, search.beams(ops, given), lengths, positions)
     last = ops("Slice", prompt, [-1], [np.iinfo(np.int64).max], [1])
     initial = [inputs.repeated(last), *search.begin(inputs, given, prompt, limit)]
     count = len(initial)

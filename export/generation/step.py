@@ -20,7 +20,6 @@ class Inputs:
     Args:
         ops: the graph that the loop stands in.
         ids: int64 (B, S), the source; of a decoder the prompts, padded on the left. `mask` as these.
-        steps: int64 (1,), the most new tokens of any row.
         beams: int64 (1,), K rows of each input; `None` for one.
         lengths: int64 (B, 1), tokens of each prompt of a decoder.
         positions: how many a learned table has; `None` without one.
@@ -29,7 +28,6 @@ class Inputs:
     ops: Ops
     ids: ir.Value
     mask: ir.Value
-    steps: ir.Value
     beams: ir.Value | None = None
     lengths: ir.Value | None = None
     positions: int | None = None

@@ -1,6 +1,5 @@
 """The cpu target's graphs inside of the one graph that generates, see `generation`."""
 
-import numpy as np
 import onnx_ir as ir
 
 from ...generation.ops import Ops, inline, split
@@ -10,12 +9,13 @@ INT32 = ir.DataType.INT32
 
 
 class CpuSeq2SeqStep:
-    """The `Step` of an encoder-decoder: caches with room for all tokens, in which a table says whose key and value each beam
-    reads at each place."""
+    """The `Step` of an encoder-decoder: caches that grow. A loop gives no operator its own input to write to, so that room for
+    later tokens would be copied at each step; `MultiHeadAttention` copies what there is."""
 
     def __init__(self, graphs: dict[str, ir.Model]):
         self.graphs = graphs
         self.own = own_caches(graphs["decoder"])
+        grow_caches(graphs["decoder"].graph)
 
     def begin(self, inputs: Inputs) -> list[ir.Value]:
         """As `Step`."""
@@ -25,46 +25,42 @@ class CpuSeq2SeqStep:
         nodes, outputs = inline(ops, self.graphs["encoder"], given)
         ops.nodes += nodes
         self.cross = {name.replace("present", "past_key_values"): value for name, value in outputs.items()}
-        self.room = ops("Max", inputs.steps, 1)
-        self.beams = np.array([1]) if inputs.beams is None else inputs.beams
-        self.number = np.array([1], np.int32) if inputs.beams is None else ops.cast(inputs.beams, INT32)
-        self.itself = self.writers(ops)
-        caches = []
-        for value in self.own:
-            _, heads, _, width = value.shape
-            caches.append(ops.filled([inputs.rows, heads, self.room, width], np.float32(0)))
-        return [*caches, self.itself]
-
-    def writers(self, ops: Ops) -> ir.Value:
-        """int32 (B, K, room): each beam wrote all of its own."""
-        each = ops("Range", 0, ops("Squeeze", ops.value(self.beams)), 1)
-        shape = ops("Concat", self.inputs.batch, self.beams, self.room, axis=0)
-        return ops.cast(ops("Expand", ops("Unsqueeze", each, [0, 2]), shape), INT32)
+        return [empty_cache(ops, value, inputs.rows) for value in self.own]
 
     def advance(self, ops: Ops, tokens: ir.Value, states: list[ir.Value], place: ir.Value) -> tuple[ir.Value, list[ir.Value]]:
         """As `Step`."""
-        *caches, writers = states
         length = ops.cast(ops("Reshape", place, [1]), INT32)
-        bindings = {"input_ids": tokens, "past_length": length, "cache_indirection": writers, **self.cross}
-        bindings |= {"num_beams": ops.value(self.number), "encoder_attention_mask": self.inputs.mask}
-        bindings |= {value.name: cache for value, cache in zip(self.own, caches)}
+        bindings = {"input_ids": tokens, "past_length": length, "encoder_attention_mask": self.inputs.mask, **self.cross}
+        bindings |= {value.name: cache for value, cache in zip(self.own, states)}
         nodes, outputs = inline(ops, self.graphs["decoder"], bindings)
         fixed, nodes = split(nodes, {tokens, length, *states})
         self.inputs.ops.nodes += fixed
         ops.nodes += nodes
-        return outputs["logits"], [*present_caches(outputs, self.own), writers]
+        return outputs["logits"], present_caches(outputs, self.own)
 
     def reorder(self, ops: Ops, states: list[ir.Value], parents: ir.Value, place: ir.Value) -> list[ir.Value]:
-        """As `Step`: what was written up to `place` is that of the parents."""
-        *caches, writers = states
-        each = ops("Expand", ops("Unsqueeze", parents, [2]), ops("Shape", writers))
-        is_written = ops("LessOrEqual", ops("Range", 0, ops("Squeeze", self.room), 1), place)
-        return [*caches, ops("Where", is_written, ops("GatherElements", writers, each, axis=1), self.itself)]
+        """As `Step`."""
+        rows = self.inputs.rows_of(ops, parents)
+        return [ops("Gather", state, rows, axis=0) for state in states]
+
+
+def grow_caches(graph: ir.Graph) -> None:
+    """Replaces attention over caches with room by that over caches which it returns longer."""
+    for node in graph:
+        if node.op_type == "DecoderMaskedMultiHeadAttention":
+            query, key, value, _, bias, *past = node.inputs[:7]
+            node.op_type = "MultiHeadAttention"
+            node.attributes.pop("past_present_share_buffer")
+            node.resize_inputs(8)
+            for index, given in enumerate([query, key, value, None, None, bias, *past]):
+                node.replace_input_with(index, given)
+    unused = [value for value in graph.inputs if value.name in ("num_beams", "cache_indirection")]
+    for value in unused:
+        graph.inputs.remove(value)
 
 
 class CpuDecoderStep:
-    """The `Step` of a decoder: caches that grow, in which each row has its own length. A loop gives no operator its own input
-    to write to, so that room for later tokens would be copied at each step."""
+    """The `Step` of a decoder: caches that grow, in which each row has its own length."""
 
     def __init__(self, graphs: dict[str, ir.Model]):
         self.graph = graphs["decoder"]
