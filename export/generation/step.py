@@ -64,7 +64,10 @@ class Step(Protocol):
     """A decoder whose states go from one step of the loop to the next."""
 
     def begin(self, inputs: Inputs) -> list[ir.Value]:
-        """The states before the first token; of a decoder, before the last one of each prompt. Nodes of what never changes go to `inputs.ops`."""
+        """The states before the first token; of a decoder, before the last one of each prompt.
+
+        Nodes of what never changes go to `inputs.ops`.
+        """
 
     def advance(self, ops: Ops, tokens: ir.Value, states: list[ir.Value], place: ir.Value) -> tuple[ir.Value, list[ir.Value]]:
         """`tokens` (rows, t) after `place` (a scalar) others -> logits (rows, V) of the next one, and the new states."""

@@ -67,7 +67,7 @@ class CpuDecoderStep:
         self.own = own_caches(self.graph)
 
     def begin(self, inputs: Inputs) -> list[ir.Value]:
-        """As `Step`. There is no step of no token: a prompt of one token has it in the cache already, and it is written again."""
+        """As `Step`. There is no step of no token: the one token of a prompt is in its cache before it is written."""
         self.inputs = inputs
         ops = inputs.ops
         length = ops("Max", ops("Sub", ops.size(inputs.ids, 1), 1), 1)
