@@ -66,10 +66,12 @@ class PortableDecoderStep:
         self.own = own_caches(self.graph)
 
     def begin(self, inputs: Inputs) -> list[ir.Value]:
-        """As `Step`."""
+        """As `Step`. A place of padding comes first, so that no prompt is empty without its last token: a size of 0 has another
+        meaning to `Reshape`."""
         self.inputs = inputs
         ops = inputs.ops
-        ids, mask = (ops("Slice", value, [0], [-1], [1]) for value in (inputs.ids, inputs.mask))
+        none = ops.filled([inputs.batch, 1], np.int64(0))
+        ids, mask = (ops("Concat", none, ops("Slice", value, [0], [-1], [1]), axis=1) for value in (inputs.ids, inputs.mask))
         positions = inputs.known(ops, ops("Max", ops("Sub", ops("CumSum", mask, 1), 1), 0))
         bindings = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
         bindings |= {value.name: empty_cache(ops, value, inputs.batch) for value in self.own}
