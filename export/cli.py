@@ -222,7 +222,7 @@ def export_arguments(parser: Parser) -> None:
     parser.add_argument("--calibrate", type=path, metavar="FILE", help=calibrate_help)
     tune_help = "latency, throughput or a tuning.json: int8 products of the cpu target as is fastest here, or as chosen there"
     parser.add_argument("--tune", type=source, metavar="GOAL", help=tune_help)
-    generate_help = "one graph that takes ids and returns sequences, of an encoder-decoder: greedy, sample or beam search"
+    generate_help = "one graph that takes ids and returns sequences, of a model that generates: greedy, sample or beam search"
     parser.add_argument("--generate", type=one_of("mode", MODES), metavar="MODE", help=generate_help)
     keep_help = "keep the converted checkpoint there, where CHECKPOINT is of another family; temporary if not given"
     parser.add_argument("--keep", type=path, metavar="DIR", help=keep_help)

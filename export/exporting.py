@@ -97,8 +97,8 @@ def export(
             a scale for each row, see `calibration`.
         tune: `"latency"` or `"throughput"`: int8 products of the cpu target in the ways that are the fastest on this machine,
             see `tuning`; or the tuning.json of such an export, for the same choices.
-        generate: `"greedy"`, `"sample"` or `"beam"` for one graph, of an encoder-decoder, that takes ids and returns sequences
-            by that search, see `generation`, in place of the graphs that a runtime drives.
+        generate: `"greedy"`, `"sample"` or `"beam"` for one graph, of a model that generates, that takes ids and returns
+            sequences by that search, see `generation`, in place of the graphs that a runtime drives.
 
     Raises:
         FileExistsError: if `out` or `triton` cannot be written, see `files.new_directory`.

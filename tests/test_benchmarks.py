@@ -16,6 +16,7 @@ import linear_baseline
 import lowercased
 import measure_cpu
 import numpy as np
+import one_graph
 import pytest
 import report
 import sacrebleu
@@ -352,6 +353,32 @@ def test_a_quick_run_of_training_speed(tmp_path, monkeypatch):
         fastest = max(speed["median"] for name, speed in speeds.items() if name.startswith(f"MarianMTModel, {kind}"))
         assert speeds[ratio["over"]]["median"] == fastest
     assert abs(found["parameters"]["ours"] / found["parameters"]["MarianMTModel"] - 1) < 0.05
+
+
+@pytest.mark.slow
+def test_a_quick_run_of_one_graph_beside_the_runtime():
+    """Both give the same tokens in float32; what is asked for is measured, and no more."""
+    arguments = ["--quick", "--repeats", "3", "--new-tokens", "4", "--models", "base", "decoder", "--threads", "1"]
+    found = one_graph.run(one_graph.parse([*arguments, "--targets", "portable-fp32", "cpu-int8"]))
+    assert [*found["models"]] == ["base", "decoder"]
+    for targets in found["models"].values():
+        assert [*targets] == ["portable-fp32", "cpu-int8"]
+        for target, batches in targets.items():
+            assert [*batches] == [1, 8, 32]
+            for batch, each in batches.items():
+                assert each["speed"] == pytest.approx(each["seconds"]["runtime"] / each["seconds"]["graph"], abs=1e-3)
+                assert len(each["ratios"]) == 3 and each["new_tokens"] == 4
+                assert each["same_rows"] == batch or target == "cpu-int8"
+
+
+def test_one_graph_is_measured_against_the_runtime_in_turns(monkeypatch):
+    """The ratio is that of the medians, and a row counts as the same where all its tokens are."""
+    times = iter([0, 2, 2, 5, 5, 9, 9, 15, 15, 16, 16, 17])
+    monkeypatch.setattr(one_graph.time, "perf_counter", lambda: next(times))
+    made = {"graph": lambda: np.array([[0, 5, 6], [0, 7, 8]]), "runtime": lambda: np.array([[0, 5, 6], [0, 7, 9]])}
+    found = one_graph.measured(made, 3, 1)
+    assert found["seconds"] == {"graph": 2, "runtime": 3} and found["speed"] == 1.5 and found["ratios"] == [1.0, 1.5, 1.5]
+    assert (found["same_rows"], found["new_tokens"]) == (1, 2)
 
 
 # ------------------------------------------------------------------------------------------------------------------ scores

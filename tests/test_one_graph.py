@@ -24,6 +24,12 @@ def source(rows, seed=0, length=9):
     return np.where(mask, ids, PAD), mask
 
 
+def prompts(rows, seed=0, length=7):
+    """Ids and mask of prompts for a decoder: of different lengths, padded on the left."""
+    ids, mask = source(rows, seed, length)
+    return np.take_along_axis(ids, np.argsort(mask, axis=1, kind="stable"), axis=1), np.sort(mask, axis=1)
+
+
 class Generator:
     """The one graph of a checkpoint, and the export of the same checkpoint that a runtime opens."""
 
@@ -74,6 +80,30 @@ def test_greedy_sequences_are_the_runtime_s_and_torch_s(generator, exported, row
     wanted = exported("seq2seq").model.generate(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), max_new_tokens=12)
     np.testing.assert_array_equal(found, wanted)
     assert (found[:, 0] == START).all() and (rows == 1 or len(set((found == EOS).argmax(axis=1))) > 1)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 32])
+def test_a_decoder_continues_its_prompts_as_the_runtime_and_torch_do(generator, exported, rows):
+    """Whichever side their padding is on."""
+    greedy, (ids, mask) = generator("greedy", name="causal"), prompts(rows)
+    [found] = greedy.run(ids, mask, max_new_tokens=12)
+    np.testing.assert_array_equal(found, Runtime(greedy.parts).generate(ids, mask, max_new_tokens=12, num_beams=1))
+    given = torch.from_numpy(ids), torch.from_numpy(mask)
+    wanted = exported("causal").model.generate(given[0], attention_mask=given[1], max_new_tokens=12)
+    np.testing.assert_array_equal(found, wanted)
+    ends = (found[:, ids.shape[1] :] == EOS).argmax(axis=1)
+    assert (found[:, : ids.shape[1]] == ids).all() and (rows < 32 or len(set(ends)) > 1)
+    others = source(rows, length=7)
+    assert (others[1] == mask[:, ::-1]).all() and greedy.run(*others, max_new_tokens=12)[0].tolist() == found.tolist()
+
+
+@pytest.mark.parametrize("rows", [1, 8, 32])
+def test_beams_of_a_decoder_and_their_scores_are_the_runtime_s(generator, rows):
+    beam, (ids, mask) = generator("beam", name="causal"), prompts(rows)
+    found, scores = beam.run(ids, mask, **BEAMS, max_new_tokens=9)
+    wanted, wanted_scores = Runtime(beam.parts).generate_with_scores(ids, mask, **BEAMS, max_new_tokens=9)
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_allclose(scores[:, 0], wanted_scores, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -155,6 +185,62 @@ def test_samples_are_those_of_a_reference_in_float64(generator, exported, top_k,
             assert token == expected, (row, place)
     [again] = sample.run(ids, mask, **inputs)
     np.testing.assert_array_equal(found, again)
+
+
+@pytest.mark.parametrize("top_k, top_p", [(50, 1.0), (5, 0.7)])
+def test_samples_of_a_decoder_are_those_of_a_reference_in_float64(generator, exported, top_k, top_p):
+    sample, (ids, mask) = generator("sample", name="causal"), prompts(6)
+    uniforms = np.random.default_rng(1).random((6, 8), np.float32)
+    uniforms[0], uniforms[1] = 0, BEFORE_1
+    inputs = dict(temperature=0.8, top_k=top_k, top_p=top_p, uniforms=uniforms, max_new_tokens=8)
+    [found] = sample.run(ids, mask, **inputs)
+    for row, tokens in enumerate(found):
+        tokens = tokens[ids.shape[1] - mask[row].sum() :]  # without padding, as a model reads it alone
+        with torch.no_grad():
+            logits = exported("causal").model(torch.from_numpy(tokens[None, :-1])).logits[0].numpy()
+        for place, token in enumerate(tokens[mask[row].sum() :]):
+            before = tokens[mask[row].sum() :][:place]
+            expected = sampled(logits[mask[row].sum() - 1 + place], 0.8, top_k, top_p, uniforms[row, place])
+            assert token == (PAD if EOS in before else expected), (row, place)
+    [again] = sample.run(ids, mask, **inputs)
+    np.testing.assert_array_equal(found, again)
+
+
+def test_what_no_host_checks_has_a_defined_result_for_a_decoder_too(generator):
+    """No steps, no uniform numbers, rows with steps of their own, masks with holes or without tokens, and many beams."""
+    greedy, (ids, mask) = generator("greedy", name="causal"), prompts(4)
+    runtime = Runtime(greedy.parts)
+    for count in (0, -2):
+        assert greedy.run(ids, mask, max_new_tokens=count)[0].tolist() == ids.tolist()
+    [found] = greedy.run(ids, mask, max_new_tokens=np.array([[2], [7], [0], [4]]))
+    for row, count in ((0, 2), (1, 7), (3, 4)):
+        one = slice(row, row + 1)
+        wanted = runtime.generate(ids[one], mask[one], max_new_tokens=count, num_beams=1)[0].tolist()
+        assert found[row].tolist() == wanted + [PAD] * (found.shape[1] - len(wanted))
+    assert set(found[2, ids.shape[1] :]) == {PAD}
+    # A hole is no token, and a row of padding only is its last token.
+    holes = mask.copy()
+    holes[1, -2], holes[2] = 0, 0
+    [found] = greedy.run(ids, holes, max_new_tokens=5)
+    without = np.where(holes[1] == 1)[0]
+    for row, prompt in ((1, ids[1:2, without]), (2, ids[2:3, -1:])):
+        wanted = runtime.generate(prompt, np.ones_like(prompt), max_new_tokens=5, num_beams=1)[0].tolist()
+        padded = [PAD] * (ids.shape[1] - prompt.shape[1]) + wanted
+        assert found[row].tolist() == padded + [PAD] * (found.shape[1] - len(padded))
+    settings = dict(length_penalty=1.0, early_stopping=0, max_new_tokens=3)
+    beam = generator("beam", name="causal")
+    most, over = (beam.run(ids, mask, num_beams=count, **settings) for count in (VOCABULARY, VOCABULARY + 9))
+    one, none = (beam.run(ids, mask, num_beams=count, **settings) for count in (1, -1))
+    for other, wanted in ((over, most), (none, one)):
+        assert [each.tolist() for each in other] == [each.tolist() for each in wanted]
+    uniforms = np.zeros((4, 0), np.float32)
+    settings = dict(temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=8)
+    sample = generator("sample", name="causal")
+    assert sample.run(ids, mask, **settings, uniforms=uniforms)[0].tolist() == ids.tolist()
+    [found] = sample.run(ids, mask, **settings | dict(temperature=0), uniforms=np.full((4, 3), 0.5))
+    assert found.tolist() == greedy.run(ids, mask, max_new_tokens=3)[0].tolist()
+    with pytest.raises(Exception, match="(?i)invalid|bounds|index|dimension"):
+        greedy.run(ids[:, :0], mask[:, :0], max_new_tokens=3)
 
 
 def test_what_no_host_checks_has_a_defined_result(generator):
@@ -242,6 +328,15 @@ def test_what_no_graph_holds_is_said_before_anything_is_written(exported, tmp_pa
     assert not (tmp_path / "one").exists()
 
 
+@pytest.mark.parametrize("settings", [dict(min_length=4), dict(forced_bos_token_id=5)])
+def test_settings_that_count_the_prompt_are_refused_for_a_decoder(exported, tmp_path, settings):
+    exported("causal").model.save_pretrained(tmp_path / "checkpoint")
+    edit_json(tmp_path / "checkpoint/generation_config.json", **settings)
+    [(name, value)] = settings.items()
+    with pytest.raises(ValueError, match=f"{name}={value}, which no graph holds"):
+        export(tmp_path / "checkpoint", tmp_path / "one", generate="greedy")
+
+
 def test_modes_and_models_that_do_not_go_together(exported, tmp_path):
     checkpoint, out = exported("seq2seq").checkpoint, tmp_path / "one"
     with pytest.raises(UsageError, match="no mode 'beams' of generate, expected one of greedy, sample, beam"):
@@ -250,8 +345,9 @@ def test_modes_and_models_that_do_not_go_together(exported, tmp_path):
         export(checkpoint, out, target="cuda", generate="greedy")
     with pytest.raises(UsageError, match="with image size 'free', expected no image size"):
         export(checkpoint, out, image_size="free", generate="greedy")
-    for name in ("causal", "encoder"):
-        with pytest.raises(ValueError, match="expected for --generate a VanillaSeq2SeqForConditionalGeneration"):
+    wanted = "expected for --generate a VanillaSeq2SeqForConditionalGeneration or a VanillaDecoderForCausalLM"
+    for name in ("encoder", "classification"):
+        with pytest.raises(ValueError, match=wanted):
             export(exported(name).checkpoint, out, generate="greedy")
     with pytest.raises(SystemExit):
         cli.main(["export", str(checkpoint), str(out), "--generate", "beams"])
@@ -285,10 +381,12 @@ def test_the_export_says_what_it_is(generator, exported):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["greedy", "beam"])
-def test_the_cpu_target_gives_the_same(square, tmp_path, mode):
+def test_the_cpu_target_gives_the_same(square, tmp_path, mode, capfd):
     _, directory = square
     export(f"{directory}-checkpoint", tmp_path / "one", cases=2, target="cpu", generate=mode)
+    capfd.readouterr()
     one = Generator(tmp_path / "one", directory, mode)
+    assert capfd.readouterr().err == ""  # onnxruntime has nothing to warn of
     for rows in (1, 8):
         ids, mask = source(rows, seed=rows)
         options = BEAMS if mode == "beam" else {"num_beams": 1}
@@ -296,8 +394,51 @@ def test_the_cpu_target_gives_the_same(square, tmp_path, mode):
         assert found.tolist() == Runtime(directory).generate(ids, mask, max_new_tokens=10, **options).tolist()
 
 
+def check_decoder(model, graph, parts, mode, **options):
+    """The graph continues prompts as the runtime does with the export `parts`, padded on either side."""
+    one = Generator(graph, parts, mode)
+    for rows in (1, 8, 32):
+        ids, mask = prompts(rows, seed=rows)
+        found = one.run(ids, mask, max_new_tokens=10, **options)[0]
+        assert found.tolist() == Runtime(parts).generate(ids, mask, max_new_tokens=10, **options).tolist()
+        others = source(rows, seed=rows, length=7)
+        assert one.run(*others, max_new_tokens=10, **options)[0].tolist() == found.tolist()
+
+
+def test_a_decoder_of_the_cpu_target_gives_the_same(exported_for, tmp_path):
+    model, directory = exported_for("causal", "cpu")
+    export(f"{directory}-checkpoint", tmp_path / "one", cases=1, target="cpu", generate="greedy")
+    check_decoder(model, tmp_path / "one", directory, "greedy", num_beams=1)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["seq2seq", "seq2seq-untied", "seq2seq-rotary"])
+@pytest.mark.parametrize("name", ["causal-window", "causal-relative", "causal"])
+def test_beams_of_decoders_of_the_cpu_target_are_the_same(exported_for, tmp_path, name):
+    model, directory = exported_for(name, "cpu")
+    export(f"{directory}-checkpoint", tmp_path / "one", cases=1, target="cpu", generate="beam")
+    check_decoder(model, tmp_path / "one", directory, "beam", **BEAMS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_learned_positions_end_the_texts_of_a_decoder(exported_for, tmp_path, target):
+    """Each row's where it has no more, while others go on; a prompt that is longer than the table alone is no more."""
+    model, directory = exported_for("causal", "cpu")
+    model.lm_head.bias.data[EOS] -= 60
+    model.save_pretrained(tmp_path / "checkpoint")
+    model.lm_head.bias.data[EOS] += 60
+    export(tmp_path / "checkpoint", tmp_path / "one", cases=1, target=target, generate="greedy")
+    one = Generator(tmp_path / "one", None, "greedy")
+    ids = np.random.default_rng(0).integers(3, VOCABULARY, (3, 61))
+    mask = np.sort((np.arange(61) < np.array([[61], [58], [5]])).astype(np.int64), axis=1)
+    [found] = one.run(ids, mask, max_new_tokens=9)  # 60 positions: 0, 3 and 9 new tokens
+    assert found.shape == (3, 70) and [(row[61:] != PAD).sum() for row in found] == [0, 3, 9]
+    alone = one.run(ids[1:2, 3:], mask[1:2, 3:], max_new_tokens=50)[0]
+    assert alone.shape == (1, 61) and alone[0, 58:].tolist() == found[1, 61:64].tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["seq2seq", "seq2seq-untied", "seq2seq-rotary", "causal-learned", "causal-relative"])
 @pytest.mark.parametrize("mode", ["greedy", "sample", "beam"])
 def test_every_mode_of_every_model_in_both_precisions(exported, tmp_path, name, mode):
     """The exporter compares the sequences itself."""
@@ -308,10 +449,12 @@ def test_every_mode_of_every_model_in_both_precisions(exported, tmp_path, name, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["seq2seq", "causal"])
 @pytest.mark.parametrize("dtype", ["fp32", "int8", "int4"])
 @pytest.mark.parametrize("mode", ["greedy", "sample", "beam"])
-def test_every_mode_of_the_cpu_target(square, tmp_path, dtype, mode):
-    manifest = export(f"{square[1]}-checkpoint", tmp_path / "one", target="cpu", dtype=dtype, generate=mode)
+def test_every_mode_of_the_cpu_target(exported_for, tmp_path, name, dtype, mode):
+    _, directory = exported_for(name, "cpu")
+    manifest = export(f"{directory}-checkpoint", tmp_path / "one", target="cpu", dtype=dtype, generate=mode)
     assert manifest["graphs"] == {"generate": "onnx/generate.onnx" if dtype == "fp32" else f"onnx/generate_{dtype}.onnx"}
     assert (
         manifest["parity"]["sequences"]["equal"] >= (0.97 if dtype == "fp32" else 0.3) * manifest["parity"]["sequences"]["rows"]

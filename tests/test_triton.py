@@ -150,6 +150,22 @@ def test_an_encoder_decoder_generates_in_one_graph(exported, tmp_path):
         assert together[row].tolist() == wanted + [0] * (together.shape[1] - len(wanted))
 
 
+def test_a_decoder_generates_in_one_graph(exported, tmp_path):
+    """Requests of one shape run together; padding on either side gives the same."""
+    export(exported("causal").checkpoint, tmp_path / "export", cases=1, generate="greedy", triton=tmp_path / "model")
+    config = check_config(tmp_path / "model", onnx.load(tmp_path / "model/1/model.onnx").graph)
+    assert [(tensor.name, list(tensor.dims)) for tensor in config.input][2:] == [("max_new_tokens", [1])]
+    session = onnxruntime.InferenceSession(tmp_path / "model/1/model.onnx")
+    prompt = np.random.default_rng(0).integers(3, 48, 5)
+    ids, mask = np.zeros((2, 16), np.int64), np.zeros((2, 16), np.int64)
+    for row, place in enumerate((slice(0, 5), slice(11, 16))):
+        ids[row, place], mask[row, place] = prompt, 1
+    feeds = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": np.full((2, 1), 6)}
+    [found] = session.run(None, feeds)
+    wanted = exported("causal").model.generate(torch.from_numpy(prompt[None]), max_new_tokens=6)[0].tolist()
+    assert found.tolist() == [[0] * 11 + wanted] * 2
+
+
 def test_weights_in_a_file_of_their_own_stand_beside_the_graph(exported, tmp_path):
     """As Triton wants it: in a folder with the name that the graph else has."""
     (tmp_path / "export").mkdir()

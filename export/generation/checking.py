@@ -56,13 +56,17 @@ def compare(export: Path, graph: Path, mode: str, dtype: str, cases: int) -> dic
 
 
 def random_feeds(rng: np.random.Generator, config: dict[str, Any], mode: str) -> dict[str, np.ndarray]:
-    size, longest = config["vocab_size"], min(LONGEST, config["max_position_embeddings"] - 2)
+    is_decoder = config["model_type"] == "vanilla-decoder"
+    size, positions = config["vocab_size"], config["max_position_embeddings"]
+    steps = min(STEPS, positions // 2 if is_decoder else positions)
+    longest = max(min(LONGEST, positions - (steps if is_decoder else 2)), 1)
     rows, length = rng.integers(1, MOST_ROWS), rng.integers(1, longest + 1)
     ids = rng.integers(0, size, (rows, length))
     if (pad := config.get("pad_token_id")) is not None:  # what is not padding does not look like it
         ids[ids == pad] = (pad + 1) % size
     mask = (np.arange(length) < rng.integers(1, length + 1, (rows, 1))).astype(np.int64)
-    steps = min(STEPS, config["max_position_embeddings"])
+    if is_decoder and rng.random() < 0.5:  # padding of a prompt may stand on either side
+        ids, mask = ids[:, ::-1], mask[:, ::-1]
     feeds = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": np.full((rows, 1), steps)}
     for name, value in SETTINGS[mode].items():
         dtype = np.float32 if isinstance(value, float) else np.int64

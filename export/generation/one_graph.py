@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from ..targets.sequences import token_inputs
 from ..targets.spec import GraphSpec, TensorSpec
@@ -38,11 +39,17 @@ def one_graph(
     ops = Ops()
     given = {tensor.name: input_value(tensor) for tensor in spec.inputs}
     ids, mask = given["input_ids"], given["attention_mask"]
-    limit = at_most_positions(ops, search.steps(ops, given), config)
+    lengths = None
+    prompt = ops.filled([ops.size(ids, 0), 1], np.int64(rules.options.decoder_start_token_id or 0))
+    if config["model_type"] == "vanilla-decoder":
+        ids, mask, lengths = padded_on_the_left(ops, ids, mask, rules.options.pad_token_id)
+        prompt = ids
+    positions = config["max_position_embeddings"] if config["position_embedding_type"] in LEARNED else None
+    limit = at_most_positions(ops, search.steps(ops, given), lengths, positions)
     trips = ops("ReduceMax", limit, keepdims=0)
-    inputs = Inputs(ops, ids, mask, ops("Reshape", trips, [1]), search.beams(ops, given))
-    prompt = ops.filled([ops.size(ids, 0), 1], np.int64(rules.options.decoder_start_token_id))
-    initial = [inputs.repeated(prompt), *search.begin(inputs, given, prompt, limit)]
+    inputs = Inputs(ops, ids, mask, search.beams(ops, given), lengths, positions)
+    last = ops("Slice", prompt, [-1], [np.iinfo(np.int64).max], [1])
+    initial = [inputs.repeated(last), *search.begin(inputs, given, prompt, limit)]
     count = len(initial)
     initial += step.begin(inputs)
     body = loop_body(step, search, Ops(ops), initial, count)
@@ -61,10 +68,27 @@ def input_value(tensor: TensorSpec) -> ir.Value:
     return ir.Value(name=tensor.name, type=type_of(tensor), shape=ir.Shape(tensor.shape))
 
 
-def at_most_positions(ops: Ops, steps: ir.Value, config: dict[str, Any]) -> ir.Value:
-    """`steps` (B, 1) as far as there are positions, and 0 for less."""
-    most = config["max_position_embeddings"] if config["position_embedding_type"] in LEARNED else None
-    return ops("Max", steps, 0) if most is None else ops("Clip", steps, 0, most)
+def padded_on_the_left(ops: Ops, ids: ir.Value, mask: ir.Value, pad: int | None) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """The tokens of each row of `ids` (B, S) in order, with all padding before them; their mask, and how many there are (B, 1).
+    A row without tokens has its last one."""
+    size = ops("Shape", ids, start=1)
+    places = ops("Range", 0, ops("Squeeze", size), 1)
+    is_padding = ops("Less", mask, 1)
+    rank = ops("Sub", ops("Where", is_padding, ops("Mul", size, 2), size), places)  # all are different
+    _, order = ops.all("TopK", [rank, size], 2, axis=1)
+    lengths = ops("Max", ops("ReduceSum", ops.cast(ops("Not", is_padding), ir.DataType.INT64), [1]), 1)
+    is_token = ops("GreaterOrEqual", places, ops("Sub", size, lengths))
+    moved = ops("Where", is_token, ops("GatherElements", ids, order, axis=1), pad or 0)
+    return moved, ops.cast(is_token, ir.DataType.INT64), lengths
+
+
+def at_most_positions(ops: Ops, steps: ir.Value, lengths: ir.Value | None, positions: int | None) -> ir.Value:
+    """`steps` (B, 1) as far as there are `positions` after prompts of these `lengths` (B, 1), 1 if `None`; 0 for less."""
+    steps = ops("Max", steps, 0)
+    if positions is None:
+        return steps
+    room = ops.value(positions) if lengths is None else ops("Max", ops("Sub", positions + 1, lengths), 0)
+    return ops("Min", steps, room)
 
 
 def loop_body(step: Step, search: Search, ops: Ops, initial: list[ir.Value], count: int) -> ir.Graph:
@@ -99,4 +123,6 @@ def model_of(ops: Ops, inputs: list[ir.Value], results: list[ir.Value], spec: Gr
             if value not in kept:
                 value.name = f"{node.op_type}.{next(numbers)}"
     graph.opset_imports.update(opsets)
-    return ir.Model(graph, ir_version=IR_VERSION)
+    model = ir.Model(graph, ir_version=IR_VERSION)
+    RemoveUnusedNodesPass()(model)  # logits of a prompt
+    return model

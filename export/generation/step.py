@@ -1,9 +1,11 @@
-"""What a target gives `one_graph`: the encoder and a step of the decoder, as nodes."""
+"""What a target gives `one_graph`: what reads the source or the prompt, and a step of the decoder, as nodes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -17,16 +19,18 @@ class Inputs:
 
     Args:
         ops: the graph that the loop stands in.
-        ids: int64 (B, S); `mask` as these.
-        steps: int64 (1,), the most new tokens of any row.
+        ids: int64 (B, S), the source; of a decoder the prompts, padded on the left. `mask` as these.
         beams: int64 (1,), K rows of each input; `None` for one.
+        lengths: int64 (B, 1), tokens of each prompt of a decoder.
+        positions: how many a learned table has; `None` without one.
     """
 
     ops: Ops
     ids: ir.Value
     mask: ir.Value
-    steps: ir.Value
     beams: ir.Value | None = None
+    lengths: ir.Value | None = None
+    positions: int | None = None
 
     @property
     def batch(self) -> ir.Value:
@@ -46,12 +50,24 @@ class Inputs:
         places = ops("Range", 0, ops("Squeeze", self.rows), 1)
         return ops("Gather", value, ops("Div", places, self.beams), axis=0)
 
+    def rows_of(self, ops: Ops, parents: ir.Value) -> ir.Value:
+        """Beams of each input (B, K) -> (B * K,), where they stand among all rows."""
+        first = self.ops("Mul", self.ops("Range", 0, self.ops("Squeeze", self.batch), 1), self.beams)
+        return ops("Reshape", ops("Add", parents, self.ops("Unsqueeze", first, [1])), [-1])
+
+    def known(self, ops: Ops, positions: ir.Value) -> ir.Value:
+        """`positions` where the table has them: a row that has ended runs on beside longer ones."""
+        return positions if self.positions is None else ops("Min", positions, self.positions - 1)
+
 
 class Step(Protocol):
     """A decoder whose states go from one step of the loop to the next."""
 
     def begin(self, inputs: Inputs) -> list[ir.Value]:
-        """The states before the first token. Nodes of what never changes go to `inputs.ops`."""
+        """The states before the first token; of a decoder, before the last one of each prompt.
+
+        Nodes of what never changes go to `inputs.ops`.
+        """
 
     def advance(self, ops: Ops, tokens: ir.Value, states: list[ir.Value], place: ir.Value) -> tuple[ir.Value, list[ir.Value]]:
         """`tokens` (rows, t) after `place` (a scalar) others -> logits (rows, V) of the next one, and the new states."""
@@ -63,4 +79,15 @@ class Step(Protocol):
 def own_caches(decoder: ir.Model) -> list[ir.Value]:
     """The inputs of a decoder for keys and values of its own tokens, not of the source."""
     past = [value for value in decoder.graph.inputs if value.name.startswith("past_key_values")]
-    return [value for value in past if ".decoder." in value.name]
+    return [value for value in past if ".encoder." not in value.name]
+
+
+def present_caches(outputs: dict[str, ir.Value], past: list[ir.Value]) -> list[ir.Value]:
+    """What a step makes of its `past` caches."""
+    return [outputs[value.name.replace("past_key_values", "present")] for value in past]
+
+
+def empty_cache(ops: Ops, cache: ir.Value, rows: ir.Value) -> ir.Value:
+    """As `cache` (B, H, L, d), of so many `rows` and of no tokens."""
+    _, heads, _, width = cache.shape
+    return ops.filled([rows, heads, 0, width], np.float32(0))

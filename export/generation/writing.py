@@ -16,6 +16,7 @@ from .checking import compare
 from .one_graph import SEARCHES, one_graph, one_graph_spec
 from .rules import Rules
 
+GENERATES = ("VanillaSeq2SeqForConditionalGeneration", "VanillaDecoderForCausalLM")
 OF_OTHER_GRAPHS = ("step", "genai")  # facts of the manifest
 
 
@@ -34,12 +35,12 @@ def check_mode(mode: str | None, target: Target, image_size: str | None) -> None
 
 
 def check_model(checkpoint: object, architecture: str, mode: str, generation: dict[str, Any], config: dict[str, Any]) -> None:
-    """Raises ValueError for a model that is no encoder-decoder that generates, and as `Rules.of`."""
-    if architecture != "VanillaSeq2SeqForConditionalGeneration":
+    """Raises ValueError for a model that does not generate, and as `Rules.of`."""
+    if architecture not in GENERATES:
         found = f"{checkpoint} is a {architecture}"
-        raise ValueError(f"{found}, expected for --generate a VanillaSeq2SeqForConditionalGeneration")
+        raise ValueError(f"{found}, expected for --generate a {' or a '.join(GENERATES)}")
     rules = Rules.of(mode, generation, config)
-    if rules.options.decoder_start_token_id is None:
+    if config["model_type"] != "vanilla-decoder" and rules.options.decoder_start_token_id is None:
         raise ValueError(f"{checkpoint} has decoder_start_token_id None, expected the token id generation starts from")
 
 
@@ -83,12 +84,12 @@ def write_graph(artifact: Artifact, directory: Path, target: Target, mode: str, 
     """Of the graphs of `dtype` in the export `artifact`, the one graph, in a file that is named after the precision."""
     manifest, config = artifact.manifest, artifact.config
     files = (manifest if dtype == artifact.dtypes[0] else manifest["other_dtypes"][dtype])["graphs"]
-    graphs = {role: whole(artifact.directory / files[role]) for role in ("encoder", "decoder")}
+    graphs = {role: whole(artifact.directory / files[role]) for role in ("encoder", "decoder") if role in files}
     rules = Rules.of(mode, artifact.generation_config, config)
     search = SEARCHES[mode](rules)
     spec = one_graph_spec(f"onnx/{ROLE}{'' if dtype == 'fp32' else f'_{dtype}'}.onnx", search, config)
     assert target.generation_step is not None  # see `check_mode`
-    opsets = {**graphs["encoder"].opset_imports, **graphs["decoder"].opset_imports}
+    opsets = {domain: version for graph in graphs.values() for domain, version in graph.opset_imports.items()}
     graph = one_graph(target.generation_step(graphs), search, spec, rules, config, opsets)
     save_graphs({directory / spec.file: graph})
     if target.is_standard:

@@ -98,7 +98,7 @@ class Target(Protocol):
 
     @property
     def generation_step(self) -> Callable[[dict[str, ir.Model]], Step] | None:
-        """Makes the graphs of an encoder-decoder, by role, the step of a graph that generates by itself, and uses them up;
+        """Makes the graphs of a model that generates, by role, the step of a graph that generates by itself, and uses them up;
         `None` where there is none."""
 
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:

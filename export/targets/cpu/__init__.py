@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from ...generation.step import Step
     from ..spec import Pass
     from .decoder import CpuDecoders, LoadedExport
-    from .generation import CpuStep
 
 
 class Cpu:
@@ -28,10 +28,10 @@ class Cpu:
     is_standard = False
     integer_dtypes = ("int8",)
 
-    def generation_step(self, graphs: "dict[str, ir.Model]") -> "CpuStep":
-        from .generation import CpuStep
+    def generation_step(self, graphs: "dict[str, ir.Model]") -> "Step":
+        from .generation import CpuDecoderStep, CpuSeq2SeqStep
 
-        return CpuStep(graphs)
+        return CpuSeq2SeqStep(graphs) if "encoder" in graphs else CpuDecoderStep(graphs)
 
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
         return ("cpu",)

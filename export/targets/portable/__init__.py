@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from ...generation.step import Step
     from ..spec import Pass
     from .decoder import LoadedExport, PortableDecoders
-    from .generation import PortableStep
 
 
 class Portable:
@@ -28,10 +28,10 @@ class Portable:
     is_standard = True
     integer_dtypes: tuple[str, ...] = ()
 
-    def generation_step(self, graphs: "dict[str, ir.Model]") -> "PortableStep":
-        from .generation import PortableStep
+    def generation_step(self, graphs: "dict[str, ir.Model]") -> "Step":
+        from .generation import PortableDecoderStep, PortableSeq2SeqStep
 
-        return PortableStep(graphs)
+        return PortableSeq2SeqStep(graphs) if "encoder" in graphs else PortableDecoderStep(graphs)
 
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
         """TensorRT compiles what reads whole sequences, in fp32. A decoder would be compiled for each size of its caches."""

@@ -4,10 +4,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ...generation.ops import Ops, inline, split
-from ...generation.step import Inputs, own_caches
+from ...generation.step import Inputs, empty_cache, own_caches, present_caches
 
 
-class PortableStep:
+class PortableSeq2SeqStep:
     """The `Step` of an encoder-decoder: caches that grow, and keys and values of the source that are computed once."""
 
     def __init__(self, graphs: dict[str, ir.Model]):
@@ -25,8 +25,7 @@ class PortableStep:
         return [self.empty(value, inputs.rows) for value in self.own]
 
     def empty(self, cache: ir.Value, rows: ir.Value) -> ir.Value:
-        _, heads, _, width = cache.shape
-        return self.inputs.ops.filled([rows, heads, 0, width], np.float32(0))
+        return empty_cache(self.inputs.ops, cache, rows)
 
     def advance(self, ops: Ops, tokens: ir.Value, states: list[ir.Value], place: ir.Value) -> tuple[ir.Value, list[ir.Value]]:
         """As `Step`."""
@@ -40,8 +39,7 @@ class PortableStep:
         fixed, nodes = split(nodes, {tokens, *states})
         self.add_once(fixed, {value for name, value in outputs.items() if ".encoder." in name})
         ops.nodes += nodes
-        present = [outputs[value.name.replace("past_key_values", "present")] for value in self.own]
-        return ops("Gather", outputs["logits"], -1, axis=1), present
+        return ops("Gather", outputs["logits"], -1, axis=1), present_caches(outputs, self.own)
 
     def add_once(self, nodes: list[ir.Node], cross: set[ir.Value]) -> None:
         """Adds `nodes` before the loop. They make the keys and values of the source, `cross`, which all beams read."""
@@ -56,7 +54,48 @@ class PortableStep:
 
     def reorder(self, ops: Ops, states: list[ir.Value], parents: ir.Value, place: ir.Value) -> list[ir.Value]:
         """As `Step`."""
-        inputs = self.inputs
-        first = inputs.ops("Mul", inputs.ops("Range", 0, inputs.ops("Squeeze", inputs.batch), 1), inputs.beams)
-        rows = ops("Reshape", ops("Add", parents, inputs.ops("Unsqueeze", first, [1])), [-1])
+        rows = self.inputs.rows_of(ops, parents)
         return [ops("Gather", state, rows, axis=0) for state in states]
+
+
+class PortableDecoderStep:
+    """The `Step` of a decoder: caches that grow, and a mask that grows with them."""
+
+    def __init__(self, graphs: dict[str, ir.Model]):
+        self.graph = graphs["decoder"]
+        self.own = own_caches(self.graph)
+
+    def begin(self, inputs: Inputs) -> list[ir.Value]:
+        """As `Step`. A place of padding comes first, so that no prompt is empty without its last token: a size of 0 has another
+        meaning to `Reshape`."""
+        self.inputs = inputs
+        ops = inputs.ops
+        none = ops.filled([inputs.batch, 1], np.int64(0))
+        ids, mask = (ops("Concat", none, ops("Slice", value, [0], [-1], [1]), axis=1) for value in (inputs.ids, inputs.mask))
+        positions = inputs.known(ops, ops("Max", ops("Sub", ops("CumSum", mask, 1), 1), 0))
+        bindings = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+        bindings |= {value.name: empty_cache(ops, value, inputs.batch) for value in self.own}
+        nodes, outputs = inline(ops, self.graph.clone(), bindings)
+        ops.nodes += nodes
+        self.last = inputs.repeated(ops("Sub", inputs.lengths, 1))
+        self.one = ops.filled([inputs.rows, 1], np.int64(1))
+        return [inputs.repeated(value) for value in (mask, *present_caches(outputs, self.own))]
+
+    def advance(self, ops: Ops, tokens: ir.Value, states: list[ir.Value], place: ir.Value) -> tuple[ir.Value, list[ir.Value]]:
+        """As `Step`."""
+        before, *caches = states
+        mask = ops("Concat", before, self.one, axis=1)
+        positions = self.inputs.known(ops, ops("Add", self.last, place))
+        bindings = {"input_ids": tokens, "attention_mask": mask, "position_ids": positions}
+        bindings |= {value.name: cache for value, cache in zip(self.own, caches)}
+        nodes, outputs = inline(ops, self.graph, bindings)
+        fixed, nodes = split(nodes, {tokens, mask, positions, *caches})
+        self.inputs.ops.nodes += fixed
+        ops.nodes += nodes
+        return ops("Gather", outputs["logits"], -1, axis=1), [mask, *present_caches(outputs, self.own)]
+
+    def reorder(self, ops: Ops, states: list[ir.Value], parents: ir.Value, place: ir.Value) -> list[ir.Value]:
+        """As `Step`; beams of one input have the same mask."""
+        mask, *caches = states
+        rows = self.inputs.rows_of(ops, parents)
+        return [mask, *(ops("Gather", cache, rows, axis=0) for cache in caches)]
