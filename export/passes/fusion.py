@@ -139,8 +139,8 @@ def divide_by_roots(model: ir.Model) -> int:
 
 
 def attend_in_tiles(model: ir.Model) -> int:
-    """Attention over `LONG` tokens or more, none of them padding, gets no mask: onnxruntime then works in tiles. That takes less
-    time, and memory as the length instead of its square. With a mask, or biases, it does not."""
+    """Attention over `LONG` tokens or more, none of them padding, gets no mask: onnxruntime then works in tiles. This takes
+    less time, and memory as the length instead of its square. With a mask, or biases, it does not."""
     found = [node for node in model.graph if reads_whole_sequences(node)]
     flags: dict[ir.Value, ir.Value] = {}
     for node in found:
