@@ -47,8 +47,9 @@ def graph() -> bytes:
     )
     inputs = tensor("logits", FLOAT, 2), tensor("count", INT64, 1)
     outputs = tensor("log_p", FLOAT, 2), tensor("tokens", INT64, 2)
-    parts = [*((1, each) for each in nodes), (2, "likeliest"), *((11, each) for each in inputs)]
-    return message((1, IR_VERSION), (7, message(*parts, *((12, each) for each in outputs))), (8, message((2, OPSET))))
+    named = (2, "likeliest")
+    parts = message(*((1, each) for each in nodes), named, *((11, each) for each in inputs), *((12, each) for each in outputs))
+    return message((1, IR_VERSION), (7, parts), (8, message((2, OPSET))))
 
 
 def node(kind: str, inputs: list[str], outputs: list[str], **attributes: int) -> bytes:
