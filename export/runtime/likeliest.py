@@ -19,7 +19,8 @@ def likeliest_tokens(logits: np.ndarray, count: int, threads: int) -> tuple[np.n
     Raises:
         ValueError: if a row has numbers that have no log-softmax.
     """
-    run, each = session(threads).run, max(1, CHUNK // logits.shape[1])
+    # Few logits take less time than threads take to wake.
+    run, each = session(threads if logits.size > CHUNK else 1).run, max(1, CHUNK // logits.shape[1])
     counts = np.array([count])
     found = [run(None, {"logits": logits[row : row + each], "count": counts}) for row in range(0, len(logits), each)]
     log_p, tokens = (np.concatenate(parts) for parts in zip(*found))
