@@ -1,10 +1,13 @@
 """Rewrites that leave what a graph computes as it is, in fewer, larger nodes. Each changes the model in place and returns how
 often it applied."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.convenience import replace_nodes_and_values
 
+from ..targets.spec import LONG
 from .matching import RMS_NORM, SELF_ATTENTION, array, bias_of, is_matrix, is_vector, match_linear, matmuls, replace, weight
 
 MAX_SPLIT_OUTPUTS = 32
@@ -133,6 +136,46 @@ def divide_by_roots(model: ir.Model) -> int:
             replace(model, [node], [ir.node("Div", [states, root.outputs[0]])])
             count += 1
     return count
+
+
+def attend_in_tiles(model: ir.Model) -> int:
+    """Attention over `LONG` tokens or more, none of them padding, gets no mask: onnxruntime then works in tiles. This takes
+    less time, and memory as the length instead of its square. With a mask, or biases, it does not."""
+    found = [node for node in model.graph if reads_whole_sequences(node)]
+    flags: dict[ir.Value, ir.Value] = {}
+    for node in found:
+        mask = node.inputs[4]
+        if mask not in flags:
+            made = is_long_and_full(model, mask)
+            model.graph.insert_before(node, made)
+            flags[mask] = made[-1].outputs[0]
+        branches = {"then_branch": attention(node, node.inputs[:3]), "else_branch": attention(node, node.inputs)}
+        replace(model, [node], [ir.node("If", [flags[mask]], branches)])
+    return len(found)
+
+
+def reads_whole_sequences(node: ir.Node) -> bool:
+    """Whether this is attention with a mask, without biases, and not over keys of caches."""
+    is_masked = node.op_type == "MultiHeadAttention" and len(node.inputs) == 5 and node.inputs[4] is not None
+    return is_masked and not node.inputs[1].is_graph_input()
+
+
+def is_long_and_full(model: ir.Model, mask: ir.Value) -> list[ir.Node]:
+    """What finds out of a `mask` (B, S) whether S is `LONG` at least, and nothing is padding."""
+    least = ir.node("ReduceMin", [mask], {"keepdims": 0})
+    is_full = ir.node("Cast", least.outputs, {"to": ir.DataType.BOOL})
+    length = ir.node("Shape", [mask], {"start": 1})
+    is_long = ir.node("GreaterOrEqual", [length.outputs[0], weight(model, "long", np.array([LONG]))])
+    return [least, is_full, length, is_long, ir.node("And", [is_full.outputs[0], is_long.outputs[0]])]
+
+
+def attention(node: ir.Node, inputs: Sequence[ir.Value | None]) -> ir.Graph:
+    """A branch which is `node`, attention, of these `inputs`."""
+    same = ir.node(node.op_type, inputs, dict(node.attributes), domain=node.domain)
+    [output] = same.outputs
+    output.name = f"{node.outputs[0].name}.{len(inputs)}"
+    output.type = ir.TensorType(ir.DataType.FLOAT)
+    return ir.Graph([], [output], nodes=[same], name=output.name)
 
 
 def fuse_rms_norms(model: ir.Model) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..targets.sequences import pair
-from ..targets.spec import GraphSpec, TensorSpec, shape_of
+from ..targets.spec import LONG, GraphSpec, TensorSpec, shape_of
 from .session import Session
 
 # Of one run of a graph that reads whole sequences: what it may hold of padding, and what it must hold of tokens to be worth a
@@ -138,9 +138,9 @@ def run_by_length(session: Session, spec: GraphSpec, feeds: dict[str, np.ndarray
     """
     names = [tensor.name for tensor in spec.outputs]
     groups = bucket_by_length(feeds["attention_mask"], max_tokens) if "attention_mask" in feeds else []
-    if len(groups) < 2:
+    source_length = feeds["attention_mask"].shape[-1] if groups else 0
+    if len(groups) < 2 and not (groups and LONG <= groups[0][1] < source_length):
         return dict(zip(names, session.run(names, feeds), strict=True))
-    source_length = feeds["attention_mask"].shape[-1]
     trimmed = [tensor.name for tensor in spec.inputs if tensor.shape[-1] == "source_length"]
     results: dict[str, np.ndarray] = {}
     for rows, longest in groups:
@@ -158,7 +158,8 @@ def run_by_length(session: Session, spec: GraphSpec, feeds: dict[str, np.ndarray
 
 def bucket_by_length(mask: np.ndarray, max_tokens: int) -> list[tuple[np.ndarray, int]]:
     """The rows of `mask` (B, ..., S) in groups, longest first, each with the length it needs. A group ends where one row more
-    would make it more than `max_tokens`, or padding more than `MAX_PADDING` of it, if it has `MIN_TOKENS`."""
+    would make it more than `max_tokens`, or padding more than `MAX_PADDING` of it, if it has `MIN_TOKENS`; a row of `LONG`
+    tokens or more is a group of its own."""
     ends = mask * np.arange(1, mask.shape[-1] + 1)
     lengths = np.maximum(ends.reshape(len(mask), -1).max(axis=1), 1).tolist()
     groups: list[list[int]] = []
@@ -166,7 +167,7 @@ def bucket_by_length(mask: np.ndarray, max_tokens: int) -> list[tuple[np.ndarray
     for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
         size = (len(groups[-1]) + 1) * lengths[groups[-1][0]] if groups else 0
         is_padded = tokens >= MIN_TOKENS and size - tokens - lengths[row] > MAX_PADDING * size
-        if not groups or size > max_tokens or is_padded:
+        if not groups or size > max_tokens or is_padded or lengths[groups[-1][0]] >= LONG:
             groups.append([])
             tokens = 0
         groups[-1].append(row)

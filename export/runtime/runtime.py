@@ -513,7 +513,7 @@ class Runtime:
         else:
             result = self.decoder_factory().generate(request)
         if result is None:
-            search = start_search(request.options, request.prompt, request.is_scored)
+            search = start_search(request.options, request.prompt, request.is_scored, self.threads)
             collections.deque(self._tokens(request, search), maxlen=0)
             result = search.result()
         new, scores = result

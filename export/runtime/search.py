@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from .likeliest import likeliest_tokens
 from .logits import Prompt, Sampler, as_rows, log_sum_exp, top
 from .options import EXCLUDED_SCORE, LOGITS_FUNCTIONS, Options
 
@@ -47,11 +48,11 @@ class Processors:
             process(ids, scores)
 
 
-def start_search(options: Options, prompt: Prompt, is_scored: bool = False) -> Search:
-    """The search that `options` ask for, of the inputs of `prompt`."""
+def start_search(options: Options, prompt: Prompt, is_scored: bool = False, threads: int = 1) -> Search:
+    """The search that `options` ask for, of the inputs of `prompt`, with so many processor `threads`."""
     processors = Processors(options, prompt)
     if options.num_beams > 1:
-        return BeamSearch(len(prompt.ids), options, processors)
+        return BeamSearch(len(prompt.ids), options, processors, threads)
     scores = Scores(len(prompt.ids) * options.num_return_sequences) if is_scored else None
     return TokenSearch(len(prompt.ids), options, processors, scores)
 
@@ -126,10 +127,11 @@ def doubled(tokens: np.ndarray, fill_token_id: int) -> np.ndarray:
 
 class BeamSearch:
     """The best `num_return_sequences` of `num_beams` (K) hypotheses of each of B `inputs`, by
-    sum(log p) / length^length_penalty. `processors` change the log p of each token."""
+    sum(log p) / length^length_penalty. `processors` change the log p of each token; without, `threads` find the best."""
 
-    def __init__(self, inputs: int, options: Options, processors: Processors | None = None):
+    def __init__(self, inputs: int, options: Options, processors: Processors | None = None, threads: int = 1):
         self.options = options
+        self.threads = threads
         self.processors = processors
         self.eos = np.array(options.eos_token_ids, np.int64)
         self.inputs = np.arange(inputs)[:, None]
@@ -177,7 +179,11 @@ class BeamSearch:
         beams = self.options.num_beams
         is_first = self.length == 0
         new = self.tokens[::beams, :0] if is_first else self.tokens[:, : self.length]
-        log_p, tokens = best_tokens(logits, new, self.options.candidates, self.processors)
+        count = min(self.options.candidates, logits.shape[1])
+        if self.processors:
+            log_p, tokens = processed(logits, new, count, self.processors)
+        else:
+            log_p, tokens = likeliest_tokens(logits, count, self.threads)
         if is_first:
             log_p = np.repeat(log_p, beams, axis=0)
             tokens = np.repeat(tokens, beams, axis=0)
@@ -191,15 +197,9 @@ class BeamSearch:
         return self.ended.best(self.options.num_return_sequences)
 
 
-def best_tokens(
-    logits: np.ndarray, new: np.ndarray, count: int, processors: Processors | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """log p and index of the best `count` tokens (rows, count) of each row, or of all there are, after the `new` tokens."""
+def processed(logits: np.ndarray, new: np.ndarray, count: int, processors: Processors) -> tuple[np.ndarray, np.ndarray]:
+    """As `likeliest_tokens`, of what `processors` leave of the log p of each token after the `new` ones (rows, t)."""
     maximum, log_sum = log_sum_exp(logits)
-    count = min(count, logits.shape[1])
-    if not processors:  # the same for all tokens of a row, so it need be subtracted from the best only
-        values, tokens = top(logits, count)
-        return values - maximum - log_sum, tokens
     logits -= maximum
     logits -= log_sum
     processors(new, logits)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     Pass = Callable[[ir.Model], int]  # changes the graph in place; how often it applied
 
+LONG = 512  # tokens from which on a row is read alone, so that where it has no padding attention needs no mask
+
 # Sizes of the example that is traced, for axes that graphs of several targets have; a `GraphSpec` has those of its own. All
 # are different, and above 1, because tracing takes 0, 1 and equal sizes for fixed.
 EXAMPLE_SIZES = {"batch_size": 3, "source_length": 7, "target_length": 2, "num_choices": 4}

@@ -67,6 +67,7 @@ class Cpu:
 
     def passes(self, dtype: str) -> "tuple[Pass, ...]":
         from ...passes.fusion import (
+            attend_in_tiles,
             copy_transposed_weights,
             drop_reshapes,
             fuse_rms_norms,
@@ -85,6 +86,7 @@ class Cpu:
             select_before_products,
             fuse_rms_norms,
             sum_by_products,
+            attend_in_tiles,
         )
         quantized = {"fp32": (), "int8": (quantize_calibrated, quantize_products), "int4": (quantize_blocks,)}[dtype]
         return (*traced, *quantized, *((quantize_embeddings,) if quantized else ()))

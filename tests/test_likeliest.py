@@ -1,0 +1,49 @@
+"""What beam search chooses from: the likeliest tokens, against torch's log-softmax and a full sort."""
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from vanilla_transformer_export.runtime import likeliest
+from vanilla_transformer_export.runtime.likeliest import likeliest_tokens
+
+
+@pytest.mark.parametrize("width", [3, 48, 40_001])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_they_are_those_of_a_full_sort_ties_by_index_and_log_p_is_torchs(width, threads, monkeypatch):
+    monkeypatch.setattr(likeliest, "CHUNK", 3 * width)  # seven rows are three chunks
+    rng = np.random.default_rng(0)
+    for logits in (20 * rng.standard_normal((7, width)), rng.integers(0, 40, (7, width)), np.zeros((7, width))):
+        logits = logits.astype(np.float32)
+        logits[1, 2:] = -np.inf
+        count = min(8, width)
+        log_p, tokens = likeliest_tokens(logits, count, threads)
+        expected = np.argsort(-logits, axis=1, kind="stable")[:, :count]
+        assert tokens.tolist() == expected.tolist()
+        exact = torch.from_numpy(logits).double().log_softmax(dim=-1).numpy()
+        np.testing.assert_allclose(log_p, np.take_along_axis(exact, expected, axis=1), atol=1e-5)
+
+
+def test_rows_may_be_a_view_and_stay_as_they_are():
+    logits = np.random.default_rng(0).standard_normal((4, 3, 50), dtype=np.float32)
+    before = logits.copy()
+    found = likeliest_tokens(logits[:, -1], 5, 1)
+    alone = [likeliest_tokens(row[None].copy(), 5, 1) for row in logits[:, -1]]
+    for both in zip(found, zip(*alone)):
+        np.testing.assert_array_equal(both[0], np.concatenate(both[1]))
+    np.testing.assert_array_equal(logits, before)
+
+
+def test_the_graph_that_is_written_by_hand_is_a_graph_of_onnx():
+    graph = onnx.load_from_string(likeliest.graph())
+    onnx.checker.check_model(graph, full_check=True)
+    assert graph.SerializeToString() == likeliest.graph()
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_logits_without_a_log_softmax_are_an_error(number):
+    logits = np.zeros((2, 9), np.float32)
+    logits[1, 3] = number
+    with pytest.raises(ValueError, match="some logits are NaN or infinite, expected numbers"):
+        likeliest_tokens(logits, 2, 1)
