@@ -93,9 +93,14 @@ def prepare(engine: str, kind: str, root: Path) -> dict:
     else:
         from vanilla_transformer_export import export
 
-        settings = {"dtype": "int8", "calibrate": root / "text"} if dtype == "calibrated" else {"dtype": dtype}
-        export(root / "vanilla", root / engine, cases=1, target=group, **settings)
+        export(root / "vanilla", root / engine, cases=1, target=group, **export_settings(dtype, root / "text"))
     return {"seconds": time.perf_counter() - start, "bytes": size(root / engine)}
+
+
+def export_settings(name: str, text: Path) -> dict:
+    """Of `export`, for a dtype or for one of the special kinds of int8."""
+    special = {"calibrated": {"calibrate": text}, **{goal: {"tune": goal} for goal in ("latency", "throughput")}}
+    return {"dtype": "int8", **special[name]} if name in special else {"dtype": name}
 
 
 def size(directory):
