@@ -14,7 +14,7 @@ from peers import LlamaCpp, OpenVINO
 from workload import FAMILY, MODELS, OURS
 
 CONTEXT = multiprocessing.get_context("spawn")
-PATIENCE = 900  # seconds for one answer
+PATIENCE = 300  # seconds for one answer
 LAST_SECONDS = 30  # in which a process ends
 
 
