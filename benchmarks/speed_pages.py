@@ -61,7 +61,8 @@ def overview(name: str, result: dict) -> str:
     parts = [
         f"{setting}\n{packages}.",
         report.overview(result),
-        f"[benchmarks/results/{name}.json][{name}.json] is that run.\n\n![The same, with slowest and fastest rounds][{name}.png]",
+        f"[benchmarks/results/{name}.json][{name}.json] is that run.",
+        f"![The same, with slowest and fastest rounds][{name}.png]",
         f"[{name}.json]: {URL}/blob/main/benchmarks/results/{name}.json\n"
         f"[{name}.png]: {URL}/raw/main/benchmarks/results/{name}.png",
     ]

@@ -361,6 +361,8 @@ def test_captions_take_the_fastest_setting_of_an_engine():
     assert summary["per_second"] == 10 and summary["agreement"] == 0.99
     assert summary["seconds"] == dict(median=4.0, min=2.0, max=5.0, runs=[5.0, 4.0, 2.0])
     assert summary["arrangement"] == dict(workers=2, threads=1, rows=64, by="engine")
+    found["int8"]["lanes 1 2 32"] = measured(11.0, 12.0, 13.0)
+    assert measure_cpu.captions_summary("cpu-int8", found, 40)["arrangement"]["by"] == "lanes"
 
 
 def test_the_plot_is_drawn_from_the_result_alone(tmp_path):
@@ -400,8 +402,8 @@ def check(record):
 
 @pytest.mark.slow
 def test_a_quick_run_measures_every_cell_with_every_engine(tmp_path):
-    engines = ["transformers", "ctranslate2-int8", "cpu-int8"]
-    result, output = run_quick(tmp_path / "quick.json", ["seq2seq"], engines)
+    engines, files = ["transformers", "ctranslate2-int8", "cpu-int8", "cpu-latency"], ["--files", tmp_path / "files"]
+    result, output = run_quick(tmp_path / "quick.json", ["seq2seq"], engines, 1, *files)
     assert result["options"] == {"threads": 1, "repeats": 3, "quick": True}
     assert result["environment"]["OMP_NUM_THREADS"] == "1"
     assert result["hardware"].keys() == {"cpu", "cores", "instructions", "l3_bytes", "memory_bytes"}
@@ -413,10 +415,14 @@ def test_a_quick_run_measures_every_cell_with_every_engine(tmp_path):
             assert record["missing"] == "not installed"
         else:
             check(record)
-    (bandwidth,) = result["bandwidth"]
-    assert bandwidth["engine"] == "cpu-int8" and bandwidth["share"] > 0 and bandwidth["bytes_per_step"] > 10_000
+    assert [found["engine"] for found in result["bandwidth"]] == ["cpu-int8", "cpu-latency"]
+    assert all(found["share"] > 0 and found["bytes_per_step"] > 10_000 for found in result["bandwidth"])
     assert result["exports"]["seq2seq"]["cpu-int8"].keys() == {"seconds", "bytes"}
+    assert result["exports"]["seq2seq"]["cpu-latency"]["choices"].keys() == {"steps", "sequences"}
     assert "| transformers, eager |" in output and "| ours, cpu int8 |" in output
+    assert (tmp_path / "files/quick/seq2seq/cpu-latency/manifest.json").is_file()
+    again, _ = run_quick(tmp_path / "quick.json", ["seq2seq"], engines, 1, *files, "--resume")
+    assert again["cells"] == result["cells"] and again["command"].startswith(f"{result['command']}; ")
 
 
 @pytest.mark.slow
