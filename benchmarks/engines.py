@@ -14,7 +14,7 @@ from peers import LlamaCpp, OpenVINO
 from workload import FAMILY, MODELS, OURS
 
 CONTEXT = multiprocessing.get_context("spawn")
-PATIENCE = 900  # seconds for one answer
+PATIENCE = 300  # seconds for one answer
 LAST_SECONDS = 30  # in which a process ends
 
 
@@ -197,6 +197,8 @@ ENGINES = {
     "cpu-fp32": Onnx,
     "cpu-int8": Onnx,
     "cpu-calibrated": Onnx,
+    "cpu-latency": Onnx,
+    "cpu-throughput": Onnx,
     "cpu-int4": Onnx,
     "cuda-fp32": Onnx,
     "cuda-fp16": Onnx,

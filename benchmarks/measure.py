@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import statistics
 import sys
 import time
@@ -23,12 +24,23 @@ INSTRUCTIONS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf1
 SETTINGS = ("OMP_", "MKL_", "CT2_")  # environment variables that change what an engine does, CT2_USE_MKL=1 among them
 WARM_UP = 64  # new tokens at most
 TOLERANCE = 1e-3  # of hidden states
+NO_TIME = "no time was left"
 
 
 def isolated(function, *args):
     """The result of `function(*args)` in a fresh process: its imports and its memory are not this one's."""
     with ProcessPoolExecutor(1, mp_context=CONTEXT) as pool:
         return pool.submit(function, *args).result()
+
+
+def once(folder: Path, function, *args) -> dict:
+    """What `function`, which fills `folder`, returns. Beside the folder stands what it returned in a run before, if it came to
+    its end."""
+    made = folder.with_name(f"{folder.name}.json")
+    if not made.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        made.write_text(json.dumps(function(*args)))
+    return json.loads(made.read_text())
 
 
 def command_line(script: str) -> str:
@@ -43,7 +55,9 @@ class Benchmark:
     preparations = 1  # at a time
 
     def __init__(self, options, plan: Plan, root: Path, device: str):
-        self.options, self.plan, self.root, self.device, self.began = options, plan, root, device, time.monotonic()
+        self.options, self.plan, self.device, self.began = options, plan, device, time.monotonic()
+        self.root = root / ("quick" if options.quick else "whole")
+        self.root.mkdir(parents=True, exist_ok=True)
         self.deadline = None if options.minutes is None else self.began + 60 * options.minutes
         self.errors = {}  # (engine, kind): why it has no files
         self.result = {
@@ -58,14 +72,16 @@ class Benchmark:
         }
 
     def write(self):
-        self.options.out.write_text(json.dumps(self.result, indent=1) + "\n")
+        whole = self.options.out.with_suffix(".part")
+        whole.write_text(json.dumps(self.result, indent=1) + "\n")
+        whole.replace(self.options.out)
 
     def say(self, what):
         print(f"{time.monotonic() - self.began:5.0f} s  {what}", file=sys.stderr)
 
     def lateness(self) -> str | None:
         """Why nothing more is begun, if so."""
-        return None if self.deadline is None or time.monotonic() < self.deadline else "no time was left"
+        return None if self.deadline is None or time.monotonic() < self.deadline else NO_TIME
 
     def cells(self, shape):
         return cells_of(self.plan, shape, self.options.quick)
@@ -86,19 +102,24 @@ class Benchmark:
 
     def prepare(self, kinds):
         """The files of every engine for each model."""
-        jobs = {("checkpoint", kind): (workload.make_checkpoints, kind, self.options.quick, self.root / kind) for kind in kinds}
-        for (_, kind), made in self.side_by_side(jobs).items():
-            self.result["models"][kind] = {**workload.fields(kind, self.options.quick), **made}
+        quick = self.options.quick
         jobs = {}
         for kind in kinds:
-            self.result["exports"][kind] = {}
+            folder = self.root / kind
+            jobs["checkpoint", kind] = (once, folder, workload.make_checkpoints, kind, quick, folder)
+        for (_, kind), made in self.side_by_side(jobs).items():
+            self.result["models"][kind] = {**workload.fields(kind, quick), **made}
+        jobs = {}
+        for kind in kinds:
+            self.result["exports"].setdefault(kind, {})
             for engine in self.options.engines:
                 if error := self.result["models"][kind].get("missing"):
                     self.errors[engine, kind] = f"no checkpoint: {error}"
                 elif not is_installed(engine):
                     self.errors[engine, kind] = "not installed"
                 elif engine not in CHECKPOINTS and self.is_wanted(engine, kind):
-                    jobs["export", kind, engine] = (workload.prepare, engine, kind, self.root / kind)
+                    folder = self.root / kind
+                    jobs["export", kind, engine] = (once, folder / engine, workload.prepare, engine, kind, folder)
         for (_, kind, engine), made in self.side_by_side(jobs).items():
             if "missing" in made:
                 self.errors[engine, kind] = f"no export: {made['missing']}"

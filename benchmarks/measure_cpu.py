@@ -1,8 +1,9 @@
 """The benchmark on a CPU: each engine in its fastest arrangement of threads, with memory, loading, many sentences, and the time
 in which weights can be read."""
 
+import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,19 +11,21 @@ import serving_models
 import serving_offline
 import workload
 from engines import is_installed
-from measure import WARM_UP, Absent, Benchmark, isolated, spread
-from plan import arrangements_on_cpu
+from measure import NO_TIME, Absent, Benchmark, isolated, spread
+from plan import Cell, arrangements_on_cpu
 
 TRIALS = 2  # of each arrangement, to choose one
+TRIAL_TOKENS = 16  # new tokens of a trial at most
 TRANSLATOR = Path(__file__).parents[1] / "model_cards/vanilla-seq2seq-tiny-multi30k-en-de"
 NO_CAPTIONS = "no captions were given"
+OURS = ("engine", "lanes", "runtime")
 # engine: (dtype, kinds) of `serving_offline`
 CAPTIONS = {
     "ctranslate2-float32": ("fp32", ("ctranslate2",)),
     "ctranslate2-int8": ("int8", ("ctranslate2",)),
-    "cpu-fp32": ("fp32", ("engine", "runtime")),
-    "cpu-int8": ("int8", ("engine", "runtime")),
-    "cpu-calibrated": ("calibrated", ("engine", "runtime")),
+    "cpu-fp32": ("fp32", OURS),
+    "cpu-int8": ("int8", OURS),
+    "cpu-calibrated": ("calibrated", OURS),
 }
 
 
@@ -32,24 +35,37 @@ class CpuBenchmark(Benchmark):
     def __init__(self, options, plan, root):
         super().__init__(options, plan, root, "cpu")
         self.result |= {"load": [], "bandwidth": []}
+        self.prepared = set()  # kinds
+        if options.resume and options.out.exists():
+            self.result = resumed(json.loads(options.out.read_text()), self.result)
 
     def run(self):
-        """All shapes; the file has what is done."""
+        """What is left of all shapes; the file has what is done."""
         for shape in self.options.shapes:
-            cells = self.cells(shape)
+            if not (cells := self.cells_left(shape)):
+                self.say(f"{shape}: the file has it")
+                continue
             if shape == "captions":
                 self.result["cells"] += self.measure_captions(cells[0])
                 self.write()
                 continue
-            if cells[0].kind not in self.result["models"]:
-                self.prepare([cells[0].kind])
+            if (kind := cells[0].kind) not in self.prepared:
+                self.prepare([kind])
+                self.prepared.add(kind)
             if shape == "load":
                 self.result["load"] = self.measure_load(cells[0])
             else:
                 self.measure_shape(cells)
             if shape in ("seq2seq", "gpt2"):
-                self.measure_bandwidth(cells[0])
+                self.measure_bandwidth(self.cells(shape)[0])
             self.write()
+
+    def cells_left(self, shape):
+        """Of a shape those that the result does not have."""
+        if shape == "load" and self.result["load"]:
+            return []
+        done = {cell_of(record) for record in self.result["cells"]}
+        return [cell for cell in self.cells(shape) if cell not in done]
 
     def workers(self, cell, before):
         """Of each engine, in its fastest arrangement for this cell."""
@@ -72,7 +88,7 @@ class CpuBenchmark(Benchmark):
             for worker in found:
                 time.sleep(self.plan.pause)
                 started = worker.started
-                answer = worker.run(ids, min(cell.new_tokens, WARM_UP), cell.beams) if "error" not in started else started
+                answer = worker.run(ids, min(cell.new_tokens, TRIAL_TOKENS), cell.beams) if "error" not in started else started
                 seconds[worker].append(answer.get("seconds", float("inf")))
         best = min(found, key=lambda worker: min(seconds[worker][1:]))
         for worker in found:
@@ -87,7 +103,7 @@ class CpuBenchmark(Benchmark):
 
     def measure_captions(self, cell) -> list[dict]:
         """Sentences of lengths of their own, with the shipped translator: each engine in the fastest of the settings of
-        `serving_offline`, which says how. An export has two ways, of which the faster one counts."""
+        `serving_offline`, which says how. An export has three ways, of which the fastest one counts."""
         self.say(cell)
         blank = {engine: {**asdict(cell), "engine": engine} for engine in self.options.engines}
         missing = {engine: self.reason(engine, cell) or self.untranslated(engine) for engine in blank}
@@ -126,7 +142,7 @@ class CpuBenchmark(Benchmark):
         """How close a step of the first cell, batch 1, comes to the time in which its weights can be read at all."""
         repeats = self.options.repeats
         for record in self.result["cells"]:
-            if not record["engine"].startswith("cpu-") or not is_record_of(record, cell) or "missing" in record:
+            if not record["engine"].startswith("cpu-") or cell_of(record) != cell or "missing" in record:
                 continue
             steps = record["seconds"]["median"] - record["first_token_seconds"]["median"]
             step_seconds = steps / (cell.new_tokens - 1)
@@ -145,8 +161,21 @@ class CpuBenchmark(Benchmark):
             )
 
 
-def is_record_of(record, cell):
-    return all(record[name] == value for name, value in asdict(cell).items())
+def resumed(before: dict, now: dict) -> dict:
+    """`now`, a result without cells, with the cells of `before`, but not those for which an engine had no time left. Raises
+    ValueError where the two are of another machine, of other versions, or of other options."""
+    for name in ("options", "environment", "hardware", "versions"):
+        if before[name] != now[name]:
+            raise ValueError(
+                f"the file has the {name} {before[name]}, expected {now[name]} to go on with it: give another --out"
+            )
+    late = {cell_of(record) for record in before["cells"] if record.get("missing") == NO_TIME}
+    cells = [record for record in before["cells"] if cell_of(record) not in late]
+    return {**before, "command": f"{before['command']}; {now['command']}", "date": now["date"], "cells": cells}
+
+
+def cell_of(record: dict) -> Cell:
+    return Cell(**{field.name: record[field.name] for field in fields(Cell)})
 
 
 def captions_summary(engine: str, found: dict, count: int) -> dict:

@@ -32,6 +32,7 @@ class OpenVINO:
         settings = {"INFERENCE_NUM_THREADS": arrangement.workers * arrangement.threads, "NUM_STREAMS": arrangement.workers}
         if engine == "openvino-fp32":  # where the processor can, it would compute in bfloat16, and keep caches in 8 bits
             settings |= {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+        openvino.Tensor(np.zeros(1, np.float32)).data.sum()  # else the first two threads that ask for one hang
         core = openvino.Core()
         graphs = {path.stem: core.compile_model(path, "CPU", settings) for path in (root / engine).glob("*.xml")}
         self.idle = queue.SimpleQueue()

@@ -1,5 +1,5 @@
-"""What benchmarks/speed.py measured, as tables and as a plot: `python benchmarks/report.py benchmarks/results/cpu.json`, or
-another file there.
+"""What benchmarks/speed.py measured, as tables and as a plot: `python benchmarks/report.py benchmarks/results/cpu-avx2.json`,
+or another file there.
 
 Reads the JSON file only. Medians, with the slowest and the fastest round after them.
 """
@@ -26,6 +26,8 @@ LABELS = {
     "cpu-fp32": "ours, cpu fp32",
     "cpu-int8": "ours, cpu int8",
     "cpu-calibrated": "ours, cpu int8, calibrated",
+    "cpu-latency": "ours, cpu int8, tuned for latency",
+    "cpu-throughput": "ours, cpu int8, tuned for throughput",
     "cpu-int4": "ours, cpu int4",
     "cuda-fp32": "ours, cuda fp32",
     "cuda-fp16": "ours, cuda fp16",
@@ -49,19 +51,26 @@ COLORS = {
     "cpu-fp32": "#4292c6",
     "cpu-int8": "#08519c",
     "cpu-calibrated": "#08306b",
+    "cpu-latency": "#225ea8",
+    "cpu-throughput": "#1d91c0",
     "cpu-int4": "#54278f",
     "cuda-fp32": "#9ecae1",
     "cuda-fp16": "#08519c",
     "cuda-bf16": "#4292c6",
     "torch-graph": "#d95f02",
 }
-# The engines of others, by precision. Which one is the fastest depends on the batch.
-BEST = {
-    "best-fp32": ("ctranslate2-float32", "openvino-fp32", "llamacpp-f32"),
-    "best-int8": ("ctranslate2-int8", "openvino-int8", "openvino-ptq", "llamacpp-q8"),
-    "best-int4": ("openvino-int4", "llamacpp-q4"),
+# precision: (exports of ours, engines of others)
+PRECISIONS = {
+    "fp32": (
+        ("portable-fp32", "cpu-fp32"),
+        ("transformers", "transformers-compile", "ctranslate2-float32", "openvino-fp32", "llamacpp-f32"),
+    ),
+    "int8": (
+        ("cpu-int8", "cpu-calibrated", "cpu-latency", "cpu-throughput"),
+        ("ctranslate2-int8", "openvino-int8", "openvino-ptq", "llamacpp-q8"),
+    ),
+    "int4": (("cpu-int4",), ("openvino-int4", "llamacpp-q4")),
 }
-BEST_LABELS = {name: f"the best other {name.removeprefix('best-')}" for name in BEST}
 # (shape, beams): (name, what is counted in a second)
 SPEEDS = {
     ("seq2seq", 1): ("seq2seq, greedy", "target tokens/s"),
@@ -70,29 +79,20 @@ SPEEDS = {
     ("bert", 1): ("BERT", "sequences/s"),
     ("captions", 1): ("captions, greedy", "sentences/s"),
 }
+# What rows of a growing shape do, whatever their number.
+WORKS = {
+    "length": "seq2seq, greedy, {new_tokens} new tokens",
+    "encoder-length": "BERT, {length} tokens",
+    "batch": "seq2seq, greedy",
+}
 # shape: (title, what grows)
 GROWTH = {
     "length": ("seq2seq, greedy, batch 1, seconds by new tokens", "new_tokens"),
     "encoder-length": ("BERT, batch 1, seconds by length", "length"),
     "batch": ("seq2seq, greedy, target tokens/s by batch", "batch"),
 }
-# (what, field, shape, beams, engine, the engine it is divided by, or the best of them)
+# (what, field, shape, beams, engine, the engine it is divided by)
 RATIOS = [
-    ("tokens/s: seq2seq greedy", "per_second", "seq2seq", 1, "cpu-fp32", "best-fp32"),
-    ("tokens/s: seq2seq greedy", "per_second", "seq2seq", 1, "cpu-int8", "best-int8"),
-    ("tokens/s: seq2seq greedy", "per_second", "seq2seq", 1, "cpu-calibrated", "best-int8"),
-    ("tokens/s: seq2seq greedy", "per_second", "seq2seq", 1, "cpu-int4", "best-int4"),
-    ("tokens/s: 128 sources", "per_second", "batch", 1, "cpu-int8", "ctranslate2-int8"),
-    ("tokens/s: 128 sources", "per_second", "batch", 1, "cpu-calibrated", "ctranslate2-int8"),
-    ("tokens/s: GPT-2 greedy", "per_second", "gpt2", 1, "cpu-int8", "best-int8"),
-    ("tokens/s: GPT-2 greedy", "per_second", "gpt2", 1, "cpu-calibrated", "best-int8"),
-    ("tokens/s: GPT-2 greedy", "per_second", "gpt2", 1, "cpu-int4", "best-int4"),
-    ("sequences/s: BERT", "per_second", "bert", 1, "cpu-fp32", "best-fp32"),
-    ("sequences/s: BERT", "per_second", "bert", 1, "cpu-int8", "best-int8"),
-    ("sequences/s: BERT", "per_second", "bert", 1, "cpu-calibrated", "best-int8"),
-    ("sentences/s: captions", "per_second", "captions", 1, "cpu-fp32", "ctranslate2-float32"),
-    ("sentences/s: captions", "per_second", "captions", 1, "cpu-int8", "ctranslate2-int8"),
-    ("sentences/s: captions", "per_second", "captions", 1, "cpu-calibrated", "ctranslate2-int8"),
     ("tokens/s: seq2seq greedy", "per_second", "seq2seq", 1, "cpu-fp32", "ctranslate2-float32"),
     ("tokens/s: seq2seq greedy", "per_second", "seq2seq", 1, "cpu-int8", "ctranslate2-int8"),
     ("tokens/s: seq2seq greedy", "per_second", "seq2seq", 1, "cpu-int8", "transformers"),
@@ -113,29 +113,20 @@ RATIOS = [
 ]
 # (what, engine, the engine it is divided by): {batch: what it is to reach}
 GOALS = {
-    ("tokens/s: seq2seq greedy", "cpu-fp32", "best-fp32"): {1: 1.1, 8: 1.0, 32: 1.0},
-    ("tokens/s: seq2seq greedy", "cpu-int8", "best-int8"): {1: 1.6, 8: 1.2, 32: 1.05},
-    ("tokens/s: seq2seq greedy", "cpu-calibrated", "best-int8"): {1: 1.6, 8: 1.2, 32: 1.05},
-    ("tokens/s: seq2seq greedy", "cpu-int4", "best-int4"): {1: 1.4, 8: 1.0, 32: 0.9},
-    ("tokens/s: seq2seq beam 4", "cpu-int8", "ctranslate2-int8"): {1: 4, 8: 1.5, 32: 1.5},
-    ("tokens/s: 128 sources", "cpu-int8", "ctranslate2-int8"): {128: 1.4},
-    ("tokens/s: 128 sources", "cpu-calibrated", "ctranslate2-int8"): {128: 1.4},
-    ("tokens/s: GPT-2 greedy", "cpu-int8", "best-int8"): {1: 1.2, 8: 1.3},
-    ("tokens/s: GPT-2 greedy", "cpu-calibrated", "best-int8"): {1: 1.2, 8: 1.3},
-    ("tokens/s: GPT-2 greedy", "cpu-int4", "best-int4"): {1: 1.4, 8: 1.4},
-    ("sequences/s: BERT", "cpu-fp32", "best-fp32"): {1: 1.0, 8: 1.0},
-    ("sequences/s: BERT", "cpu-int8", "best-int8"): {1: 1.0, 8: 1.0},
-    ("sequences/s: BERT", "cpu-calibrated", "best-int8"): {1: 1.0, 8: 1.0},
-    ("sentences/s: captions", "cpu-int8", "ctranslate2-int8"): {1000: 1.2},
-    ("sentences/s: captions", "cpu-calibrated", "ctranslate2-int8"): {1000: 1.2},
     ("tokens/s: seq2seq greedy", "cuda-fp16", "transformers"): {1: 8},
     ("tokens/s: seq2seq greedy", "cuda-fp16", "transformers-compile"): {1: 2},
     ("tokens/s: seq2seq greedy", "cuda-fp16", "torch-graph"): {128: 0.6},
     ("tokens/s: seq2seq beam 4", "cuda-fp16", "transformers"): {32: 9},
 }
+VNNI = {"avx512_vnni", "avx_vnni"}
 BLEU_GOAL = 0.1  # of difference
 MEGA = 1e6
 RESULTS = Path(__file__).parent / "results"
+
+
+def processor(instructions: list[str]) -> str:
+    """Its kind: with products of 8 bits in one instruction, or without."""
+    return "vnni" if VNNI & {*instructions} else "avx2"
 
 
 def tables(result: dict) -> str:
@@ -143,22 +134,9 @@ def tables(result: dict) -> str:
     parts = [setting(result), overview(result)]
     parts += [speed_table(result, ", ".join(titles), *key) for key, titles in SPEEDS.items()]
     parts += [growth_table(result, shape) for shape in GROWTH]
-    parts += [ratio_table(result), verify_table(result), bleu_table(result), step_table(result)]
+    parts += [lead_table(result), ratio_table(result), verify_table(result), bleu_table(result), step_table(result)]
     parts += [bandwidth_table(result), load_table(result), export_table(result)]
     return "\n\n".join(part for part in parts if part)
-
-
-def cpu_files(folder: Path = RESULTS) -> list[Path]:
-    """The results of each processor that there are; those before there were several, if there is none."""
-    return sorted(folder.glob("cpu-*.json")) or [folder / "cpu.json"]
-
-
-def overviews(files: list[Path]) -> str:
-    """The overview of each file, with the processor above it where there are several."""
-    results = [json.loads(file.read_text()) for file in files]
-    if len(results) == 1:
-        return overview(results[0])
-    return "\n\n".join(f"{machine(result)}:\n\n{overview(result)}" for result in results)
 
 
 def overview(result: dict) -> str:
@@ -336,6 +314,55 @@ def notes(found):
     return "\n".join(["", "".join(reasons)]) if reasons else ""
 
 
+def work(record: dict) -> str:
+    """What the rows of a cell do, whatever their number."""
+    shape = record["shape"]
+    return WORKS[shape].format(**record) if shape in WORKS else SPEEDS[shape, record["beams"]][0]
+
+
+def leads(result: dict) -> dict[tuple[str, str], dict[int, tuple[dict, dict]]]:
+    """{(work, export of ours): {batch: (its record, that of the fastest other engine of its precision)}}, and for captions, as
+    "any", the fastest of each side whatever the precision."""
+    cells = {}
+    for record in result["cells"]:
+        if "per_second" in record:
+            cells.setdefault((work(record), record["batch"]), {})[record["engine"]] = record
+    found = {}
+    for (what, batch), engines in cells.items():
+        pairs = {name: others for ours, others in PRECISIONS.values() for name in ours}
+        for name, others in pairs.items():
+            if name in engines and (other := fastest(engines, others)):
+                found.setdefault((what, name), {})[batch] = engines[name], other
+        best = fastest(engines, pairs), fastest(engines, [name for others in pairs.values() for name in others])
+        if what == SPEEDS["captions", 1][0] and all(best):
+            found.setdefault((what, "any"), {})[batch] = best
+    return found
+
+
+def fastest(engines: dict, names) -> dict | None:
+    return max((engines[name] for name in names if name in engines), key=lambda record: record["per_second"], default=None)
+
+
+def lead_table(result):
+    found = leads(result)
+    if not found:
+        return ""
+    batches = sorted({batch for pairs in found.values() for batch in pairs})
+    rows = []
+    for (what, engine), pairs in found.items():
+        cells = [lead(*pairs[batch], engine == "any") if batch in pairs else "-" for batch in batches]
+        rows.append([f"{what}: {LABELS.get(engine, 'the fastest of both, any precision')}", *cells])
+    title = "ours over the fastest other engine of the same precision (our workers x threads / that engine and its)"
+    return markdown(title, ["", *(f"batch {batch}" for batch in batches)], rows)
+
+
+def lead(ours, other, is_named):
+    mine = ([LABELS[ours["engine"]]] if is_named else []) + ([arrangement(ours)] if "arrangement" in ours else [])
+    theirs = [LABELS[other["engine"]]] + ([arrangement(other)] if "arrangement" in other else [])
+    sides = " / ".join(", ".join(side) for side in (mine, theirs) if side)
+    return f"{ours['per_second'] / other['per_second']:.2f} ({sides})"
+
+
 def ratios(result: dict) -> list[dict]:
     """What was asked for: speed, where more is better, and memory, where less is. `None` where one was not measured."""
     found = []
@@ -343,9 +370,8 @@ def ratios(result: dict) -> list[dict]:
         engines = by_engine(records(result, shape, beams), "batch")
         batches = {}
         for batch, record in engines.get(engine, {}).items():
-            others = [engines[name].get(batch, {}).get(field) for name in BEST.get(other, (other,)) if name in engines]
-            measured = [value for value in others if value is not None]
-            batches[batch] = record[field] / max(measured) if measured and field in record else None
+            divisor = engines.get(other, {}).get(batch, {}).get(field)
+            batches[batch] = record[field] / divisor if divisor is not None and field in record else None
         found.append({"what": what, "engine": engine, "divided_by": other, "batches": batches})
     return found
 
@@ -358,7 +384,7 @@ def ratio_table(result):
     rows = []
     for ratio in found:
         goals = GOALS.get((ratio["what"], ratio["engine"], ratio["divided_by"]), {})
-        name = f"{ratio['what']}, {LABELS[ratio['engine']]} / {({**LABELS, **BEST_LABELS})[ratio['divided_by']]}"
+        name = f"{ratio['what']}, {LABELS[ratio['engine']]} / {LABELS[ratio['divided_by']]}"
         rows.append([name, *(goal_cell(ratio["batches"].get(batch), goals.get(batch)) for batch in batches)])
     return markdown("ratios", ["", *(f"batch {batch}" for batch in batches)], rows)
 

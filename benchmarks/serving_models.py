@@ -45,8 +45,7 @@ def prepare(model: str, card: Path, root: Path, texts: Sequence[str], quick: boo
     text = folder / "text"
     text.write_text("\n".join(texts))
     for dtype in DTYPES:
-        settings = {"dtype": "int8", "calibrate": text} if dtype == "calibrated" else {"dtype": dtype}
-        export(folder / "vanilla", folder / dtype, cases=1, target="cpu", **settings)
+        export(folder / "vanilla", folder / dtype, cases=1, target="cpu", **workload.export_settings(dtype, text))
     (folder / "complete").touch()
 
 

@@ -23,16 +23,12 @@ from plan import PLANS
 BENCHMARKS = {"cpu": CpuBenchmark, "cuda": CudaBenchmark}
 
 
-def processor() -> str:
-    """The kind of this one: products of 8 bits in one instruction, or not."""
-    return "cpu-vnni" if {"avx512_vnni", "avx_vnni"} & {*instructions()} else "cpu-avx2"
-
-
 def parse(arguments):
     chooser = argparse.ArgumentParser(add_help=False)
     chooser.add_argument("--device", choices=PLANS, default="cpu", help="what models run on (cpu)")
     device = chooser.parse_known_args(arguments)[0].device
-    plan, out = PLANS[device], report.RESULTS / f"{processor() if device == 'cpu' else device}.json"
+    name = f"cpu-{report.processor(instructions())}" if device == "cpu" else device
+    plan, out = PLANS[device], report.RESULTS / f"{name}.json"
     parser = argparse.ArgumentParser(
         description=__doc__, parents=[chooser], formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -45,8 +41,12 @@ def parse(arguments):
     parser.add_argument("--quick", action="store_true", help="tiny models: tries everything, measures nothing")
     parser.add_argument("--minutes", type=float, default=plan.minutes, help=f"after which nothing is begun ({plan.minutes})")
     parser.add_argument("--out", type=Path, default=out, help="the JSON file")
+    parser.add_argument(
+        "--files", type=Path, metavar="DIR", help="keeps the files of engines there for other runs; delete it after a change"
+    )
     if device == "cpu":
         parser.add_argument("--captions", type=Path, metavar="FILE", help="a sentence on each line, gzip or not, to translate")
+        parser.add_argument("--resume", action="store_true", help="goes on with the JSON file: measures what it does not have")
     else:
         parser.add_argument("--texts", type=Path, nargs=2, metavar=("SOURCE", "TARGET"), help="for BLEU of the shipped model")
     return parser.parse_args(arguments), plan
@@ -58,7 +58,7 @@ def main(arguments=None):
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as root, tempfile.TemporaryDirectory() as packages:
         make_importable(Path(packages))
-        BENCHMARKS[options.device](options, plan, Path(root)).run()
+        BENCHMARKS[options.device](options, plan, options.files or Path(root)).run()
     report.main(options.out)
 
 

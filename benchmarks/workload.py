@@ -1,5 +1,6 @@
 """What is measured: the models, from a seed, in the files each engine reads. Runs in a process of its own."""
 
+import json
 import time
 from pathlib import Path
 
@@ -77,7 +78,7 @@ def write_text(root: Path, vocabulary: int) -> None:
 
 
 def prepare(engine: str, kind: str, root: Path) -> dict:
-    """Writes what `engine` loads to `root / engine`: how long that took, and its size in bytes."""
+    """Writes what `engine` loads to `root / engine`: how long that took, its size in bytes, what tuning chose."""
     start = time.perf_counter()
     group, dtype = engine.rsplit("-", 1)
     if group == "ctranslate2":
@@ -93,9 +94,16 @@ def prepare(engine: str, kind: str, root: Path) -> dict:
     else:
         from vanilla_transformer_export import export
 
-        settings = {"dtype": "int8", "calibrate": root / "text"} if dtype == "calibrated" else {"dtype": dtype}
-        export(root / "vanilla", root / engine, cases=1, target=group, **settings)
-    return {"seconds": time.perf_counter() - start, "bytes": size(root / engine)}
+        export(root / "vanilla", root / engine, cases=1, target=group, **export_settings(dtype, root / "text"))
+    facts = {"seconds": time.perf_counter() - start, "bytes": size(root / engine)}
+    tuning = root / engine / "tuning.json"
+    return {**facts, "choices": json.loads(tuning.read_text())["choices"]} if tuning.exists() else facts
+
+
+def export_settings(name: str, text: Path) -> dict:
+    """Of `export`, for a dtype or for one of the special kinds of int8."""
+    special = {"calibrated": {"calibrate": text}, **{goal: {"tune": goal} for goal in ("latency", "throughput")}}
+    return {"dtype": "int8", **special[name]} if name in special else {"dtype": name}
 
 
 def size(directory):

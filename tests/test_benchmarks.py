@@ -8,12 +8,14 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
 import intervals
 import linear_baseline
 import lowercased
+import measure
 import measure_cpu
 import numpy as np
 import one_graph
@@ -22,7 +24,9 @@ import report
 import sacrebleu
 import scores
 import speed
+import speed_pages as pages
 import training_speed
+import workload
 from checkpoints import OPINIONS, toy_corpus, write_corpus
 from engines import Parts, is_installed
 from plan import PLANS, Arrangement, arrangements_on_cpu
@@ -107,33 +111,86 @@ def test_ratios_are_of_the_same_batch_and_none_where_one_is_missing():
     ]
 
 
-def test_a_ratio_may_be_over_the_best_of_the_engines_of_others():
-    others = [
-        cell("ctranslate2-int8", 1, (1.0, 1.0, 1.0), 150),  # 10 tokens in 1 s
-        cell("openvino-int8", 1, (0.5, 0.5, 0.5), 150),
-        cell("openvino-int8", 8, (4.0, 4.0, 4.0), 150),  # 80 tokens in 4 s
+def test_a_lead_is_over_the_fastest_other_engine_of_the_same_precision():
+    alone, both = {"workers": 1, "threads": 1}, {"workers": 2, "threads": 1}
+    cells = [
+        cell("ctranslate2-int8", 1, (1.0, 1.0, 1.0), 150, arrangement=alone),  # 10 tokens in 1 s
+        cell("openvino-int8", 1, (0.5, 0.5, 0.5), 150, arrangement=both),
+        cell("openvino-fp32", 1, (0.1, 0.1, 0.1), 150),
+        cell("cpu-int8", 1, (0.25, 0.25, 0.25), 300, arrangement={"workers": 1, "threads": 2}),
+        cell("cpu-latency", 1, (0.2, 0.2, 0.2), 300, arrangement=alone),
+        cell("cpu-int4", 1, (0.2, 0.2, 0.2), 300),  # of which there is no other engine
+        cell("ctranslate2-int8", 128, (4.0, 4.0, 4.0), 150, shape="batch"),
+        cell("cpu-int8", 128, (5.0, 5.0, 5.0), 150, shape="batch"),
+        cell("openvino-ptq", 1, (0.3, 0.3, 0.3), 150, shape="encoder-length", kind="bert"),
+        cell("cpu-int8", 1, (0.6, 0.6, 0.6), 150, shape="encoder-length", kind="bert"),
         dict(shape="seq2seq", kind="seq2seq", engine="ctranslate2-int8", batch=8, beams=1, missing="no"),
+        cell("cpu-int8", 8, (1.0, 1.0, 1.0), 300),
     ]
-    ours = [cell("cpu-int8", 1, (0.25, 0.25, 0.25), 300), cell("cpu-int8", 8, (1.0, 1.0, 1.0), 300)]
-    result = {**RESULT, "cells": others + ours}
-    found = {(ratio["what"], ratio["engine"], ratio["divided_by"]): ratio["batches"] for ratio in report.ratios(result)}
-    assert found["tokens/s: seq2seq greedy", "cpu-int8", "best-int8"] == {1: 2.0, 8: 4.0}
-    assert found["tokens/s: seq2seq greedy", "cpu-fp32", "best-fp32"] == {}
-    name = "tokens/s: seq2seq greedy, ours, cpu int8 / the best other int8"
-    assert lines_of(report.tables(result), name) == [[name, "2.00 (goal: 1.6)", "4.00 (goal: 1.2)"]]
+    found = report.leads({**RESULT, "cells": cells})
+    sides = {key: {batch: [side["engine"] for side in pair] for batch, pair in each.items()} for key, each in found.items()}
+    assert sides == {
+        ("seq2seq, greedy", "cpu-int8"): {1: ["cpu-int8", "openvino-int8"], 128: ["cpu-int8", "ctranslate2-int8"]},
+        ("seq2seq, greedy", "cpu-latency"): {1: ["cpu-latency", "openvino-int8"]},
+        ("BERT, 32 tokens", "cpu-int8"): {1: ["cpu-int8", "openvino-ptq"]},
+    }
+    text = report.lead_table({**RESULT, "cells": cells})
+    [line] = lines_of(text, "seq2seq, greedy: ours, cpu int8")
+    assert line[1:] == ["2.00 (1 x 2 / OpenVINO int8 weights, 2 x 1)", "0.80 (CTranslate2 int8)"]
+    assert lines_of(text, "seq2seq, greedy: ours, cpu int8, tuned for latency")[0][1].startswith("2.50 (1 x 1 / ")
+    assert lines_of(text, "BERT, 32 tokens: ours, cpu int8")[0][1:] == ["0.50 (OpenVINO int8, calibrated)", "-"]
+
+
+def test_captions_compare_the_best_precision_of_each_too():
+    times = {"ctranslate2-float32": 4.0, "ctranslate2-int8": 2.0, "cpu-fp32": 2.5, "cpu-calibrated": 3.0}
+    cells = [cell(engine, 1000, (each, each, each), 100, shape="captions") for engine, each in times.items()]
+    text = report.tables({**RESULT, "cells": cells})
+    fp32, int8, best = (
+        lines_of(text, f"captions, greedy: {name}")
+        for name in ("ours, cpu fp32", "ours, cpu int8, calibrated", "the fastest of both, any precision")
+    )
+    assert [fp32[0][1], int8[0][1]] == ["1.60 (CTranslate2 fp32)", "0.67 (CTranslate2 int8)"]
+    assert best[0][1] == "0.80 (ours, cpu fp32 / CTranslate2 int8)"
+
+
+# ------------------------------------------------------------------------------------------------------------ pages
+
+
+def results_of(tmp_path):
+    for name, (cpu, instruction) in {"vnni": ("A CPU with VNNI", "avx512_vnni"), "avx2": ("A CPU", "avx2")}.items():
+        hardware = {**RESULT["hardware"], "cpu": cpu, "instructions": [instruction]}
+        (tmp_path / f"cpu-{name}.json").write_text(json.dumps({**RESULT, "hardware": hardware}))
+    (tmp_path / "cuda.json").write_text("{}")
+    return pages.results(tmp_path)
 
 
 def test_results_of_several_processors_stand_below_their_names(tmp_path):
-    assert report.cpu_files(tmp_path) == [tmp_path / "cpu.json"]
-    for name, processor in (("cpu-vnni", "A CPU with VNNI"), ("cpu-avx2", "A CPU")):
-        written = {**RESULT, "hardware": {**RESULT["hardware"], "cpu": processor}}
-        (tmp_path / f"{name}.json").write_text(json.dumps(written))
-    files = report.cpu_files(tmp_path)
-    assert [file.name for file in files] == ["cpu-avx2.json", "cpu-vnni.json"]
-    assert report.overviews(files[:1]) == report.overview(RESULT)
-    first, table, second, again = report.overviews(files).split("\n\n")
-    assert first.startswith("A CPU, 2 cores (avx2;") and second.startswith("A CPU with VNNI, 2 cores")
-    assert table == again == report.overview(RESULT)
+    assert pages.results(tmp_path) == {}
+    found = results_of(tmp_path)
+    assert [*found] == ["cpu-avx2", "cpu-vnni"]
+    text = pages.overviews(found)
+    assert text.count(report.overview(RESULT)) == 2
+    first, second = (text.index(start) for start in ("AVX2: 2 threads, A CPU, 2 cores", "VNNI: 2 threads, A CPU with VNNI"))
+    assert first < text.index("[cpu-avx2.json] is that run.") < second < text.index("[cpu-vnni.json] is that run.")
+    assert text.count("each engine with all threads.\ntorch 2.0.") == 2
+    arranged = {**RESULT, "cells": [cell("cpu-int8", 1, (1.0, 1.0, 1.0), 1, arrangement={"workers": 1, "threads": 1})]}
+    assert "each engine in its fastest arrangement of threads." in pages.overviews({"cpu-avx2": arranged})
+
+
+def test_the_front_page_has_the_fastest_of_each_program(tmp_path):
+    times = {"cpu-int4": 0.25, "cpu-int8": 0.5, "transformers": 4.0, "transformers-compile": 2.0, "openvino-fp32": 1.0}
+    cells = [cell(engine, 1, (each, each, each), 100, shape="gpt2") for engine, each in times.items()]
+    [line] = lines_of(pages.highlights({"cpu-avx2": {**RESULT, "cells": cells}}), pages.HIGHLIGHTS["gpt2", 1, 1])
+    assert line[1:] == ["AVX2", "40 int4", "10 OpenVINO fp32; 5 transformers, torch.compile"]
+
+
+def test_a_page_is_filled_between_its_marks():
+    begin, end = pages.MARKS
+    page = f"before\n{begin}\nold\n{end}\nafter\n"
+    assert pages.filled(page, "new \\1") == f"before\n{begin}\n\nnew \\1\n\n{end}\nafter\n"
+    for wrong in ("no marks", 2 * page, page.replace(end, "")):
+        with pytest.raises(ValueError, match="expected once"):
+            pages.filled(wrong, "new")
 
 
 @pytest.mark.parametrize(
@@ -146,14 +203,90 @@ def test_the_file_of_results_is_that_of_the_processor(flags, name, monkeypatch):
     assert speed.parse(["--device", "cuda"])[0].out == BENCHMARKS / "results" / "cuda.json"
 
 
-def test_the_cells_with_a_goal_are_measured_for_both_sides():
-    plan, goals = PLANS["cpu"], dict(report.GOALS)
-    for what, _, shape, beams, engine, other in report.RATIOS:
-        for batch in goals.pop((what, engine, other), {}) if engine.startswith("cpu-") else ():
-            [cell] = [cell for cell in plan.shapes[shape] if (cell.batch, cell.beams) == (batch, beams)]
-            assert plan.left_out(engine, cell) is None
-            assert None in [plan.left_out(name, cell) for name in report.BEST.get(other, (other,))]
-    assert {engine for _, engine, _ in goals} == {"cuda-fp16"}
+@pytest.mark.parametrize(
+    "shape, beams, batch, ours, others",
+    [
+        *(("seq2seq", 1, batch, "cpu-fp32", "ctranslate2-float32 openvino-fp32") for batch in (1, 8, 32)),
+        *(("seq2seq", 1, batch, "cpu-int8 cpu-calibrated", "ctranslate2-int8 openvino-int8") for batch in (1, 8, 32)),
+        *(("seq2seq", 1, batch, "cpu-int4", "openvino-int4") for batch in (1, 8, 32)),
+        *(("seq2seq", 4, batch, "cpu-int8", "ctranslate2-int8") for batch in (1, 8, 32)),
+        *(("gpt2", 1, batch, "cpu-int8 cpu-int4", "ctranslate2-int8 llamacpp-q8 llamacpp-q4") for batch in (1, 8)),
+        *(("bert", 1, batch, "cpu-fp32 cpu-int8 cpu-calibrated", "openvino-fp32 openvino-ptq") for batch in (1, 8)),
+        *((shape, 1, 1, "cpu-latency", "ctranslate2-int8") for shape in ("seq2seq", "gpt2", "bert", "encoder-length")),
+        *((shape, 1, 8, "cpu-latency cpu-throughput", "ctranslate2-int8") for shape in ("seq2seq", "gpt2", "bert")),
+        *(("seq2seq", 4, *each, "ctranslate2-int8") for each in ((1, "cpu-latency"), (8, "cpu-throughput"))),
+        ("seq2seq", 1, 32, "cpu-throughput", "openvino-int8"),
+        ("encoder-length", 1, 1, "cpu-int8 cpu-calibrated", "openvino-ptq"),
+        ("batch", 1, 128, "cpu-int8 cpu-calibrated cpu-throughput", "ctranslate2-int8"),
+        ("captions", 1, 1000, "cpu-fp32 cpu-int8 cpu-calibrated", "ctranslate2-float32 ctranslate2-int8"),
+    ],
+)
+def test_what_is_to_be_compared_is_measured_for_both_sides(shape, beams, batch, ours, others):
+    plan = PLANS["cpu"]
+    cells = [each for each in plan.shapes[shape] if (each.batch, each.beams) == (batch, beams)]
+    assert len(cells) == (3 if shape == "encoder-length" else 1)
+    for engine in [*ours.split(), *others.split()]:
+        assert engine in plan.engines and engine in report.LABELS and engine in report.COLORS
+        assert [plan.left_out(engine, each) for each in cells] == [None] * len(cells)
+
+
+def test_tuned_exports_are_measured_for_the_rows_they_are_tuned_for():
+    plan = PLANS["cpu"]
+    one, many = (plan.shapes["seq2seq"][place] for place in (0, 4))
+    assert (one.batch, many.batch) == (1, 32)
+    assert plan.left_out("cpu-latency", many) == "left out: it is tuned for fewer rows"
+    assert plan.left_out("cpu-throughput", one) == "left out: it is tuned for more rows"
+    text = Path("text")
+    assert workload.export_settings("latency", text) == {"dtype": "int8", "tune": "latency"}
+    assert workload.export_settings("throughput", text) == {"dtype": "int8", "tune": "throughput"}
+    assert workload.export_settings("calibrated", text) == {"dtype": "int8", "calibrate": text}
+    assert workload.export_settings("int4", text) == {"dtype": "int4"}
+
+
+# ------------------------------------------------------------------------------------------------------------ going on
+
+
+def test_a_run_goes_on_with_the_cells_that_its_file_has(tmp_path):
+    options = SimpleNamespace(minutes=None, threads=2, repeats=3, quick=False, engines=[], shapes=[], out=tmp_path / "out.json")
+    options.resume = True
+    first = measure_cpu.CpuBenchmark(options, PLANS["cpu"], tmp_path)
+    one, beams, eight = first.cells_left("seq2seq")[:3]
+    first.result["cells"] = [{**asdict(one), "engine": "cpu-int8", "per_second": 1.0}]
+    first.result["cells"] += [{**asdict(beams), "engine": engine, "missing": "left out"} for engine in ("cpu-int8", "vanilla")]
+    first.result["cells"] += [{**asdict(eight), "engine": "cpu-int8", "per_second": 1.0}]
+    first.result["cells"] += [{**asdict(eight), "engine": "cpu-int4", "missing": "no time was left"}]
+    first.write()
+    again = measure_cpu.CpuBenchmark(options, PLANS["cpu"], tmp_path)
+    assert again.result["cells"] == first.result["cells"][:3]
+    assert again.cells_left("seq2seq") == PLANS["cpu"].shapes["seq2seq"][2:]
+    assert again.result["command"].count("python benchmarks/speed.py") == 2
+    assert again.cells_left("load") == PLANS["cpu"].shapes["load"]
+    again.result["load"] = [{"engine": "cpu-int8"}]
+    assert again.cells_left("load") == []
+    options.resume = False
+    assert measure_cpu.CpuBenchmark(options, PLANS["cpu"], tmp_path).result["cells"] == []
+    options.resume, options.repeats = True, 5
+    with pytest.raises(ValueError, match="the file has the options .*'repeats': 3.*, expected .*'repeats': 5"):
+        measure_cpu.CpuBenchmark(options, PLANS["cpu"], tmp_path)
+
+
+def test_files_are_made_once(tmp_path):
+    made = []
+
+    def make(folder):
+        folder.mkdir()
+        (folder / "file").write_text("")
+        if not made:
+            made.append("cut short")
+            raise KeyboardInterrupt
+        made.append("whole")
+        return {"bytes": 7}
+
+    folder = tmp_path / "engine"
+    with pytest.raises(KeyboardInterrupt):
+        measure.once(folder, make, folder)
+    assert [measure.once(folder, make, folder) for _ in range(2)] == [{"bytes": 7}] * 2
+    assert made == ["cut short", "whole"] and [each.name for each in folder.iterdir()] == ["file"]
 
 
 # ------------------------------------------------------------------------------------------------------------ arrangements
@@ -186,6 +319,7 @@ class Clocked:
 
 def test_an_engine_keeps_the_process_of_its_fastest_arrangement(tmp_path, monkeypatch):
     options = SimpleNamespace(minutes=None, threads=2, repeats=3, quick=True, engines=["cpu-int8"], shapes=["seq2seq"])
+    options.resume = False
     benchmark = measure_cpu.CpuBenchmark(options, PLANS["cpu"], tmp_path)
     benchmark.result["models"]["seq2seq"] = {"vocab_size": 100}
     one, many = (PLANS["cpu"].shapes["seq2seq"][place] for place in (0, 2))
@@ -228,6 +362,8 @@ def test_captions_take_the_fastest_setting_of_an_engine():
     assert summary["per_second"] == 10 and summary["agreement"] == 0.99
     assert summary["seconds"] == dict(median=4.0, min=2.0, max=5.0, runs=[5.0, 4.0, 2.0])
     assert summary["arrangement"] == dict(workers=2, threads=1, rows=64, by="engine")
+    found["int8"]["lanes 1 2 32"] = measured(11.0, 12.0, 13.0)
+    assert measure_cpu.captions_summary("cpu-int8", found, 40)["arrangement"]["by"] == "lanes"
 
 
 def test_the_plot_is_drawn_from_the_result_alone(tmp_path):
@@ -236,13 +372,14 @@ def test_the_plot_is_drawn_from_the_result_alone(tmp_path):
 
 
 def test_the_documentation_has_what_was_measured():
-    root = BENCHMARKS.parent
-    files = report.cpu_files()
-    assert report.overviews(files) in (root / "docs" / "results.md").read_text()
-    for file in files:
-        result = json.loads(file.read_text())
+    found = pages.results()
+    for page, text in {"README.md": pages.highlights(found), "docs/results.md": pages.overviews(found)}.items():
+        page = (BENCHMARKS.parent / page).read_text()
+        assert found and pages.filled(page, text) == page
+    for name, result in found.items():
+        assert report.processor(result["hardware"]["instructions"]) == name.removeprefix("cpu-")
         assert not result["options"]["quick"] and result["options"]["repeats"] >= 5
-        assert file.with_suffix(".png").stat().st_size > 10_000
+        assert (BENCHMARKS / "results" / f"{name}.png").stat().st_size > 10_000
 
 
 def run_quick(out, shapes, engines, threads=1, *more):
@@ -266,8 +403,8 @@ def check(record):
 
 @pytest.mark.slow
 def test_a_quick_run_measures_every_cell_with_every_engine(tmp_path):
-    engines = ["transformers", "ctranslate2-int8", "cpu-int8"]
-    result, output = run_quick(tmp_path / "quick.json", ["seq2seq"], engines)
+    engines, files = ["transformers", "ctranslate2-int8", "cpu-int8", "cpu-latency"], ["--files", tmp_path / "files"]
+    result, output = run_quick(tmp_path / "quick.json", ["seq2seq"], engines, 1, *files)
     assert result["options"] == {"threads": 1, "repeats": 3, "quick": True}
     assert result["environment"]["OMP_NUM_THREADS"] == "1"
     assert result["hardware"].keys() == {"cpu", "cores", "instructions", "l3_bytes", "memory_bytes"}
@@ -279,10 +416,13 @@ def test_a_quick_run_measures_every_cell_with_every_engine(tmp_path):
             assert record["missing"] == "not installed"
         else:
             check(record)
-    (bandwidth,) = result["bandwidth"]
-    assert bandwidth["engine"] == "cpu-int8" and bandwidth["share"] > 0 and bandwidth["bytes_per_step"] > 10_000
+    assert [found["engine"] for found in result["bandwidth"]] == ["cpu-int8", "cpu-latency"]
+    assert all(found["share"] > 0 and found["bytes_per_step"] > 10_000 for found in result["bandwidth"])
     assert result["exports"]["seq2seq"]["cpu-int8"].keys() == {"seconds", "bytes"}
+    assert result["exports"]["seq2seq"]["cpu-latency"]["choices"].keys() == {"steps", "sequences"}
     assert "| transformers, eager |" in output and "| ours, cpu int8 |" in output
+    assert (tmp_path / "files/quick/seq2seq/cpu-latency/manifest.json").is_file()
+    assert run_quick(tmp_path / "quick.json", ["seq2seq"], engines, 1, *files, "--resume") == (result, output)
 
 
 @pytest.mark.slow
@@ -296,7 +436,7 @@ def test_a_quick_run_of_the_other_shapes(tmp_path):
         if "missing" not in record:
             check(record)
     assert {record["shape"] for record in result["cells"] if "missing" not in record} == set(shapes)
-    assert {record.get("missing") for record in result["cells"]} == {None, "left out: growth is measured for six engines"}
+    assert {record.get("missing") for record in result["cells"]} == {None, "left out: growth is measured for fewer engines"}
     assert "**GPT-2, greedy, new tokens/s**" in output and "**BERT, sequences/s**" in output
 
 

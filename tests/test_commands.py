@@ -31,6 +31,7 @@ BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
 
 PARSED = {  # what is only parsed, and why
     "python benchmarks/speed.py": "an hour; test_benchmarks.py runs it with --quick",
+    "python benchmarks/speed.py --resume": "the same",
     "python benchmarks/speed.py --device cuda": "a GPU; test_benchmarks_cuda.py runs it with --quick",
     "python benchmarks/training_speed.py --data DIR": "some minutes and Multi30k; test_benchmarks.py runs it on less text",
     "python benchmarks/lookup.py --data DIR --models MODELS": "minutes of training; see the line below",
@@ -51,8 +52,9 @@ PARSED = {  # what is only parsed, and why
     "sbatch --nodes 4 slurm.sh RECIPE --data DIR --output OUT": "several machines; test_distributed.py has stand-ins for them",
 }
 BENCHMARKS_RUN = (  # to the end
+    "python benchmarks/speed_pages.py",
     "python benchmarks/report.py FILE",
-    "python benchmarks/report.py benchmarks/results/cpu.json",
+    "python benchmarks/report.py benchmarks/results/cpu-avx2.json",
     "python benchmarks/training_gpu.py --data SOURCE TARGET",
     "python benchmarks/training_gpu.py --data TRAIN.en TRAIN.de",
     "python benchmarks/linear_baseline.py --data DATA",
@@ -157,6 +159,9 @@ def repository(tmp_path_factory):
     changes = {"data.directory": "multi30k", **standins.small(read_recipe("multi30k-en-de-cased"))}
     recipe = read_recipe("multi30k-en-de-cased", changes)
     (folder / "DATA").mkdir()
+    (folder / "docs").mkdir()
+    for page in ("README.md", "docs/results.md"):
+        shutil.copy(ROOT / page, folder / page)
     standins.write_text(recipe, folder / "DATA" / "multi30k")
     tokenised = read_recipe("multi30k-en-de", changes)
     standins.write_text(tokenised, folder / "DATA" / "multi30k")
@@ -168,7 +173,11 @@ def repository(tmp_path_factory):
         train(questions, folder / "model_cards" / "classifier")
     with open(folder / "model_cards" / "card" / "README.md", "a") as file:
         file.write("\n## Outside its domain\n\n| text | translation |\n|---|---|\n| `A MAN` | |\n")
-    for name, target in {"CARD": "model_cards/card", "DIR": "DATA/multi30k", "FILE": "benchmarks/results/cpu.json"}.items():
+    for name, target in {
+        "CARD": "model_cards/card",
+        "DIR": "DATA/multi30k",
+        "FILE": "benchmarks/results/cpu-avx2.json",
+    }.items():
         (folder / name).symlink_to(folder / target)
     for name in ("SOURCE", "TARGET", "TRAIN.en", "TRAIN.de"):
         (folder / name).write_text("a line\n")

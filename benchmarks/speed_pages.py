@@ -1,0 +1,93 @@
+"""The speeds in README.md and docs/results.md, from the results of all processors: `python benchmarks/speed_pages.py` writes
+them there, between the comments that name this file."""
+
+import json
+import re
+from pathlib import Path
+
+import report
+
+ROOT = Path(__file__).parents[1]
+URL = "https://github.com/vanilla-transformer/vanilla-transformer"
+MARKS = "<!-- benchmarks/speed_pages.py -->", "<!-- /benchmarks/speed_pages.py -->"
+# (shape, beams, batch): what the page at the front says of it
+HIGHLIGHTS = {
+    ("seq2seq", 4, 1): "base seq2seq, beam 4, batch 1, tokens per second",
+    ("gpt2", 1, 1): "GPT-2 small, greedy, batch 1, tokens per second",
+    ("bert", 1, 8): "BERT base, batch 8, sequences per second",
+}
+PROGRAMS = ("CTranslate2", "OpenVINO", "llama.cpp", "transformers")
+PACKAGES = ("torch", "transformers", "onnxruntime", "ctranslate2", "openvino")
+
+
+def results(folder: Path = report.RESULTS) -> dict[str, dict]:
+    """Those of each processor that there are, by the name of the file."""
+    return {file.stem: json.loads(file.read_text()) for file in sorted(folder.glob("cpu-*.json"))}
+
+
+def highlights(found: dict[str, dict]) -> str:
+    """The table of README.md: our fastest export, and the fastest engine of each program."""
+    rows = []
+    for key, what in HIGHLIGHTS.items():
+        for result in found.values():
+            shape, beams, batch = key
+            records = [record for record in report.records(result, shape, beams) if record["batch"] == batch]
+            measured = {record["engine"]: record for record in records if "per_second" in record}
+            ours = said(measured, [name for name in measured if name.startswith("cpu-")])
+            others = [
+                said(measured, [name for name in measured if report.LABELS[name].startswith(program)]) for program in PROGRAMS
+            ]
+            rows.append([what, kind(result), ours, "; ".join(filter(None, others))])
+    return report.table(["2 CPU threads", "processor", "ours", "to compare"], rows)
+
+
+def said(measured: dict, names: list[str]) -> str:
+    """The speed and the name of the fastest."""
+    best = report.fastest(measured, names)
+    return f"{report.number(best['per_second'])} {report.LABELS[best['engine']].removeprefix('ours, cpu ')}" if best else ""
+
+
+def overviews(found: dict[str, dict]) -> str:
+    """The tables of docs/results.md, each below its processor, and where the rest is."""
+    return "\n\n".join(overview(name, result) for name, result in found.items())
+
+
+def overview(name: str, result: dict) -> str:
+    versions = {package: result["versions"].get(package, "not installed") for package in PACKAGES}
+    packages = ", ".join(f"{package} {version}" for package, version in versions.items() if version != "not installed")
+    arranged = any("arrangement" in record for record in result["cells"])
+    threads = "in its fastest arrangement of threads" if arranged else "with all threads"
+    setting = f"{kind(result)}: {result['options']['threads']} threads, {report.machine(result)}, each engine {threads}."
+    parts = [
+        f"{setting}\n{packages}.",
+        report.overview(result),
+        f"[benchmarks/results/{name}.json][{name}.json] is that run.",
+        f"![The same, with slowest and fastest rounds][{name}.png]",
+        f"[{name}.json]: {URL}/blob/main/benchmarks/results/{name}.json\n"
+        f"[{name}.png]: {URL}/raw/main/benchmarks/results/{name}.png",
+    ]
+    return "\n\n".join(parts)
+
+
+def kind(result: dict) -> str:
+    return report.processor(result["hardware"]["instructions"]).upper()
+
+
+def filled(page: str, text: str) -> str:
+    """`page` with `text` between the marks. ValueError where it does not have them once."""
+    begin, end = map(re.escape, MARKS)
+    changed, count = re.subn(f"{begin}.*?{end}", lambda _: f"{MARKS[0]}\n\n{text}\n\n{MARKS[1]}", page, flags=re.DOTALL)
+    if count != 1:
+        raise ValueError(f"the page has {MARKS[0]} with its end {count} times, expected once")
+    return changed
+
+
+def main(root: Path = ROOT) -> None:
+    found = results(root / "benchmarks/results")
+    for page, text in {"README.md": highlights(found), "docs/results.md": overviews(found)}.items():
+        (root / page).write_text(filled((root / page).read_text(), text))
+        print(f"{page}: {', '.join(found)}")
+
+
+if __name__ == "__main__":
+    main()
