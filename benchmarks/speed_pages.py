@@ -26,19 +26,20 @@ def results(folder: Path = report.RESULTS) -> dict[str, dict]:
 
 
 def highlights(found: dict[str, dict]) -> str:
-    """The table of README.md: our fastest export, and the fastest engine of each program."""
-    rows = []
-    for key, what in HIGHLIGHTS.items():
-        for result in found.values():
-            shape, beams, batch = key
-            records = [record for record in report.records(result, shape, beams) if record["batch"] == batch]
-            measured = {record["engine"]: record for record in records if "per_second" in record}
-            ours = said(measured, [name for name in measured if name.startswith("cpu-")])
-            others = [
-                said(measured, [name for name in measured if report.LABELS[name].startswith(program)]) for program in PROGRAMS
-            ]
-            rows.append([what, kind(result), ours, "; ".join(filter(None, others))])
-    return report.table(["2 CPU threads", "processor", "ours", "to compare"], rows)
+    """The table of README.md: of each processor our fastest export, and the fastest engine of each program."""
+    names = [name for result in found.values() for name in (f"ours, {kind(result)}", "to compare")]
+    rows = [[what, *(cell for result in found.values() for cell in compared(result, key))] for key, what in HIGHLIGHTS.items()]
+    return report.table(["2 CPU threads", *names], rows)
+
+
+def compared(result: dict, key: tuple[str, int, int]) -> tuple[str, str]:
+    """Ours and the others, of a cell of `HIGHLIGHTS`."""
+    shape, beams, batch = key
+    records = [record for record in report.records(result, shape, beams) if record["batch"] == batch]
+    measured = {record["engine"]: record for record in records if "per_second" in record}
+    ours = said(measured, [name for name in measured if name.startswith("cpu-")])
+    others = [said(measured, [name for name in measured if report.LABELS[name].startswith(program)]) for program in PROGRAMS]
+    return ours, "; ".join(filter(None, others))
 
 
 def said(measured: dict, names: list[str]) -> str:
@@ -76,7 +77,7 @@ def kind(result: dict) -> str:
 def filled(page: str, text: str) -> str:
     """`page` with `text` between the marks. ValueError where it does not have them once."""
     begin, end = map(re.escape, MARKS)
-    changed, count = re.subn(f"{begin}.*?{end}", lambda _: f"{MARKS[0]}\n\n{text}\n\n{MARKS[1]}", page, flags=re.DOTALL)
+    changed, count = re.subn(f"{begin}.*?{end}", lambda _: f"{MARKS[0]}\n{text}\n{MARKS[1]}", page, flags=re.DOTALL)
     if count != 1:
         raise ValueError(f"the page has {MARKS[0]} with its end {count} times, expected once")
     return changed

@@ -180,14 +180,17 @@ def test_results_of_several_processors_stand_below_their_names(tmp_path):
 def test_the_front_page_has_the_fastest_of_each_program(tmp_path):
     times = {"cpu-int4": 0.25, "cpu-int8": 0.5, "transformers": 4.0, "transformers-compile": 2.0, "openvino-fp32": 1.0}
     cells = [cell(engine, 1, (each, each, each), 100, shape="gpt2") for engine, each in times.items()]
-    [line] = lines_of(pages.highlights({"cpu-avx2": {**RESULT, "cells": cells}}), pages.HIGHLIGHTS["gpt2", 1, 1])
-    assert line[1:] == ["AVX2", "40 int4", "10 OpenVINO fp32; 5 transformers, torch.compile"]
+    vnni = {**RESULT, "cells": cells[:1], "hardware": {**RESULT["hardware"], "instructions": ["avx512_vnni"]}}
+    table = pages.highlights({"cpu-avx2": {**RESULT, "cells": cells}, "cpu-vnni": vnni})
+    assert "| ours, AVX2 | to compare | ours, VNNI | to compare |" in table
+    [line] = lines_of(table, pages.HIGHLIGHTS["gpt2", 1, 1])
+    assert line[1:] == ["40 int4", "10 OpenVINO fp32; 5 transformers, torch.compile", "40 int4"]
 
 
 def test_a_page_is_filled_between_its_marks():
     begin, end = pages.MARKS
     page = f"before\n{begin}\nold\n{end}\nafter\n"
-    assert pages.filled(page, "new \\1") == f"before\n{begin}\n\nnew \\1\n\n{end}\nafter\n"
+    assert pages.filled(page, "new \\1") == f"before\n{begin}\nnew \\1\n{end}\nafter\n"
     for wrong in ("no marks", 2 * page, page.replace(end, "")):
         with pytest.raises(ValueError, match="expected once"):
             pages.filled(wrong, "new")

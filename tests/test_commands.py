@@ -34,7 +34,6 @@ PARSED = {  # what is only parsed, and why
     "python benchmarks/speed.py --resume": "the same",
     "python benchmarks/speed.py --device cuda": "a GPU; test_benchmarks_cuda.py runs it with --quick",
     "python benchmarks/training_speed.py --data DIR": "some minutes and Multi30k; test_benchmarks.py runs it on less text",
-    "python benchmarks/lookup.py --data DIR --models MODELS": "minutes of training; see the line below",
     "python benchmarks/lookup.py --data DIR": "minutes of training; test_lookup_benchmark.py runs it on less text",
     "python benchmarks/one_graph.py": "some minutes; test_benchmarks.py runs it with --quick",
     "python benchmarks/tuned.py": "some minutes; test_tuning.py runs it with --quick",

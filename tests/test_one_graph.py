@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
@@ -11,6 +12,7 @@ from checkpoints import EOS, PAD, START, VOCABULARY, build, edit_json
 
 from vanilla_transformer_export import Runtime, cli, export, verify
 from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.targets.cpu.generation import grow_caches
 
 BEAMS = dict(num_beams=3, length_penalty=0.7, early_stopping=False)
 BEFORE_1 = np.nextafter(np.float32(1), np.float32(0))
@@ -474,3 +476,14 @@ def test_learned_positions_end_the_sequences(tmp_path):
     one = Generator(tmp_path / "one", None, "greedy")
     ids, mask = source(2)
     assert one.run(ids, mask, max_new_tokens=50)[0].shape == (2, 11)
+
+
+def test_how_many_inputs_there_are_is_read_of_the_mask_where_the_table_of_writers_is_gone():
+    """Which input the exporter reads it of is the exporter's choice: of the shipped translator it was the table."""
+    mask, table = ["batch_size", "source"], ["batch_size", "beams", "room"]
+    axes = {"encoder_attention_mask": mask, "cache_indirection": table, "num_beams": [1]}
+    inputs = {name: ir.val(name, ir.DataType.INT32, shape) for name, shape in axes.items()}
+    size = ir.node("Shape", [inputs["cache_indirection"]], {"start": 0, "end": 1})
+    graph = ir.Graph(list(inputs.values()), list(size.outputs), nodes=[size])
+    grow_caches(graph)
+    assert [value.name for value in graph.inputs] == ["encoder_attention_mask"] and size.inputs == (graph.inputs[0],)

@@ -54,9 +54,11 @@ def grow_caches(graph: ir.Graph) -> None:
             node.resize_inputs(8)
             for index, given in enumerate([query, key, value, None, None, bias, *past]):
                 node.replace_input_with(index, given)
-    unused = [value for value in graph.inputs if value.name in ("num_beams", "cache_indirection")]
-    for value in unused:
-        graph.inputs.remove(value)
+    inputs = {value.name: value for value in graph.inputs}
+    writers = inputs["cache_indirection"]  # whose first axis is that of the mask, which is all that may still be read of it
+    writers.replace_all_uses_with(inputs["encoder_attention_mask"])
+    graph.inputs.remove(writers)
+    graph.inputs.remove(inputs["num_beams"])
 
 
 class CpuDecoderStep:
