@@ -50,10 +50,11 @@ class Inputs:
         places = ops("Range", 0, ops("Squeeze", self.rows), 1)
         return ops("Gather", value, ops("Div", places, self.beams), axis=0)
 
-    def rows_of(self, ops: Ops, parents: ir.Value) -> ir.Value:
-        """Beams of each input (B, K) -> (B * K,), where they stand among all rows."""
+    def reordered(self, ops: Ops, states: list[ir.Value], parents: ir.Value) -> list[ir.Value]:
+        """Each of `states` (B * K, ...) with the rows of the beams (B, K) of their inputs."""
         first = self.ops("Mul", self.ops("Range", 0, self.ops("Squeeze", self.batch), 1), self.beams)
-        return ops("Reshape", ops("Add", parents, self.ops("Unsqueeze", first, [1])), [-1])
+        rows = ops("Reshape", ops("Add", parents, self.ops("Unsqueeze", first, [1])), [-1])
+        return [ops("Gather", state, rows, axis=0) for state in states]
 
     def known(self, ops: Ops, positions: ir.Value) -> ir.Value:
         """`positions` where the table has them: a row that has ended runs on beside longer ones."""

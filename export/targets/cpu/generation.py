@@ -40,8 +40,7 @@ class CpuSeq2SeqStep:
 
     def reorder(self, ops: Ops, states: list[ir.Value], parents: ir.Value, place: ir.Value) -> list[ir.Value]:
         """As `Step`."""
-        rows = self.inputs.rows_of(ops, parents)
-        return [ops("Gather", state, rows, axis=0) for state in states]
+        return self.inputs.reordered(ops, states, parents)
 
 
 def grow_caches(graph: ir.Graph) -> None:
@@ -105,8 +104,7 @@ class CpuDecoderStep:
 
     def reorder(self, ops: Ops, states: list[ir.Value], parents: ir.Value, place: ir.Value) -> list[ir.Value]:
         """As `Step`."""
-        rows = self.inputs.rows_of(ops, parents)
-        return [ops("Gather", state, rows, axis=0) for state in states]
+        return self.inputs.reordered(ops, states, parents)
 
 
 def padded_on_the_right(ops: Ops, ids: ir.Value, lengths: ir.Value) -> ir.Value:

@@ -54,8 +54,7 @@ class PortableSeq2SeqStep:
 
     def reorder(self, ops: Ops, states: list[ir.Value], parents: ir.Value, place: ir.Value) -> list[ir.Value]:
         """As `Step`."""
-        rows = self.inputs.rows_of(ops, parents)
-        return [ops("Gather", state, rows, axis=0) for state in states]
+        return self.inputs.reordered(ops, states, parents)
 
 
 class PortableDecoderStep:
@@ -97,5 +96,4 @@ class PortableDecoderStep:
     def reorder(self, ops: Ops, states: list[ir.Value], parents: ir.Value, place: ir.Value) -> list[ir.Value]:
         """As `Step`; beams of one input have the same mask."""
         mask, *caches = states
-        rows = self.inputs.rows_of(ops, parents)
-        return [mask, *(ops("Gather", cache, rows, axis=0) for cache in caches)]
+        return [mask, *self.inputs.reordered(ops, caches, parents)]
