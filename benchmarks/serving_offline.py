@@ -1,6 +1,6 @@
 """Without HTTP, from token ids to tokens: our engine with all captions in its queue, the longest first, the runtime with all in
 one call, which it runs in lanes, its whole batches sorted by length, and CTranslate2, each at several settings in a process of
-its own. After a first round the best two of each kind go on, in turns."""
+its own. After a round that warms them up and another, the best two of each kind go on, in turns."""
 
 import asyncio
 import gzip
@@ -167,6 +167,8 @@ def compare(run, model, dtype, ids) -> dict:
         for setting in settings
     }
     seconds, tokens = {key: [] for key in chosen}, {}
+    for process in chosen.values():
+        process.submit(one_round, ids).result()  # in the first one an engine touches its slots
     for repeat in range(run.repeats + 1):
         for key, process in list(chosen.items()):
             took, tokens[key] = process.submit(one_round, ids).result()
@@ -175,7 +177,6 @@ def compare(run, model, dtype, ids) -> dict:
             best = finalists(seconds)
             for key in set(chosen) - best:
                 chosen.pop(key).shutdown()
-            seconds |= {key: [] for key in best}  # the first round warmed them up
     for process in chosen.values():
         process.shutdown()
     expected = tokens[min((key for key in seconds if key[0] == "runtime"), key=lambda key: np.median(seconds[key]))]

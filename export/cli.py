@@ -4,6 +4,7 @@ imports what it needs when it runs."""
 import argparse
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -34,6 +35,12 @@ PROGRAM = "vanilla-transformer"
 CHECKPOINT = "checkpoint directory or Hub id"
 DEVICES = ("cpu", "cuda", "tensorrt")
 ATTENTION_KINDS = ("encoder", "decoder", "cross")
+# Of a path, by what the operating system says of it.
+EXPECTED = {
+    errno.ENOENT: "expected it to exist",
+    errno.EISDIR: "expected a file",
+    errno.ENOTDIR: "expected a directory",
+}
 
 
 class Verb(NamedTuple):
@@ -751,9 +758,17 @@ def one_line(text: object) -> str:
     return " ".join(str(text).split())
 
 
+def words_of(error: object) -> object:
+    """`error`, in words that say what was expected where the operating system only says what is wrong with a path."""
+    if not isinstance(error, OSError) or error.filename is None:
+        return error
+    expected = EXPECTED.get(error.errno or 0)
+    return error if expected is None else f"{os.fspath(error.filename)!r}: {error.strerror}, {expected}"
+
+
 def fail(error: object, code: int = 1) -> NoReturn:
     """Ends the process with one line."""
-    line = f"{PROGRAM}: {one_line(error)}"
+    line = f"{PROGRAM}: {one_line(words_of(error))}"
     if code == 1:
         sys.exit(line)
     print(line, file=sys.stderr)

@@ -124,9 +124,9 @@ class Tuning:
 
 def check_fields(path: str | os.PathLike, fields: dict[str, Any]) -> None:
     """Raises ValueError unless `fields` are those of a `Tuning`."""
-    expected = {"goal": str, "processor": str, "onnxruntime": str, "threads": int, "choices": dict}
-    if {name: type(value) for name, value in fields.items()} != expected:
-        raise ValueError(f"{path} has the fields {', '.join(fields)}, expected {', '.join(expected)}: tune again")
+    expected = {"goal": "str", "processor": "str", "onnxruntime": "str", "threads": "int", "choices": "dict"}
+    if (found := {name: type(value).__name__ for name, value in fields.items()}) != expected:
+        raise ValueError(f"{path} has fields of the types {found}, expected {expected}: tune again")
     if fields["goal"] not in GOALS:
         raise ValueError(f"{path} has the goal {fields['goal']!r:.100}, expected one of {', '.join(GOALS)}: tune again")
     choices = fields["choices"]

@@ -695,6 +695,21 @@ def test_a_full_disk_is_one_line_whoever_finds_it(tmp_path, monkeypatch, error):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "place, opened, said",
+    [
+        ("none", open, "No such file or directory, expected it to exist"),
+        ("", open, "Is a directory, expected a file"),
+        ("file", os.listdir, "Not a directory, expected a directory"),
+    ],
+)
+def test_what_is_wrong_with_a_path_is_one_line_with_what_was_expected(tmp_path, monkeypatch, place, opened, said):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(averaging, "averaged", lambda _: opened(tmp_path / place))
+    found = error_of("average", "one", "--output", tmp_path / "out")
+    assert found == f"vanilla-transformer: {str(tmp_path / place)!r}: {said}"
+
+
 @pytest.mark.parametrize("error", [KeyError("name"), RuntimeError("a mistake"), AssertionError()])
 def test_a_mistake_of_ours_keeps_its_traceback(tmp_path, monkeypatch, error):
     def mistaken(_):

@@ -16,7 +16,7 @@ from .batch import Batch, Room, SlotBatch, slot_bytes
 from .jobs import Event, Generated, Job
 from .queue import Queue, Ticket
 from .refusals import TooLong, draining
-from .sizing import rows_of_lane
+from .sizing import Arrangement, rows_of_lane
 
 if TYPE_CHECKING:
     from ..runtime.runtime import Runtime
@@ -96,10 +96,7 @@ class Engine:
 
     def describe(self) -> str:
         """In one line, for who starts it."""
-        lanes = f"{len(self.lanes)} lanes" if len(self.lanes) > 1 else "1 lane"
-        threads = (
-            f"{lanes} of {self.runtime.threads} thread{'s' if self.runtime.threads > 1 else ''}, {self.room.rows} rows each"
-        )
+        threads = f"{Arrangement(len(self.lanes), self.runtime.threads)}, {self.room.rows} rows each"
         if self.runtime.step is None:
             return f"whole batches grouped by length (the export has no step for continuous batching), {threads}"
         size = len(self.lanes) * self.room.rows * slot_bytes(self.runtime, self.room) / 1e6

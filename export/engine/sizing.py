@@ -25,6 +25,9 @@ class Arrangement:
     lanes: int
     threads: int
 
+    def __str__(self) -> str:
+        return f"{self.lanes} lane{'s' * (self.lanes > 1)} of {self.threads} thread{'s' * (self.threads > 1)}"
+
 
 def cost_of_token(config: dict) -> float:
     """Multiplications by weights for one more token that is generated or read, by the model's config.json."""

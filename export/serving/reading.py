@@ -22,6 +22,7 @@ import numpy as np
 
 from ..engine.engine import EngineEvents, NoEvents
 from ..engine.refusals import TooLong, draining, overloaded
+from ..engine.sizing import Arrangement
 from ..runtime.inputs import check_inputs
 from ..runtime.runtime import MAX_TOKENS, Runtime
 from ..targets.sequences import pair
@@ -233,9 +234,8 @@ class Reader:
 
     def describe(self) -> str:
         """In one line, for who starts it."""
-        lanes = f"{len(self.lanes)} lanes" if len(self.lanes) > 1 else "1 lane"
         alone = "" if self.most_rows > 1 else " one row at a time (its rows depend on each other: export again),"
-        return f"dynamic batches,{alone} {lanes} of {self.runtime.threads} threads"
+        return f"dynamic batches,{alone} {Arrangement(len(self.lanes), self.runtime.threads)}"
 
     @property
     def waiting(self) -> int:
