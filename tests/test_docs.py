@@ -2,9 +2,12 @@
 
 import ast
 import dataclasses
+import os
 import re
 import runpy
+import sys
 import tomllib
+from pathlib import Path
 
 import pages
 import pytest
@@ -52,6 +55,7 @@ def with_code(page):
 )
 def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")  # as in an active environment
     assert pages.run(page, tmp_path, lambda: capsys.readouterr().out)
 
 

@@ -178,8 +178,9 @@ def test_an_answer_appears_as_it_is_made_and_can_be_stopped(page):
                 const slow = new ReadableStream({
                     async pull(controller) {
                         if (count++ === 1) await new Promise((done, stop) => given[1].signal.addEventListener('abort', stop));
-                        const { value, done } = await reader.read();
-                        done ? controller.close() : controller.enqueue(value);
+                        const { value } = await reader.read();
+                        const end = value.findIndex((byte, place) => byte === 10 && value[place + 1] === 10) + 2;
+                        controller.enqueue(value.slice(0, end));  // one event: on a busy machine all may come together
                     },
                 });
                 return new Response(slow);
