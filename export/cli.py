@@ -763,7 +763,7 @@ def words_of(error: object) -> object:
     if not isinstance(error, OSError) or error.filename is None:
         return error
     expected = EXPECTED.get(error.errno or 0)
-    return error if expected is None else f"{os.fspath(error.filename)!r}: {error.strerror}, {expected}"
+    return error if expected is None else f"{str(error.filename)!r}: {error.strerror}, {expected}"
 
 
 def fail(error: object, code: int = 1) -> NoReturn:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import importlib.metadata
 import io
 import json
@@ -708,6 +709,11 @@ def test_what_is_wrong_with_a_path_is_one_line_with_what_was_expected(tmp_path, 
     monkeypatch.setattr(averaging, "averaged", lambda _: opened(tmp_path / place))
     found = error_of("average", "one", "--output", tmp_path / "out")
     assert found == f"vanilla-transformer: {str(tmp_path / place)!r}: {said}"
+
+
+def test_a_file_that_has_a_number_in_place_of_a_name_is_one_line_too():
+    found = cli.words_of(FileNotFoundError(errno.ENOENT, "No such file or directory", 7))
+    assert found == "'7': No such file or directory, expected it to exist"
 
 
 @pytest.mark.parametrize("error", [KeyError("name"), RuntimeError("a mistake"), AssertionError()])
