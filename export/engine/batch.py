@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import onnxruntime
 
 from ..runtime.decoder import next_input_name, position_bytes
 from ..runtime.inputs import bucket_by_length, pad_sequences
@@ -20,6 +19,8 @@ from .runs import Run
 from .sizing import chunk_length, sources_length
 
 if TYPE_CHECKING:
+    import onnxruntime
+
     from ..runtime.runtime import Runtime
 
 TOTALS = ("total_length", "total_source_length")  # inputs that are no axis of the rows
@@ -64,10 +65,12 @@ class Room:
 class Binding:
     """Inputs and outputs of a graph, bound once. What they are bound to must live as long."""
 
-    io: onnxruntime.IOBinding
-    values: list[onnxruntime.OrtValue] = field(default_factory=list)
+    io: "onnxruntime.IOBinding"
+    values: "list[onnxruntime.OrtValue]" = field(default_factory=list)
 
     def put(self, tensor: TensorSpec, array: np.ndarray, is_input: bool) -> None:
+        import onnxruntime
+
         value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
         self.values.append(value)
         bind = self.io.bind_ortvalue_input if is_input else self.io.bind_ortvalue_output
@@ -83,7 +86,7 @@ class SlotBatch:
         self.capacity = room.rows
         self.session = runtime.sessions[runtime.step]
         self.spec = runtime.specs[runtime.step]
-        self.encodes = "encoder" in runtime.sessions
+        self.encodes = "encoder" in runtime.specs
         self.chunk = chunk_length(runtime.config)
         self.sources_length = sources_length(runtime.config)
         caches = [tensor for tensor in self.spec.inputs if tensor.name.startswith("past_key_values")]

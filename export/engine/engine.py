@@ -72,7 +72,7 @@ class Engine:
     ):
         self.runtime = runtime
         self.events = events or NoEvents()
-        reads = "encoder" in runtime.sessions
+        reads = "encoder" in runtime.specs
         longest = min(runtime.config["max_position_embeddings"], MOST_LENGTH)
         self.room = Room(1, (max_source or longest) if reads else 0, max_length or longest)
         self.room = dataclasses.replace(self.room, rows=self.rows_of_lane(lanes, slots))

@@ -1,11 +1,14 @@
 """The likeliest tokens by a graph of onnxruntime: a log-softmax and a top-k, which take less than numpy's, on all threads."""
 
 import functools
+from typing import TYPE_CHECKING
 
 import numpy as np
-import onnxruntime
 
 from .session import FATAL
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 CHUNK = 1 << 19  # logits of one run, so that the log-softmax, of which little is kept, takes little memory
 FLOAT, INT64 = 1, 7  # the types of ONNX
@@ -30,8 +33,10 @@ def likeliest_tokens(logits: np.ndarray, count: int, threads: int) -> tuple[np.n
 
 
 @functools.cache
-def session(threads: int) -> onnxruntime.InferenceSession:
+def session(threads: int) -> "onnxruntime.InferenceSession":
     """Its threads do not wait awake: between two steps they would take the processors from those of the decoder."""
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.log_severity_level = FATAL
     options.intra_op_num_threads = threads

@@ -253,7 +253,7 @@ def generate_file(
             another number of prefixes than lines.
         UsageError: for an `output` that is an input, within the export or named .gz.
     """
-    if target_prefix is not None and "encoder" not in batches.runtime.runtime.sessions:
+    if target_prefix is not None and "encoder" not in batches.runtime.runtime.specs:
         raise UsageError("a target prefix is for seq2seq, and this export is a decoder: its prompt is what it goes on from")
     inputs = [path for path in (source, target_prefix) if path is not None]
     out = checked_output(output, inputs, batches.runtime.runtime.artifact.directory, force)

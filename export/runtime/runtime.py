@@ -16,14 +16,6 @@ import numpy as np
 
 from ..errors import UsageError
 from .artifact import Artifact, open_artifact
-
-try:
-    import onnxruntime  # noqa: F401
-except ImportError:
-    raise ImportError(
-        "onnxruntime is not installed: pip install 'vanilla-transformer[cpu]', or [gpu] for onnxruntime-gpu"
-    ) from None
-
 from ..engine.sizing import LEAST_ROWS, arrangement, lanes_of_many_rows
 from ..targets.registry import default_target, get_target, known_targets
 from ..targets.sequences import EXPORTABLE, READS_AT_END, token_inputs
@@ -50,8 +42,6 @@ from .processor import check_processor
 from .search import Search, start_search
 from .session import Session, Sessions
 
-require_onnxruntime()
-
 MAX_TOKENS = 256  # of one run of a graph that reads whole sequences, for each thread
 MAX_THREADS = 1024
 MOST_TOGETHER = 4096  # rows that it is worth to run in lanes at once: what is left at the end hardly matters any more
@@ -70,6 +60,7 @@ class Runtime:
         dtype: which of the export's weights, by default the first that it was made with.
         continuous: opens the graph whose rows join and leave between two steps instead of the decoder, if the export has one,
             see `step`; then `generate` and what follows from it raise ValueError.
+        loads: whether the graphs are loaded. Without, this checks inputs and options for another process, which runs them.
         lanes: batches beside each other, each with its share of `threads`, in which many rows run: one that has ended leaves,
             and the next one joins. By default as many as suit the model.
 
@@ -94,7 +85,10 @@ class Runtime:
         dtype: str | None = None,
         continuous: bool = False,
         lanes: int | None = None,
+        loads: bool = True,
     ):
+        if loads:
+            require_onnxruntime()
         if threads is not None and not (is_int64(threads) and 1 <= threads <= MAX_THREADS):
             raise UsageError(f"threads must be a whole number from 1 to {MAX_THREADS}, got {threads!r}")
         self.artifact: Artifact = open_artifact(directory)
@@ -133,7 +127,10 @@ class Runtime:
         # onnxruntime's own default is the host's cores, not the process's.
         self.threads = threads or processors()
         self.lanes = self._checked_lanes(lanes)
-        self._open(arena)
+        self.sessions: dict[str, Session] = {}
+        self.decoders: DecoderFactory | None = None
+        if loads:
+            self._open(arena)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -191,7 +188,6 @@ class Runtime:
             self.sessions = self._sessions.open()
         finally:  # before an error that only follows from other weights
             self.artifact.check_unchanged()
-        self.decoders: DecoderFactory | None = None
         if "decoder" in self.specs and self.step is None:
             specs = self.specs | self._lookup_specs
             loaded = LoadedExport(self.config, specs, self.sessions, self._make_session, self.device, self.encode_source)
@@ -273,7 +269,7 @@ class Runtime:
 
     def feeds(self, given: dict[str, Any]) -> dict[str, np.ndarray]:
         """What the encoder graph takes, by name, of what was `given` to `outputs`. Raises as that."""
-        if "encoder" not in self.sessions:
+        if "encoder" not in self.specs:
             raise ValueError(f"{self.architecture} has no encoder: use generate")
         spec = self.specs["encoder"]
         if "token_type_ids" not in {tensor.name for tensor in spec.inputs} and not np.any(given.get("token_type_ids")):
@@ -430,7 +426,7 @@ class Runtime:
         ids, mask = self._prompts(input_ids, attention_mask, options)
         if not mask.any(axis=1).all():
             raise ValueError(f"row {int(mask.any(axis=1).argmin())} has no tokens, expected at least one in every row")
-        if "encoder" in self.sessions:
+        if "encoder" in self.specs:
             return self._seq2seq_request(ids, mask, decoder_input_ids, options, is_scored)
         if decoder_input_ids is not None:
             raise ValueError(f"{self.architecture} takes no decoder_input_ids: its prompt is input_ids")

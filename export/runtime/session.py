@@ -5,12 +5,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import onnxruntime
 
 from ..targets.spec import GraphSpec
 from .devices import require_running
+
+if TYPE_CHECKING:  # a process that only asks another one for answers has no use for it
+    import onnxruntime
 
 FATAL = 4  # among onnxruntime's levels of a log
 # How long idle threads wait awake for work: longer than from one step to the next, and shorter than what onnxruntime does, tens
@@ -28,7 +31,9 @@ class Session:
         ValueError: if onnxruntime cannot load it.
     """
 
-    def __init__(self, graph: str | bytes, options: onnxruntime.SessionOptions, providers: list, path: Path):
+    def __init__(self, graph: str | bytes, options: "onnxruntime.SessionOptions", providers: list, path: Path):
+        import onnxruntime
+
         self.path = path
         options.log_severity_level = FATAL
         try:  # a provider that fails is an error, and not replaced by another one
@@ -44,17 +49,19 @@ class Session:
             shapes = {name: feeds[name].shape for name in feeds if name.endswith("input_ids")}
             raise self.explained(error, "run", f" with {shapes}") from None
 
-    def run_bound(self, binding: onnxruntime.IOBinding, options: onnxruntime.RunOptions | None = None) -> None:
+    def run_bound(self, binding: "onnxruntime.IOBinding", options: "onnxruntime.RunOptions | None" = None) -> None:
         """As `run`, with inputs and outputs as `io_binding` has them."""
         try:
             self.inner.run_with_iobinding(binding, options)
         except Exception as error:
             raise self.explained(error, "run") from None
 
-    def io_binding(self) -> onnxruntime.IOBinding:
+    def io_binding(self) -> "onnxruntime.IOBinding":
         return self.inner.io_binding()
 
     def explained(self, error: Exception, what: str, given: str = "") -> ValueError:
+        import onnxruntime
+
         reason = " ".join(str(error).split())
         return ValueError(f"onnxruntime {onnxruntime.__version__} cannot {what} {self.path}{given}: {reason}")
 
@@ -93,6 +100,8 @@ class Sessions:
             ValueError: if onnxruntime cannot load the graph, or it does not fit its spec.
             OSError: if a provider does not run.
         """
+        import onnxruntime
+
         options = onnxruntime.SessionOptions()
         options.enable_cpu_mem_arena = self.arena
         for axis, size in (sizes or {}).items():
@@ -108,7 +117,7 @@ class Sessions:
         return session
 
 
-def check_graph(session: onnxruntime.InferenceSession, spec: GraphSpec, path: Path) -> None:
+def check_graph(session: "onnxruntime.InferenceSession", spec: GraphSpec, path: Path) -> None:
     """Raises ValueError if the graph takes or returns anything but what `spec`, which follows from config.json, says."""
     for values, expected in ((session.get_inputs(), spec.inputs), (session.get_outputs(), spec.outputs)):
         by_name = {value.name: value for value in values}

@@ -154,7 +154,7 @@ class TextRuntime:
                 scores[chosen] = found.reshape(-1, copies)
             else:
                 outputs = self.runtime.generate(ids, mask, **given)
-            start = ids.shape[1] if "encoder" not in self.runtime.sessions else 1
+            start = ids.shape[1] if "encoder" not in self.runtime.specs else 1
             for row, own in zip(chosen, outputs[:, start:].reshape(len(chosen), copies, -1).tolist()):
                 tokens[row] = own
         return [each for own in tokens for each in own], scores.ravel()
@@ -226,7 +226,7 @@ class TextRuntime:
         if src_lang is not None:
             return self.languages.rows([encoding.ids for encoding in self.encodings(texts, special_tokens=False)], src_lang)
         encodings = self.encodings(texts, special_tokens=True)
-        return [encoding.ids if "encoder" in self.runtime.sessions else prompt(encoding) for encoding in encodings]
+        return [encoding.ids if "encoder" in self.runtime.specs else prompt(encoding) for encoding in encodings]
 
     def encodings(self, texts: list[str], special_tokens: bool) -> Iterator[Encoding]:
         """As `encode`, a few at a time: each takes hundreds of times the memory of its text."""
@@ -237,7 +237,7 @@ class TextRuntime:
         """The tokens of each of `count` prefixes, all empty without `texts`."""
         if texts is None or not any(texts):
             return [[]] * count
-        if "encoder" not in self.runtime.sessions:
+        if "encoder" not in self.runtime.specs:
             raise ValueError("a target_prefix is for seq2seq: this export is a decoder, whose prompt is what it goes on from")
         if not isinstance(texts, list | tuple) or len(texts) != count or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"target_prefix must be a list of {count} strings, as texts, got {reprlib.repr(texts)}")
