@@ -1,12 +1,11 @@
-"""What generates: a queue of jobs, and lanes that take them from there."""
+"""What generates: it checks what is asked, and gives it to lanes."""
 
 import asyncio
 import contextlib
 import dataclasses
 import threading
-import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,8 +13,9 @@ from ..errors import UsageError
 from ..runtime.options import Options
 from .batch import Batch, Room, SlotBatch, slot_bytes
 from .jobs import Event, Generated, Job
+from .lanes import EngineEvents, Lanes, NoEvents, ThreadLanes
 from .queue import Queue, Ticket
-from .refusals import TooLong, draining
+from .refusals import TooLong
 from .sizing import Arrangement, rows_of_lane
 
 if TYPE_CHECKING:
@@ -23,26 +23,6 @@ if TYPE_CHECKING:
 
 MOST_KNOWN = 1024  # different options whose check is remembered
 MOST_LENGTH = 512  # tokens that a slot holds where nothing else is said
-
-
-class EngineEvents(Protocol):
-    """What is counted; called by lanes, so it must be quick and may be called by several at once."""
-
-    def joined(self, seconds_waited: float) -> None: ...
-
-    def first_token(self, seconds: float) -> None: ...
-
-    def stepped(self, rows: int, tokens: int) -> None: ...
-
-
-class NoEvents:
-    """Counts nothing."""
-
-    def joined(self, seconds_waited: float) -> None: ...
-
-    def first_token(self, seconds: float) -> None: ...
-
-    def stepped(self, rows: int, tokens: int) -> None: ...
 
 
 class Engine:
@@ -55,6 +35,7 @@ class Engine:
         max_source, max_length: tokens that are read of a source, and of a prompt with its new tokens, at most; by default the
             model's positions, and no more than 512.
         queue: rows that may wait.
+        elsewhere: what runs the lanes, as those of another process, instead of threads of this one, which needs no graphs then.
 
     Raises:
         UsageError: for fewer slots than lanes.
@@ -69,15 +50,15 @@ class Engine:
         max_length: int | None = None,
         queue: int = 256,
         events: EngineEvents | None = None,
+        elsewhere: Lanes | None = None,
     ):
         self.runtime = runtime
-        self.events = events or NoEvents()
+        self.arrangement = Arrangement(lanes, runtime.threads)
         reads = "encoder" in runtime.specs
         longest = min(runtime.config["max_position_embeddings"], MOST_LENGTH)
         self.room = Room(1, (max_source or longest) if reads else 0, max_length or longest)
         self.room = dataclasses.replace(self.room, rows=self.rows_of_lane(lanes, slots))
-        self.queue = Queue(queue)
-        self.lanes = [Lane(self.queue, self.batch(), self.events) for _ in range(lanes)]
+        self.lanes = elsewhere or self.threads(queue, events or NoEvents())
         self._known: dict[tuple, tuple[Options, list[int]]] = {}
 
     def rows_of_lane(self, lanes: int, slots: int | None) -> int:
@@ -86,6 +67,9 @@ class Engine:
         if slots < lanes:
             raise UsageError(f"{slots} slots are fewer than {lanes} lanes, expected at least one for each")
         return slots // lanes
+
+    def threads(self, queue: int, events: EngineEvents) -> ThreadLanes:
+        return ThreadLanes(Queue(queue), [self.batch() for _ in range(self.arrangement.lanes)], events)
 
     def batch(self) -> Batch:
         if self.runtime.step is not None:
@@ -96,10 +80,10 @@ class Engine:
 
     def describe(self) -> str:
         """In one line, for who starts it."""
-        threads = f"{Arrangement(len(self.lanes), self.runtime.threads)}, {self.room.rows} rows each"
+        threads = f"{self.arrangement}, {self.room.rows} rows each"
         if self.runtime.step is None:
             return f"whole batches grouped by length (the export has no step for continuous batching), {threads}"
-        size = len(self.lanes) * self.room.rows * slot_bytes(self.runtime, self.room) / 1e6
+        size = self.arrangement.lanes * self.room.rows * slot_bytes(self.runtime, self.room) / 1e6
         source = f"{self.room.source} source tokens and " if self.room.source else ""
         return f"continuous batching, {threads} of {source}{self.room.length} tokens, {size:.0f} MB of slots"
 
@@ -175,18 +159,17 @@ class Engine:
     @property
     def waiting(self) -> int:
         """Rows in the queue."""
-        return self.queue.rows
+        return self.lanes.waiting
 
     @property
     def running(self) -> int:
         """Rows of all lanes."""
-        return sum(len(run.slots) for lane in self.lanes for run in list(lane.batch.running))
+        return self.lanes.running
 
     # ------------------------------------------------------------------------------------------------------------- requests
 
     def start(self) -> "Engine":
-        for lane in self.lanes:
-            lane.thread.start()
+        self.lanes.start()
         return self
 
     async def answers(self, jobs: Sequence[Job]) -> list[list[Generated]]:
@@ -206,7 +189,7 @@ class Engine:
         try:
             await future
         finally:
-            ticket.cancelled = True
+            self.lanes.cancel(ticket)
         if ticket.error is not None:
             raise ticket.error
         return ticket.answers
@@ -228,13 +211,13 @@ class Engine:
             if ticket.error is not None:
                 raise ticket.error
         finally:
-            ticket.cancelled = True
+            self.lanes.cancel(ticket)
 
     def put(self, ticket: Ticket, loop: asyncio.AbstractEventLoop | None = None) -> Ticket:
         """Into the queue. What receives it is called in `loop`, or by a lane."""
         if loop is not None:
             ticket.call = loop.call_soon_threadsafe
-        self.queue.put(ticket)
+        self.lanes.put(ticket)
         return ticket
 
     def generate(self, jobs: Sequence[Job], are_last: bool = False) -> list[list[Generated]]:
@@ -242,7 +225,7 @@ class Engine:
         done = threading.Event()
         ticket = self.put(Ticket(jobs, lambda events, is_over: done.set()))
         if are_last:
-            self.queue.close()
+            self.lanes.end()
         done.wait()
         if ticket.error is not None:
             raise ticket.error
@@ -251,86 +234,4 @@ class Engine:
     def close(self, seconds: float = 0.0) -> bool:
         """Takes nothing more in, finishes what it has, for so long at most; then what is left fails with a Refusal. Returns
         whether all was finished."""
-        self.queue.close()
-        until = time.monotonic() + seconds
-        for lane in self.lanes:
-            lane.thread.join(max(0.0, until - time.monotonic()))
-        finished = not any(lane.thread.is_alive() for lane in self.lanes)
-        for lane in self.lanes:
-            lane.gives_up = True
-        self.queue.wake()
-        for lane in self.lanes:
-            lane.thread.join()
-        return finished
-
-
-class Lane:
-    """Steps a batch in a thread of its own, as long as there are jobs."""
-
-    def __init__(self, queue: Queue, batch: Batch, events: EngineEvents):
-        self.thread = threading.Thread(target=self.run, name="lane", daemon=True)
-        self.queue = queue
-        self.batch = batch
-        self.events = events
-        self.gives_up = False
-        self.joined_at = 0.0
-
-    def run(self) -> None:
-        while (joining := self.queue.take(self.batch, self.joined_at)) is not None:
-            touched = {run.ticket for run in (*joining, *self.batch.running, *self.batch.unread)}
-            if self.gives_up:
-                for ticket in touched:
-                    ticket.fail(draining())
-            try:
-                self.drop()
-                self.begin([run for run in joining if not run.ticket.is_over])
-                rows = sum(len(run.slots) for run in self.batch.running)
-                self.batch.step()
-                self.events.stepped(rows, rows)
-            except Exception as error:  # what onnxruntime cannot do, as for want of memory
-                self.fail(error, joining)
-            self.end(touched)
-
-    def begin(self, joining: list) -> None:
-        now = time.perf_counter()
-        if joining:
-            self.joined_at = now
-        for run in joining:
-            self.events.joined(now - run.ticket.put_at)
-        self.batch.join(joining)
-
-    def drop(self) -> None:
-        """Runs whose request is over, as when its client has gone."""
-        for run in (*self.batch.running, *self.batch.unread):
-            if run.ticket.is_over:
-                self.batch.leave(run)
-
-    def fail(self, error: Exception, joining: list) -> None:
-        failure = error
-        if not isinstance(error, UsageError):  # which is for more than there is memory for
-            failure = RuntimeError(f"the engine failed: {error}")
-            failure.__cause__ = error
-        for run in (*joining, *self.batch.running, *self.batch.unread):
-            run.ticket.fail(failure)
-
-    def end(self, touched: set[Ticket]) -> None:
-        """Frees what has ended, and tells of it."""
-        now = time.perf_counter()
-        for run in list(self.batch.running):
-            if run.has_begun and not run.ticket.has_begun:
-                run.ticket.has_begun = True
-                self.events.first_token(now - run.ticket.put_at)
-            if run.finished or run.ticket.error is not None:
-                self.batch.leave(run)
-        news: dict[Callable[..., Any], list] = {}
-        for ticket in touched:
-            if ticket.changed:
-                news.setdefault(ticket.call, []).append((ticket.receive, ticket.news()))
-        for call, each in news.items():
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and who waited in it
-                call(tell_all, each)
-
-
-def tell_all(news: list[tuple[Callable, tuple]]) -> None:
-    for receive, each in news:
-        receive(*each)
+        return self.lanes.close(seconds)

@@ -35,6 +35,7 @@ class Ticket:
         self.events: list[Event] = []
         self.error: Exception | None = None
         self.cancelled = False
+        self.number = 0  # by which another process knows it
         self.put_at = 0.0
         self.has_begun = False
         self.waiting = deque(Run(job, self, place) for place, job in enumerate(jobs))
@@ -136,6 +137,13 @@ class Queue:
         if self.is_closed:
             return batch.room >= min(TOGETHER, self.rows, len(batch.running))
         return min(self.rows, batch.room) >= TOGETHER or waited >= WAIT * len(batch.running)
+
+    def cancel(self, ticket: Ticket) -> None:
+        """What of it waits does so no longer."""
+        ticket.cancelled = True
+        if ticket.waiting:
+            with self.changed:
+                self.forget_over()
 
     def forget_over(self) -> None:
         """Tickets that nobody waits for."""

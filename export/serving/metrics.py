@@ -59,6 +59,10 @@ class Metrics:
         joined, first, rows = (each.labels(model) for each in (self._queue, self._first, self._rows))
         return EngineMetrics(joined, first, rows, self._tokens.labels(model))
 
+    def watch_process(self, pid: int) -> None:
+        """Beside this one; the names of its measures begin with `engine_process_`."""
+        ProcessCollector("engine", pid=lambda: pid, registry=self.registry)
+
     def watch_rows(self, model: str, waiting: Callable[[], int], running: Callable[[], int]) -> None:
         """Asks the engine of `model` whenever the metrics are read."""
         self._waiting.labels(model).set_function(waiting)

@@ -13,6 +13,7 @@ from typing import Any
 import uvicorn
 import uvloop
 
+from ..engine.process import EngineProcess
 from .connections import Connections, files_for, taking_all
 from .logs import taking_over
 from .protocols import Protocol
@@ -31,11 +32,22 @@ def serve(exports: Sequence[str], settings: Settings, token: bytes | None, say: 
             models are loaded.
     """
     found = sources(exports, settings.languages)
-    with listening(settings.host, settings.port) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        server = Server(found, settings, token, say, PROTOCOLS)
-        runner.run(server.run(listener))
-        if server.gave_up:  # threads may be at work for them still, for which Python would wait
-            os._exit(0)
+    with listening(settings.host, settings.port) as listener, engine_process(found) as process:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            server = Server(found, settings, token, say, PROTOCOLS, process)
+            runner.run(server.run(listener))
+            if server.gave_up:  # threads may be at work for them still, for which Python would wait
+                os._exit(0)
+
+
+@contextlib.contextmanager
+def engine_process(found: Sequence[Source]) -> Iterator[EngineProcess | None]:
+    """For those of them that generate; `None` if none does."""
+    if not any(source.generates for source in found):
+        yield None
+        return
+    with contextlib.closing(EngineProcess()) as process:
+        yield process
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -61,14 +73,18 @@ class Server:
         token: bytes | None,
         say: Say,
         protocols: tuple[Protocol, ...],
+        process: EngineProcess | None = None,
     ):
         self.settings = settings
         self.say = say
-        self.service = Service(found, settings, token, say, protocols)
+        self.service = Service(found, settings, token, say, protocols, process=process)
+        if process is not None:
+            process.failed = self.fail
         self.connections = Connections(files_for(settings.connections), settings.header_timeout, settings.timeout)
         self.uvicorn = uvicorn.Server(self.config())
         self.stopping = asyncio.Event()
         self.gave_up = False  # on requests that did not end in time
+        self.error: Exception | None = None  # for which the server stops
 
     def config(self) -> uvicorn.Config:
         off: dict[str, Any] = dict(log_config=None, access_log=False, server_header=False, proxy_headers=False)
@@ -94,6 +110,8 @@ class Server:
                 if await self.start():
                     await self.stopping.wait()
                     await self.drain()
+                if self.error is not None:
+                    raise self.error
         finally:
             watching.cancel()
             self.uvicorn.should_exit = True
@@ -130,6 +148,12 @@ class Server:
         if self.stopping.is_set():
             self.service.log.flush(0.1)
             os._exit(128 + number)
+        self.service.lifecycle.leaving = True
+        self.stopping.set()
+
+    def fail(self, error: Exception) -> None:
+        """Stops the server for what it cannot go on without."""
+        self.error = error
         self.service.lifecycle.leaving = True
         self.stopping.set()
 

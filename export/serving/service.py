@@ -19,6 +19,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from ..engine.engine import Engine
+from ..engine.lanes import SWITCH_INTERVAL
+from ..engine.process import EngineProcess
 from ..engine.sizing import arrangement
 from ..errors import UsageError
 from ..runtime.artifact import MANIFEST, json_object
@@ -42,9 +44,6 @@ PROTOCOLS: tuple[Protocol, ...] = tuple(
 CONFIG = "config.json"
 NAME = re.compile(r"[\w.-]+", re.ASCII)
 Say = Callable[[str], None]
-# Seconds after which a thread must hand over the interpreter: a lane waits for it after each run of a graph, and Python's 5 ms
-# are more than a step of a small model takes. Measured: 30 % more requests in a second.
-SWITCH_INTERVAL = 0.0002
 TICK, TICKS = 0.1, 5  # seconds between two looks at all requests, and how many there are to one at all connections
 
 
@@ -107,21 +106,29 @@ def chosen(found: Mapping[str, Source], name: str | None, pair: str) -> Source:
     return fitting[0]
 
 
-def load(source: Source, settings: Settings, metrics: Metrics, cores: int) -> ServedModel:
-    """Lanes and threads are for so many `cores`.
+async def load(
+    source: Source, settings: Settings, metrics: Metrics, cores: int, process: EngineProcess | None
+) -> ServedModel:
+    """Lanes and threads are for so many `cores`; those of what generates are in `process`, if there is one.
 
     Raises what the runtime raises for a damaged export, and UsageError for a setting that the model cannot have.
     """
     path = source.directory / CONFIG
     arranged = arrangement(json_object(path, path.read_bytes()), cores, settings.lanes, settings.threads)
     events = metrics.of_engine(source.name)
+    options: dict[str, Any] = dict(threads=arranged.threads, dtype=settings.dtype)
     if source.generates:
-        runtime = open_runtime(source.directory, arranged.threads, dtype=settings.dtype, continuous=True)
-        sizes = (settings.slots, settings.max_source, settings.max_length, settings.queue)
-        engine = Engine(runtime.runtime, arranged.lanes, *sizes, events=events).start()
+        options |= dict(continuous=True, loads=process is None)
+    runtime = await in_thread(functools.partial(open_runtime, source.directory, **options))
+    if source.generates:
+        sizes = (arranged.lanes, settings.slots, settings.max_source, settings.max_length)
+        lanes = None
+        if process is not None:
+            opened = dict(directory=str(source.directory), threads=arranged.threads, dtype=settings.dtype, sizes=sizes)
+            lanes = await process.open(source.name, settings.queue, events, **opened)
+        engine = Engine(runtime.runtime, *sizes, settings.queue, events=events, elsewhere=lanes).start()
         model = ServedModel(source.name, runtime, engine, languages_of_model(runtime, source.languages))
     else:
-        runtime = open_runtime(source.directory, arranged.threads, dtype=settings.dtype)
         reader = batched(runtime, arranged.lanes, settings.queue, longest=settings.max_source, events=events)
         model = ServedModel(source.name, runtime, reader=reader)
     metrics.watch_rows(source.name, lambda: model.worker.waiting, lambda: model.worker.running)
@@ -151,6 +158,7 @@ class Service:
         token: what clients have to send; `None` if they need none.
         say: is told of each model that is loaded.
         cores: processors that the models share; all that this process may use if not given.
+        process: for the engines of what generates, which run in this one if it is not given.
     """
 
     def __init__(
@@ -161,11 +169,13 @@ class Service:
         say: Say,
         protocols: tuple[Protocol, ...] = PROTOCOLS,
         cores: int | None = None,
+        process: EngineProcess | None = None,
     ):
         self.sources = found
         self.settings = settings
         self.say = say
         self.cores = cores or processors()
+        self.process = process
         self.log = Log(settings.log_level)
         self.lifecycle = Lifecycle(loading=True)
         self.metrics = Metrics()
@@ -178,8 +188,11 @@ class Service:
     async def start(self) -> None:
         """Loads the models and lets each answer once. Raises what `load` raises."""
         sys.setswitchinterval(SWITCH_INTERVAL)
+        if self.process is not None:
+            await self.process.connect()
+            self.metrics.watch_process(self.process.pid)
         for source in self.sources:
-            model = await in_thread(functools.partial(load, source, self.settings, self.metrics, self.cores))
+            model = await load(source, self.settings, self.metrics, self.cores, self.process)
             self.models.models[source.name] = model
             self.say(description(model))
             await warm(model)
@@ -215,6 +228,8 @@ class Service:
         gc.unfreeze()
         for model in self.models:
             model.worker.close()
+        if self.process is not None:
+            self.process.close()
 
 
 def in_thread(function: Callable[[], Any]) -> asyncio.Future:
