@@ -110,7 +110,7 @@ def ctranslate2(folder: Path, dtype: str, workers: int, threads: int, rows: int)
 def loaded_memory(export: Path) -> dict:
     """Bytes of a process that has the model and an engine as a server has them, but no server; and of its slots, of which it
     has touched none."""
-    from engines import memory
+    from serving_servers import memory_of
 
     from vanilla_transformer_export import TextRuntime
     from vanilla_transformer_export.engine.batch import slot_bytes
@@ -121,8 +121,8 @@ def loaded_memory(export: Path) -> dict:
     arranged = arrangement(json.loads((export / "config.json").read_text()), processors())
     runtime = TextRuntime(export, arranged.threads, continuous=True).runtime
     engine = Engine(runtime, arranged.lanes)
-    slots = len(engine.lanes) * engine.room.rows * slot_bytes(runtime, engine.room)
-    return {"loaded": memory("VmRSS"), "slots": slots}
+    slots = arranged.lanes * engine.room.rows * slot_bytes(runtime, engine.room)
+    return {"loaded": memory_of("self"), "slots": slots}
 
 
 KINDS = {"engine": engine, "lanes": lanes, "runtime": runtime, "ctranslate2": ctranslate2}

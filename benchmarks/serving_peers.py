@@ -88,10 +88,11 @@ def serve_ctranslate2(options) -> None:
     """Our own server, with another engine in it."""
     from vanilla_transformer_export.serving import server, service
     from vanilla_transformer_export.serving.settings import Settings
+    from vanilla_transformer_export.serving.sources import sources
 
     service.Engine = lambda runtime, *_, **__: CTranslate2Engine(runtime, options.model, options.workers, options.threads)
     settings = Settings(port=options.port, languages=((None, "en", "de"),), threads=1)
-    server.serve([str(options.export)], settings, None, print)
+    server.serve(sources([str(options.export)], settings.languages), settings, None, print)
 
 
 def deliver(futures, answers):

@@ -95,16 +95,20 @@ class Server:
             return json.load(answer)
 
     @property
+    def processes(self) -> list[int]:
+        """And its children."""
+        pid = self.process.pid
+        return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+
+    @property
     def cpu(self) -> float:
         """Seconds, of all its threads."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
+        return sum(map(cpu_of, self.processes))
 
     @property
     def memory(self) -> int:
         """Bytes in use now."""
-        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+        return sum(map(memory_of, self.processes))
 
     def start_load(self, **load) -> subprocess.Popen:
         """`load` as serving_client.py has it."""
@@ -123,6 +127,18 @@ class Server:
         answers = max(1, sum(found["statuses"].values()))
         cpu = {"server": (self.cpu - before) / answers, "client": found.pop("client_cpu") / answers}
         return {**found, "cpu_per_request": cpu, "memory": self.memory}
+
+
+def cpu_of(pid: int) -> float:
+    """Seconds, of all threads of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def memory_of(pid: int | str) -> int:
+    """Bytes in use now: what processes share counts in parts, so that their sum is what all of them take."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
 def outcome(client: subprocess.Popen) -> dict:

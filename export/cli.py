@@ -581,18 +581,22 @@ def serve_arguments(parser: Parser) -> None:
 
 @verb("answer HTTP requests with exports", serve_arguments, extras="serve")
 def serve(args: argparse.Namespace) -> None:
+    from .engine.process import engine_process
     from .serving.settings import settings_of, token_of
+    from .serving.sources import sources
 
     settings = settings_of(args, os.environ)
     token = token_of(settings, os.environ)
-
-    from .serving.server import serve
+    found = sources(args.exports, settings.languages)
 
     def tell(line: str) -> None:
         with contextlib.suppress(OSError):  # a full disk does not stop a server
             say(line)
 
-    serve(args.exports, settings, token, tell)
+    with engine_process(any(source.generates for source in found)) as process:
+        from .serving.server import serve  # of which the other process would have a copy
+
+        serve(found, settings, token, tell, process)
 
 
 # --------------------------------------------------------------------------------------------------------------- doctor

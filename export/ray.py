@@ -18,8 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import UsageError, did_you_mean
 from .serving.sent_again import SentAgain
-from .serving.service import Service, Source, sources
+from .serving.service import Service
 from .serving.settings import FIELDS, Settings, read, settings_of, token_of
+from .serving.sources import Source, sources
 
 OWN = ("exports", "replicas", "cpus")  # the arguments that are no settings of `serve`
 OF_PROXY = ("host", "port", "connections", "header_timeout", "grace")  # which Ray has its own for

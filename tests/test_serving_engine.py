@@ -90,7 +90,7 @@ def test_each_job_has_the_tokens_that_it_has_alone(exported_for, started, name, 
     _, directory = exported_for(name, target, dtype)
     engine = started(directory, lanes=2)
     is_continuous = target == "cpu" and name != "seq2seq-t5"  # whose heads are 12 wide
-    assert isinstance(engine.lanes[0].batch, SlotBatch if is_continuous else WholeBatch)
+    assert isinstance(engine.lanes.all[0].batch, SlotBatch if is_continuous else WholeBatch)
     assert engine.describe().startswith("continuous batching, " if is_continuous else "whole batches ")
     jobs = jobs_of(engine, name)
     shuffled = random.Random(0).sample(jobs, len(jobs))
@@ -395,13 +395,13 @@ def test_what_fails_fails_alone(exported_for, started, monkeypatch):
     error, answers = asyncio.run(check())
     assert isinstance(error, ValueError) and "no token may follow" in str(error)
     assert answers == engine.generate([fine])
-    run = engine.lanes[0].batch.session.run_bound
+    run = engine.lanes.all[0].batch.session.run_bound
     monkeypatch.setattr(
-        engine.lanes[0].batch.session, "run_bound", lambda *args: (_ for _ in ()).throw(ValueError("no memory"))
+        engine.lanes.all[0].batch.session, "run_bound", lambda *args: (_ for _ in ()).throw(ValueError("no memory"))
     )
     with pytest.raises(RuntimeError, match="the engine failed: no memory"):
         engine.generate([fine])
-    monkeypatch.setattr(engine.lanes[0].batch.session, "run_bound", run)
+    monkeypatch.setattr(engine.lanes.all[0].batch.session, "run_bound", run)
     assert engine.generate([fine]) == answers
 
 

@@ -14,13 +14,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..errors import UsageError
-from .artifact import Artifact, open_artifact
 from ..engine.sizing import LEAST_ROWS, arrangement, lanes_of_many_rows
+from ..errors import UsageError
 from ..targets.registry import default_target, get_target, known_targets
 from ..targets.sequences import EXPORTABLE, READS_AT_END, token_inputs
 from ..targets.spec import Target
 from . import options as option_fields
+from .artifact import Artifact, open_artifact
 from .config import check_config, generation_defaults
 from .decoder import CandidateDecoder, DecoderFactory, GenerationRequest, LoadedExport, check_memory
 from .devices import CUDA, TENSORRT, processors, require, require_onnxruntime

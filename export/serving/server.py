@@ -17,37 +17,28 @@ from ..engine.process import EngineProcess
 from .connections import Connections, files_for, taking_all
 from .logs import taking_over
 from .protocols import Protocol
-from .service import PROTOCOLS, Say, Service, Source, sources
+from .service import PROTOCOLS, Say, Service
 from .settings import Settings
+from .sources import Source
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 LAST_WORDS = 1  # seconds that uvicorn waits for clients that do not read their answers
 
 
-def serve(exports: Sequence[str], settings: Settings, token: bytes | None, say: Say) -> None:
-    """Serves until it is told to stop by SIGTERM or SIGINT; a second signal ends the process at once.
+def serve(
+    found: Sequence[Source], settings: Settings, token: bytes | None, say: Say, process: EngineProcess | None = None
+) -> None:
+    """Serves until it is told to stop by SIGTERM or SIGINT; a second signal ends the process at once. `process` as `Service`.
 
     Raises:
         UsageError, ValueError, OSError: for what is wrong with the settings, the exports or the address, before or while the
-            models are loaded.
+            models are loaded; ChildProcessError if `process` has ended.
     """
-    found = sources(exports, settings.languages)
-    with listening(settings.host, settings.port) as listener, engine_process(found) as process:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            server = Server(found, settings, token, say, PROTOCOLS, process)
-            runner.run(server.run(listener))
-            if server.gave_up:  # threads may be at work for them still, for which Python would wait
-                os._exit(0)
-
-
-@contextlib.contextmanager
-def engine_process(found: Sequence[Source]) -> Iterator[EngineProcess | None]:
-    """For those of them that generate; `None` if none does."""
-    if not any(source.generates for source in found):
-        yield None
-        return
-    with contextlib.closing(EngineProcess()) as process:
-        yield process
+    with listening(settings.host, settings.port) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        server = Server(found, settings, token, say, PROTOCOLS, process)
+        runner.run(server.run(listener))
+        if server.gave_up:  # threads may be at work for them still, for which Python would wait
+            os._exit(0)
 
 
 def listening(host: str, port: int) -> socket.socket:

@@ -5,14 +5,10 @@ import contextlib
 import functools
 import gc
 import itertools
-import os
-import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.middleware.cors import CORSMiddleware
@@ -22,10 +18,9 @@ from ..engine.engine import Engine
 from ..engine.lanes import SWITCH_INTERVAL
 from ..engine.process import EngineProcess
 from ..engine.sizing import arrangement
-from ..errors import UsageError
-from ..runtime.artifact import MANIFEST, json_object
+from ..runtime.artifact import json_object
 from ..runtime.devices import processors
-from ..runtime.predictions import GENERATORS, open_runtime
+from ..runtime.predictions import open_runtime
 from . import libretranslate, open_inference, openai_api, page, pipelines, text_embeddings
 from .app import create_app
 from .language_pairs import languages_of_model
@@ -37,78 +32,17 @@ from .models import ServedModel, ServedModels
 from .protocols import Protocol
 from .reading import batched
 from .settings import Settings
+from .sources import Source
 
 PROTOCOLS: tuple[Protocol, ...] = tuple(
     each.PROTOCOL for each in (libretranslate, openai_api, text_embeddings, pipelines, open_inference, page)
 )
 CONFIG = "config.json"
-NAME = re.compile(r"[\w.-]+", re.ASCII)
 Say = Callable[[str], None]
 TICK, TICKS = 0.1, 5  # seconds between two looks at all requests, and how many there are to one at all connections
 
 
-@dataclass(frozen=True)
-class Source:
-    """An export that is to be served."""
-
-    name: str
-    directory: Path
-    architecture: str
-    languages: list[tuple[str, str]]
-
-    @property
-    def generates(self) -> bool:
-        return self.architecture.endswith(GENERATORS)
-
-
-def sources(exports: Sequence[str], languages: Sequence[tuple[str | None, str, str]]) -> list[Source]:
-    """What `exports` are, each PATH or NAME=PATH, as far as can be told at once.
-
-    Raises:
-        UsageError: for a name that no path of a request can have, for two of one name, and for languages of no model.
-        FileNotFoundError, ValueError: for a directory that is no export.
-    """
-    found: dict[str, Source] = {}
-    for text in exports:
-        name, directory = named(text)
-        if name in found:
-            raise UsageError(
-                f"two exports {name!r}, {found[name].directory} and {directory}: expected NAME=PATH for one of them"
-            )
-        path = directory / MANIFEST
-        if not path.is_file():
-            raise FileNotFoundError(f"{directory} has no {MANIFEST}: expected a directory `vanilla-transformer export` wrote")
-        found[name] = Source(name, directory, str(json_object(path, path.read_bytes()).get("architecture")), [])
-    for model, source, target in languages:
-        chosen(found, model, f"{source}-{target}").languages.append((source, target))
-    return list(found.values())
-
-
-def named(text: str) -> tuple[str, Path]:
-    name, separator, path = text.partition("=")
-    if not separator or Path(text).is_dir():
-        name, path = os.path.basename(os.path.abspath(text)), text
-    if not path:
-        raise UsageError(f"expected NAME=PATH, got {text!r}")
-    if not NAME.fullmatch(name) or name in (".", ".."):
-        raise UsageError(f"the name {name!r} has other characters than letters, digits, '.', '_' and '-': expected NAME=PATH")
-    return name, Path(path)
-
-
-def chosen(found: Mapping[str, Source], name: str | None, pair: str) -> Source:
-    """The one that translates the pair of `--languages`."""
-    if name is not None and name not in found:
-        raise UsageError(f"--languages {name}:{pair}: no model {name!r}, expected one of {', '.join(found)}")
-    fitting = [each for each in found.values() if each.architecture.endswith(GENERATORS[1]) and name in (None, each.name)]
-    if len(fitting) != 1:
-        names = ", ".join(each.name for each in fitting) or "none"
-        raise UsageError(f"--languages {pair}: expected one model that translates, or NAME:{pair}; these do: {names}")
-    return fitting[0]
-
-
-async def load(
-    source: Source, settings: Settings, metrics: Metrics, cores: int, process: EngineProcess | None
-) -> ServedModel:
+async def load(source: Source, settings: Settings, metrics: Metrics, cores: int, process: EngineProcess | None) -> ServedModel:
     """Lanes and threads are for so many `cores`; those of what generates are in `process`, if there is one.
 
     Raises what the runtime raises for a damaged export, and UsageError for a setting that the model cannot have.
@@ -121,12 +55,13 @@ async def load(
         options |= dict(continuous=True, loads=process is None)
     runtime = await in_thread(functools.partial(open_runtime, source.directory, **options))
     if source.generates:
-        sizes = (arranged.lanes, settings.slots, settings.max_source, settings.max_length)
+        sizes: dict[str, Any] = dict(lanes=arranged.lanes, slots=settings.slots)
+        sizes |= dict(max_source=settings.max_source, max_length=settings.max_length)
         lanes = None
         if process is not None:
             opened = dict(directory=str(source.directory), threads=arranged.threads, dtype=settings.dtype, sizes=sizes)
             lanes = await process.open(source.name, settings.queue, events, **opened)
-        engine = Engine(runtime.runtime, *sizes, settings.queue, events=events, elsewhere=lanes).start()
+        engine = Engine(runtime.runtime, **sizes, queue=settings.queue, events=events, elsewhere=lanes).start()
         model = ServedModel(source.name, runtime, engine, languages_of_model(runtime, source.languages))
     else:
         reader = batched(runtime, arranged.lanes, settings.queue, longest=settings.max_source, events=events)

@@ -1,0 +1,72 @@
+"""The exports that are to be served, as far as can be told without loading them."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import UsageError
+from ..runtime.artifact import MANIFEST, json_object
+from ..runtime.predictions import GENERATORS
+
+NAME = re.compile(r"[\w.-]+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Source:
+    """An export that is to be served."""
+
+    name: str
+    directory: Path
+    architecture: str
+    languages: list[tuple[str, str]]
+
+    @property
+    def generates(self) -> bool:
+        return self.architecture.endswith(GENERATORS)
+
+
+def sources(exports: Sequence[str], languages: Sequence[tuple[str | None, str, str]]) -> list[Source]:
+    """What `exports` are, each PATH or NAME=PATH, as far as can be told at once.
+
+    Raises:
+        UsageError: for a name that no path of a request can have, for two of one name, and for languages of no model.
+        FileNotFoundError, ValueError: for a directory that is no export.
+    """
+    found: dict[str, Source] = {}
+    for text in exports:
+        name, directory = named(text)
+        if name in found:
+            raise UsageError(
+                f"two exports {name!r}, {found[name].directory} and {directory}: expected NAME=PATH for one of them"
+            )
+        path = directory / MANIFEST
+        if not path.is_file():
+            raise FileNotFoundError(f"{directory} has no {MANIFEST}: expected a directory `vanilla-transformer export` wrote")
+        found[name] = Source(name, directory, str(json_object(path, path.read_bytes()).get("architecture")), [])
+    for model, source, target in languages:
+        chosen(found, model, f"{source}-{target}").languages.append((source, target))
+    return list(found.values())
+
+
+def named(text: str) -> tuple[str, Path]:
+    name, separator, path = text.partition("=")
+    if not separator or Path(text).is_dir():
+        name, path = os.path.basename(os.path.abspath(text)), text
+    if not path:
+        raise UsageError(f"expected NAME=PATH, got {text!r}")
+    if not NAME.fullmatch(name) or name in (".", ".."):
+        raise UsageError(f"the name {name!r} has other characters than letters, digits, '.', '_' and '-': expected NAME=PATH")
+    return name, Path(path)
+
+
+def chosen(found: Mapping[str, Source], name: str | None, pair: str) -> Source:
+    """The one that translates the pair of `--languages`."""
+    if name is not None and name not in found:
+        raise UsageError(f"--languages {name}:{pair}: no model {name!r}, expected one of {', '.join(found)}")
+    fitting = [each for each in found.values() if each.architecture.endswith(GENERATORS[1]) and name in (None, each.name)]
+    if len(fitting) != 1:
+        names = ", ".join(each.name for each in fitting) or "none"
+        raise UsageError(f"--languages {pair}: expected one model that translates, or NAME:{pair}; these do: {names}")
+    return fitting[0]
