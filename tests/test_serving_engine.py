@@ -322,7 +322,8 @@ def test_requests_whose_clients_have_gone_take_no_room_in_the_queue_and_a_full_b
     assert (batch.room, queue.take(batch), queue.rows) == (0, [], 3)
     with pytest.raises(Refusal, match="3 rows are waiting, expected at most 4"):
         queue.put(last)
-    gone.cancelled = True
+    queue.cancel(gone)
+    assert queue.rows == 1
     queue.put(last)
     assert queue.rows == 3
 

@@ -126,7 +126,7 @@ class EngineProcess(asyncio.Protocol):
         if self._is_closing:
             return
         self.error = ChildProcessError(
-            f"the process of the engines ended {self.reaped()}, expected it to run as long as this one"
+            f"the process of the engines ended {self.reaped()}, expected it to run as long as the server"
         )
         if self._opened is not None and not self._opened.done():
             self._opened.set_exception(self.error)

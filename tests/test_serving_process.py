@@ -1,0 +1,234 @@
+"""The process of the engines beside the one that answers: what it gives is what an engine of the own process gives, and what
+becomes of one where the other ends."""
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+from pathlib import Path
+
+import numpy as np
+import pytest
+from serving_load import assert_no_harm, body, connect, metric, serving, translations, with_words
+from serving_servers import Plan, Server, outcome
+from test_serving_reliability import TEXTS, request, vanish, wait_until
+
+from vanilla_transformer_export import TextRuntime
+from vanilla_transformer_export.engine.process import engine_process, portable
+from vanilla_transformer_export.errors import UsageError
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
+
+
+@pytest.fixture(scope="module")
+def export(exported_for, tmp_path_factory):
+    return with_words(exported_for("seq2seq", "cpu")[1], tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="module")
+def load(export):
+    runtime = TextRuntime(export, threads=1)
+    return translations(TEXTS, [runtime.translate([text])[0] for text in TEXTS])
+
+
+def patched(code: str, export: Path, log: Path, *flags: str) -> Server:
+    """A server of a process that runs `code` first."""
+    start = f"import sys\n{code}\nfrom vanilla_transformer_export.cli import main\nmain(sys.argv[1:])"
+    command = [sys.executable, "-c", start, "serve", str(export), "--languages", "en-de", "--log-level", "error", *flags]
+    return Server(Plan(command), log)
+
+
+def refused(server: Server) -> tuple[int, str]:
+    with pytest.raises(urllib.error.HTTPError) as error:
+        server.post("/translate", json.loads(body("w5")))
+    return error.value.code, json.load(error.value)["error"]
+
+
+# ------------------------------------------------------------------------------------------------------------ two processes
+
+
+def test_lanes_run_in_a_child_and_the_server_has_no_onnxruntime(export, load, tmp_path):
+    with serving(export, tmp_path / "log") as server:
+        front, child = server.processes
+        assert_no_harm(server.load(**load, connections=8, seconds=0.5))
+        is_there = ["onnxruntime" in Path(f"/proc/{pid}/maps").read_text() for pid in (front, child)]
+        assert is_there == [False, True]
+        threads = [len(list(Path(f"/proc/{pid}/task").iterdir())) for pid in (front, child)]
+        assert threads[0] < 6 and threads[1] > 2
+        assert metric(server, "engine_process_resident_memory_bytes") > 1e7
+    assert not Path(f"/proc/{child}").exists()
+
+
+def test_what_the_child_counts_is_measured(export, tmp_path):
+    """Of one request, a token of which is a step of one row."""
+    runtime = TextRuntime(export, threads=1)
+    tokens = runtime.runtime.generate(np.array(runtime.rows(["w5 w6"]))).shape[1] - 1  # without the start token
+    with serving(export, tmp_path / "log") as server:
+
+        def measured():
+            names = ("tokens_total", "batch_rows_sum", "queue_seconds_count", "first_token_seconds_count", "rows_running")
+            return [metric(server, f"vanilla_transformer_{name}") for name in names]
+
+        before = measured()
+        server.post("/translate", json.loads(body("w5 w6")))
+        expected = [tokens, tokens, 1, 1, 0]
+        wait_until(lambda: [after - first for after, first in zip(measured(), before)] == expected)
+
+
+def test_rows_that_wait_in_the_child_are_counted_and_what_is_too_much_is_refused(export, load, tmp_path):
+    with serving(export, tmp_path / "log", "--slots", "2", "--lanes", "1", "--queue", "3") as server:
+        found = server.load(**load, connections=40, seconds=1.0)
+        assert_no_harm(found)
+        assert found["statuses"]["429"] > 0 and found["statuses"]["200"] > 20
+        gone = [connect(server, request(text)) for text in TEXTS]
+        for connection in gone:
+            vanish(connection)
+        wait_until(lambda: not metric(server, "vanilla_transformer_rows_waiting"))
+        wait_until(lambda: not metric(server, "vanilla_transformer_rows_running"))
+        assert server.post("/translate", json.loads(body("w5")))["translatedText"]
+
+
+# ---------------------------------------------------------------------------------------------------------- where one ends
+
+
+def test_a_child_that_is_killed_ends_the_server_with_an_error_that_says_so(export, load, tmp_path):
+    log = tmp_path / "log"
+    with serving(export, log, "--grace", "0.5") as server:
+        client = server.start_load(**load, connections=8, seconds=3.0)
+        wait_until(lambda: metric(server, "vanilla_transformer_tokens_total") > 50)
+        os.kill(server.processes[1], signal.SIGKILL)
+        wait_until(lambda: server.status("/health/ready") == 503)
+        assert refused(server) == (503, "the server is shutting down: ask another one")
+        found = outcome(client)
+        assert server.process.wait(10) == 1
+    lost = {status for status in found["statuses"] if not status.isdigit()}  # after the server has ended
+    assert_no_harm(found, *lost)
+    assert found["statuses"]["200"] > 0
+    last = log.read_text().splitlines()[-1]
+    assert last == "vanilla-transformer: the process of the engines ended by SIGKILL, expected it to run as long as the server"
+
+
+def test_a_server_that_is_killed_leaves_no_child(export, load, tmp_path):
+    server = patched("", export, tmp_path / "log")
+    child = server.processes[1]
+    client = server.start_load(**load, connections=8, seconds=0.5)
+    wait_until(lambda: metric(server, "vanilla_transformer_tokens_total") > 50)
+    server.process.kill()
+    server.process.wait()
+    wait_until(lambda: not is_running(child))
+    outcome(client)
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def is_running(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_both_is_the_servers_alone(export, load, tmp_path, number):
+    """As Ctrl-C in a terminal sends it, and a manager of services: what was accepted is answered."""
+    server = patched("import os; os.setsid()", export, tmp_path / "log", "--grace", "0.3")
+    client = server.start_load(**load, connections=8, seconds=1.5)
+    wait_until(lambda: metric(server, "vanilla_transformer_tokens_total") > 50)
+    os.killpg(server.process.pid, number)
+    assert server.process.wait(10) == 0, (tmp_path / "log").read_text()
+    found = outcome(client)
+    lost = {status for status in found["statuses"] if not status.isdigit()}
+    assert_no_harm(found, *lost)
+    assert found["statuses"]["200"] > 0 and not any("after a part" in status for status in lost)
+
+
+def test_what_fails_in_a_lane_is_an_error_of_the_request_alone(export, load, tmp_path):
+    """The text of one word, w7, has a source that the lane cannot read."""
+    code = """
+from vanilla_transformer_export.engine.batch import SlotBatch
+read = SlotBatch.read_sources
+def read_sources(self, runs):
+    if any(list(run.job.source)[0] == 7 for run in runs):
+        raise ValueError("no memory")
+    read(self, runs)
+SlotBatch.read_sources = read_sources
+"""
+    server = patched(code, export, tmp_path / "log")
+    try:
+        with pytest.raises(urllib.error.HTTPError) as error:
+            server.post("/translate", json.loads(body("w7")))
+        assert error.value.code == 500
+        assert_no_harm(found := server.load(**only_without(load, "w7"), connections=4, seconds=0.3))
+        assert set(found["statuses"]) == {"200"}
+    finally:
+        assert server.stop() == 0
+    assert "the engine failed: no memory" in (tmp_path / "log").read_text()
+
+
+def only_without(load: dict, first: str) -> dict:
+    pairs = [
+        (each, answer) for each, answer in zip(load["bodies"], load["expected"]) if json.loads(each)["q"].split()[0] != first
+    ]
+    assert 0 < len(pairs) < len(load["bodies"])
+    return {**load, "bodies": [each for each, _ in pairs], "expected": [answer for _, answer in pairs]}
+
+
+# -------------------------------------------------------------------------------------------------------- what goes between
+
+
+class Unusual(Exception):
+    """Which cannot be made of its message."""
+
+    def __init__(self, message, code):
+        super().__init__(message)
+
+
+@pytest.mark.parametrize("error", [UsageError("a"), ValueError("b"), FileNotFoundError(2, "none", "c")])
+def test_errors_come_as_they_are(error):
+    found = pickle.loads(pickle.dumps(portable(error)))
+    assert (type(found), str(found)) == (type(error), str(error))
+
+
+@pytest.mark.parametrize("error", [Unusual("a", 1), ValueError(threading.Lock())])
+def test_errors_that_cannot_come_as_they_are_come_with_their_message(error):
+    found = pickle.loads(pickle.dumps(portable(error)))
+    assert (type(found), str(found)) == (RuntimeError, str(error))
+
+
+def test_there_is_no_child_where_nothing_generates():
+    with engine_process(False) as process:
+        assert process is None
+
+
+LARGE = """
+import asyncio, os
+from vanilla_transformer_export.engine import process
+opened = process.opened_engine
+process.opened_engine = lambda **arguments: (_ for _ in ()).throw(ValueError(len(arguments["text"]) * "x"))
+
+async def main(child):
+    await child.connect()
+    for size in (0, 1, 10**7):
+        try:
+            await child.open("a", 1, None, text="y" * size)
+        except ValueError as error:
+            print(len(str(error)))
+    os.kill(child.pid, 9)
+    for _ in range(2):
+        try:
+            await child.open("a", 1, None, text="")
+        except ChildProcessError as error:
+            print(error)
+
+with process.engine_process(True) as child:
+    asyncio.run(main(child))
+"""
+
+
+def test_messages_of_any_size_go_both_ways_and_the_end_of_the_child_is_told():
+    done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, timeout=60)
+    said = "the process of the engines ended by SIGKILL, expected it to run as long as the server"
+    assert done.stdout.splitlines() == ["0", "1", "10000000", said, said], done.stderr
