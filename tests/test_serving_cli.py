@@ -19,6 +19,7 @@ from vanilla_transformer_export import cli
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.serving import server
 from vanilla_transformer_export.serving.settings import FIELDS, PREFIX, Settings, flag, settings_of, token_of
+from vanilla_transformer_export.serving.sources import sources
 
 # For each setting a value as it is written, and as it is read.
 VALUES = {
@@ -114,12 +115,12 @@ def test_exports_have_the_names_of_their_directories_or_others(tmp_path, monkeyp
     directory = export_of(tmp_path, "export", "VanillaSeq2SeqForConditionalGeneration")
     monkeypatch.chdir(directory)
     (tmp_path / "a=b").symlink_to(directory)
-    found = server.sources([".", f"other={directory}", "m.2-x=."], [("other", "en", "de"), ("other", "de", "en")])
+    found = sources([".", f"other={directory}", "m.2-x=."], [("other", "en", "de"), ("other", "de", "en")])
     assert [each.name for each in found] == ["export", "other", "m.2-x"]
     assert [each.languages for each in found] == [[], [("en", "de"), ("de", "en")], []]
     assert all(each.generates for each in found)
     with pytest.raises(UsageError, match="the name 'a=b' has other characters than letters.*: expected NAME=PATH"):
-        server.sources([str(tmp_path / "a=b")], [])
+        sources([str(tmp_path / "a=b")], [])
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,8 @@ def test_without_the_packages_of_the_extra_it_says_what_to_install(tmp_path, mon
     for name in [name for name in sys.modules if name.startswith("vanilla_transformer_export.serving.server")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert error_of("serve", tmp_path).endswith(": pip install 'vanilla-transformer[serve]'")
+    found = export_of(tmp_path, "export", "VanillaEncoderModel")
+    assert error_of("serve", found).endswith(": pip install 'vanilla-transformer[serve]'")
 
 
 # ------------------------------------------------------------------------------------------------------------- a process
