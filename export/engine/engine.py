@@ -31,7 +31,7 @@ class Engine:
     Args:
         runtime: opened with `continuous=True`, and with as many threads as a lane shall have.
         lanes: threads, each with a batch of its own; they share the runtime.
-        slots: rows that all lanes together run at most; by default 64, and no more than fit into 1 GiB.
+        slots: rows that all lanes together run at most; by default 64, and no more than fit into 1 GiB of each lane.
         max_source, max_length: tokens that are read of a source, and of a prompt with its new tokens, at most; by default the
             model's positions, and no more than 512.
         queue: rows that may wait.

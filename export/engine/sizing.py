@@ -15,7 +15,7 @@ CHUNKS = (16, 256)  # tokens of a prompt that are read at a time, the least and 
 ROWS = 64  # of all lanes together
 # Of one request, for each lane: from so many rows on they run in lanes, and so many run at once at most.
 LEAST_ROWS, MOST_ROWS = 24, 32
-MOST_BYTES = 2**30  # of slots, where their number is not given
+MOST_BYTES = 2**30  # of the slots of a lane, where their number is not given
 
 
 @dataclass(frozen=True)
@@ -68,5 +68,5 @@ def sources_length(config: dict) -> int:
 
 
 def rows_of_lane(lanes: int, slot_bytes: int) -> int:
-    """Slots of each of `lanes`, as many as memory for all allows."""
-    return max(1, min(ROWS, MOST_BYTES // slot_bytes) // lanes)
+    """Slots of each of `lanes`, as many as memory for each allows."""
+    return max(1, min(ROWS // lanes, MOST_BYTES // slot_bytes))
