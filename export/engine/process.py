@@ -32,6 +32,7 @@ from .refusals import draining, overloaded
 HEADER = 4  # bytes before each message, which say how long it is
 LATE = 0.005  # seconds after which the parent hears of what no answer has told it
 M_ARENA_MAX = -8  # of malloc.h
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 NO_LIMIT = sys.maxsize  # of rows that wait in the child: the parent counts them
 
 
@@ -66,10 +67,7 @@ class EngineProcess(asyncio.Protocol):
         self.socket, theirs = socket.socketpair()
         share_heap()
         gc.freeze()  # what there is stays: looking for garbage in it would make copies of its pages
-        self.pid = os.fork()
-        if not self.pid:
-            self.socket.close()
-            run_child(theirs)
+        self.pid = forked(lambda: run_child(self.socket, theirs))
         theirs.close()
         self.lanes: dict[str, RemoteLanes] = {}
         self.failed: Callable[[ChildProcessError], object] = lambda error: None  # is told if the child ends by itself
@@ -231,18 +229,32 @@ class RemoteLanes:
 # -------------------------------------------------------------------------------------------------------------- the child
 
 
-def run_child(connection: socket.socket) -> None:
-    """Serves what comes from the parent, and ends the process when that has ended. The signals that end it are the parent's."""
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        sys.setswitchinterval(SWITCH_INTERVAL)
-        Child(connection).run()
-        os._exit(0)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        os._exit(1)
+def forked(run: Callable[[], None]) -> int:
+    """The process that does `run`, and ends with it. Signals to end it are the parent's, and ignored."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which are numpy's, and end before a fork
+        pid = os.fork()
+    if not pid:
+        try:
+            for number in SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            run()
+            os._exit(0)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(1)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    return pid
+
+
+def run_child(parents: socket.socket, connection: socket.socket) -> None:
+    """Serves what comes from the parent, until that has ended or closed its own socket."""
+    parents.close()
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    Child(connection).run()
 
 
 class Child:
