@@ -32,6 +32,7 @@ from .refusals import draining, overloaded
 HEADER = 4  # bytes before each message, which say how long it is
 LATE = 0.005  # seconds after which the parent hears of what no answer has told it
 M_ARENA_MAX = -8  # of malloc.h
+NICE = 5  # of the child to the parent, whose short work all requests wait for. Measured: 4 % more requests, refused sooner
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 NO_LIMIT = sys.maxsize  # of rows that wait in the child: the parent counts them
 
@@ -253,6 +254,7 @@ def forked(run: Callable[[], None]) -> int:
 def run_child(parents: socket.socket, connection: socket.socket) -> None:
     """Serves what comes from the parent, until that has ended or closed its own socket."""
     parents.close()
+    os.nice(NICE)
     sys.setswitchinterval(SWITCH_INTERVAL)
     Child(connection).run()
 

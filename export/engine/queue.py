@@ -14,7 +14,7 @@ from .runs import Run
 # Rows join a running batch in groups of so many, or when one has waited so long for each row that runs: reading them together
 # is cheaper, and all that run have to wait for it.
 TOGETHER = 8
-WAIT = 0.0005
+WAIT = 0.00025
 # A run of many rows may be overtaken by smaller ones for so long; then nothing joins until it fits.
 OVERTAKEN = 0.5
 
