@@ -1,6 +1,7 @@
 """The runtime gives what torch and `transformers.generate` give, without them."""
 
 import itertools
+import re
 import subprocess
 import sys
 
@@ -645,3 +646,35 @@ def test_tensorrt_is_refused_where_it_has_nothing_to_compile_or_is_not_there(exp
     monkeypatch.setattr(devices, "LIBRARIES", ())
     with pytest.raises(OSError, match="this onnxruntime has no TensorRT, its providers are .*: use CUDA alone"):
         Runtime(directory, device="tensorrt")
+
+
+def test_without_its_graphs_it_checks_what_another_process_runs(exported):
+    directory = exported("seq2seq").directory
+    whole, checking = Runtime(directory, threads=1), Runtime(directory, threads=1, loads=False)
+    ids, options = np.array([[5, 6, 7]]), {"max_new_tokens": 3}
+    wanted, found = (each.request(ids, None, None, options) for each in (whole, checking))
+    assert found.options == wanted.options and found.input_ids.tolist() == wanted.input_ids.tolist()
+    for wrong in ({"max_new_tokens": 0}, {"nope": 1}):
+        with pytest.raises(ValueError) as expected:
+            whole.request(ids, None, None, wrong)
+        with pytest.raises(type(expected.value), match=f"^{re.escape(str(expected.value))}$"):
+            checking.request(ids, None, None, wrong)
+    with pytest.raises(ValueError, match="opened with continuous=False and loads=False, expected False and True to generate"):
+        checking.generate(ids, **options)
+    with pytest.raises(ValueError, match="opened with loads=False, expected True to run it"):
+        Runtime(exported("encoder").directory, loads=False).encode(ids)
+
+
+def test_onnxruntime_is_imported_when_graphs_are_loaded(exported):
+    code = "import sys; from vanilla_transformer_export import Runtime; directory = sys.argv[1]\n"
+    code += "for loads in (False, True):\n    Runtime(directory, loads=loads)\n    print('onnxruntime' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, exported("encoder").directory], capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "True"], done.stderr
+
+
+def test_without_onnxruntime_it_says_what_to_install(exported, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(
+        ImportError, match=r"^onnxruntime is not installed: pip install 'vanilla-transformer\[cpu\]', or \[gpu\]"
+    ):
+        Runtime(exported("encoder").directory)

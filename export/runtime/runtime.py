@@ -265,7 +265,7 @@ class Runtime:
             **inputs,
         }
         feeds = self.feeds(given)
-        return run_by_length(self.sessions["encoder"], self.specs["encoder"], feeds, MAX_TOKENS * self.threads)
+        return run_by_length(self._session("encoder"), self.specs["encoder"], feeds, MAX_TOKENS * self.threads)
 
     def feeds(self, given: dict[str, Any]) -> dict[str, np.ndarray]:
         """What the encoder graph takes, by name, of what was `given` to `outputs`. Raises as that."""
@@ -293,10 +293,15 @@ class Runtime:
         if self.architecture == READS_AT_END:
             check_ends(feeds["input_ids"], feeds["attention_mask"], as_list(self.config.get("eos_token_id")))
 
+    def _session(self, role: str) -> Session:
+        if role not in self.sessions:
+            raise ValueError("the export was opened with loads=False, expected True to run it")
+        return self.sessions[role]
+
     def encode_source(self, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
         """As `outputs`, of what has been checked."""
         feeds = {"input_ids": ids, "attention_mask": mask}
-        return run_by_length(self.sessions["encoder"], self.specs["encoder"], feeds, MAX_TOKENS * self.threads)
+        return run_by_length(self._session("encoder"), self.specs["encoder"], feeds, MAX_TOKENS * self.threads)
 
     def generate(
         self,
@@ -405,7 +410,8 @@ class Runtime:
         """What generates. Raises ValueError for a model that cannot, and where only the step is open."""
         self._check_generates()
         if self.decoders is None:
-            raise ValueError("the export was opened with continuous=True, expected False to generate")
+            found = f"continuous={bool(self.step)} and loads={bool(self.sessions)}"
+            raise ValueError(f"the export was opened with {found}, expected False and True to generate")
         return self.decoders
 
     def _check_generates(self) -> None:
