@@ -670,11 +670,3 @@ def test_onnxruntime_is_imported_when_graphs_are_loaded(exported):
     code += "for loads in (False, True):\n    Runtime(directory, loads=loads)\n    print('onnxruntime' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, exported("encoder").directory], capture_output=True, text=True)
     assert done.stdout.split() == ["False", "True"], done.stderr
-
-
-def test_without_onnxruntime_it_says_what_to_install(exported, monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(
-        ImportError, match=r"^onnxruntime is not installed: pip install 'vanilla-transformer\[cpu\]', or \[gpu\]"
-    ):
-        Runtime(exported("encoder").directory)

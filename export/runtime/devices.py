@@ -26,13 +26,8 @@ def require_onnxruntime() -> None:
     """Checks the version of onnxruntime, before any graph is loaded.
 
     Raises:
-        ImportError: if it is not installed, and naming the one that was found, if it is older than `ONNXRUNTIME`.
+        ImportError: naming the one that was found, if it is older than `ONNXRUNTIME`.
     """
-    try:
-        import onnxruntime  # noqa: F401
-    except ImportError:
-        remedy = "pip install 'vanilla-transformer[cpu]', or [gpu] for onnxruntime-gpu"
-        raise ImportError(f"onnxruntime is not installed: {remedy}") from None
     if problem := onnxruntime_problem():
         raise ImportError(problem)
 

@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,6 +42,9 @@ from .options import Options, as_list, is_int64, resolve, special_token
 from .processor import check_processor
 from .search import Search, start_search
 from .session import Session, Sessions
+
+if find_spec("onnxruntime") is None:  # it is imported when graphs are loaded
+    raise ImportError("onnxruntime is not installed: pip install 'vanilla-transformer[cpu]', or [gpu] for onnxruntime-gpu")
 
 MAX_TOKENS = 256  # of one run of a graph that reads whole sequences, for each thread
 MAX_THREADS = 1024
