@@ -2,8 +2,11 @@
 
 import contextlib
 import json
+import random
 import re
 import socket
+import struct
+import time
 import urllib.request
 from pathlib import Path
 
@@ -11,8 +14,13 @@ from checkpoints import EOS, copy_of, edit_json, list_file, seal
 from serving_servers import OURS, Plan, Server
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from vanilla_transformer_export import TextRuntime
+
 SIZE = 48  # of the vocabulary
 NEW_TOKENS = 20
+TEXTS = [
+    " ".join(f"w{number}" for number in random.Random(seed).choices(range(4, SIZE), k=1 + seed % 12)) for seed in range(60)
+]
 
 
 def with_words(directory: Path, parent: Path) -> Path:
@@ -54,6 +62,14 @@ def translations(texts: list[str], expected: list[str]) -> dict:
     return {"path": "/translate", "bodies": [body(text) for text in texts], "expected": answers}
 
 
+def load_of(export: Path) -> dict:
+    """`TEXTS`, with what each has for a translation alone."""
+    runtime = TextRuntime(export, threads=1)
+    expected = [runtime.translate([text])[0] for text in TEXTS]
+    assert len(set(expected)) > len(TEXTS) / 2
+    return translations(TEXTS, expected)
+
+
 def assert_no_harm(found: dict, *others: str) -> None:
     """Of an outcome of serving_client.py: right answers, refusals that say when to come again, `others`, and nothing else."""
     assert found["wrong"] == found["unpromised"] == 0, found
@@ -72,3 +88,22 @@ def connect(server: Server, content: bytes = b"") -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
     connection.sendall(content)
     return connection
+
+
+def wait_until(holds, seconds=10.0):
+    limit = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < limit, "nothing happened"
+        time.sleep(0.02)
+
+
+def request(text: str, **more) -> bytes:
+    content = json.dumps({**json.loads(body(text)), **more}).encode()
+    head = f"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    return head.encode() + content
+
+
+def vanish(connection: socket.socket) -> None:
+    """Without a word to the server but a reset."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()

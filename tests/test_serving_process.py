@@ -14,9 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from serving_load import assert_no_harm, body, connect, metric, serving, translations, with_words
+from serving_load import TEXTS, assert_no_harm, body, connect, load_of, metric, request, serving, vanish, wait_until, with_words
 from serving_servers import Plan, Server, outcome
-from test_serving_reliability import TEXTS, request, vanish, wait_until
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.engine.process import engine_process, portable
@@ -32,8 +31,7 @@ def export(exported_for, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def load(export):
-    runtime = TextRuntime(export, threads=1)
-    return translations(TEXTS, [runtime.translate([text])[0] for text in TEXTS])
+    return load_of(export)
 
 
 def patched(code: str, export: Path, log: Path, *flags: str) -> Server:

@@ -5,29 +5,23 @@ import asyncio
 import contextlib
 import json
 import os
-import random
 import signal
 import socket
-import struct
 import time
 from pathlib import Path
 
 import pytest
 import uvloop
 from checkpoints import copy_of
-from serving_load import SIZE, assert_no_harm, body, connect, metric, serving, translations, with_words
+from serving_load import TEXTS, assert_no_harm, connect, load_of, metric, request, serving, vanish, wait_until, with_words
 from serving_servers import OURS, Plan, Server, outcome
 
-from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.serving.connections import taking_all
 from vanilla_transformer_export.serving.server import listening
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
 MINUTES = float(os.environ.get("RELIABILITY_MINUTES", "0.5"))  # of the slow overload
 MEMORY = 10 * 2**20  # bytes that a server may grow by
-TEXTS = [
-    " ".join(f"w{number}" for number in random.Random(seed).choices(range(4, SIZE), k=1 + seed % 12)) for seed in range(60)
-]
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +31,7 @@ def export(exported_for, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def load(export):
-    """The texts, with what each has for a translation alone."""
-    runtime = TextRuntime(export, threads=1)
-    expected = [runtime.translate([text])[0] for text in TEXTS]
-    assert len(set(expected)) > len(TEXTS) / 2
-    return translations(TEXTS, expected)
+    return load_of(export)
 
 
 @pytest.fixture(scope="module")
@@ -55,25 +45,6 @@ def is_idle(server):
     """Whether no request and no row is left; metrics themselves are no request."""
     names = ("requests_in_flight", "rows_running", "rows_waiting")
     return not any(metric(server, f"vanilla_transformer_{name}") for name in names)
-
-
-def wait_until(holds, seconds=10.0):
-    limit = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < limit, "nothing happened"
-        time.sleep(0.02)
-
-
-def request(text: str, **more) -> bytes:
-    content = json.dumps({**json.loads(body(text)), **more}).encode()
-    head = f"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-    return head.encode() + content
-
-
-def vanish(connection: socket.socket) -> None:
-    """Without a word to the server but a reset."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    connection.close()
 
 
 def test_a_server_that_is_full_answers_rightly_or_refuses(server, load):
