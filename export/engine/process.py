@@ -33,7 +33,7 @@ HEADER = 4  # bytes before each message, which say how long it is
 LATE = 0.005  # seconds after which the parent hears of what no answer has told it
 M_ARENA_MAX = -8  # of malloc.h
 NICE = 5  # of the child to the parent, whose short work all requests wait for. Measured: 4 % more requests, refused sooner
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)  # to end, which the parent answers
 NO_LIMIT = sys.maxsize  # of rows that wait in the child: the parent counts them
 
 

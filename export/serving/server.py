@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import math
 import os
-import signal
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from ..engine.process import EngineProcess
+from ..engine.process import SIGNALS, EngineProcess
 from .connections import Connections, files_for, taking_all
 from .logs import taking_over
 from .protocols import Protocol
@@ -21,7 +20,6 @@ from .service import PROTOCOLS, Say, Service
 from .settings import Settings
 from .sources import Source
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 LAST_WORDS = 1  # seconds that uvicorn waits for clients that do not read their answers
 
 
