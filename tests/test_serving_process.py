@@ -57,7 +57,7 @@ def test_lanes_run_in_a_child_and_the_server_has_no_onnxruntime(export, load, tm
         is_there = ["onnxruntime" in Path(f"/proc/{pid}/maps").read_text() for pid in (front, child)]
         assert is_there == [False, True]
         threads = [len(list(Path(f"/proc/{pid}/task").iterdir())) for pid in (front, child)]
-        assert threads[0] < 6 and threads[1] > 2
+        assert threads[0] < 6 and threads[1] > 1  # one reads what is asked, at least one is a lane
         assert metric(server, "engine_process_resident_memory_bytes") > 1e7
     assert not Path(f"/proc/{child}").exists()
 
