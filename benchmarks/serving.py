@@ -64,10 +64,12 @@ def main(arguments=None):
             if model != "decoder" and model not in options.models:
                 continue
             found = measure(options, part, model)
-            result |= {"hardware": hardware(), "versions": versions(PACKAGES), "quick": options.quick}
             result.setdefault(part, {})[model] = {
                 "command": command_line("serving.py"),
                 "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                "quick": options.quick,
+                "hardware": hardware(),
+                "versions": versions(PACKAGES),
                 "found": found,
             }
             options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -20,10 +20,20 @@ def tables(result: dict) -> str:
 
 
 def setting(result):
-    machine = result["hardware"]
-    packages = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    quick = "; tiny models, which measure nothing" if result["quick"] else ""
-    return f"{machine['cpu']}, {machine['cores']} cores ({', '.join(machine['instructions'])}){quick}. {packages}."
+    """The machine, and what was measured on it where there were several."""
+    machines = {}
+    for part, models in result.items():
+        for model, entry in models.items():
+            machines.setdefault(machine(entry), []).append(f"{part} {model}")
+    lines = [f"{line} Of {', '.join(parts)}." if len(machines) > 1 else line for line, parts in machines.items()]
+    return "\n\n".join(lines)
+
+
+def machine(entry):
+    found = entry["hardware"]
+    packages = ", ".join(f"{name} {version}" for name, version in entry["versions"].items())
+    quick = "; tiny models, which measure nothing" if entry["quick"] else ""
+    return f"{found['cpu']}, {found['cores']} cores ({', '.join(found['instructions'])}){quick}. {packages}."
 
 
 def table(title, header, rows):

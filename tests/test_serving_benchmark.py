@@ -89,12 +89,18 @@ def test_a_run_fills_the_tables(exported_for, tmp_path):
     [load] = found["rounds"]
     assert load["statuses"].keys() == {"200"} and load["per_second"] > 10 and found["ready_seconds"] > 0.1
     assert 0 < load["latency"]["p50"] <= load["latency"]["p99"] and load["cpu_per_request"]["server"] > 0
-    result = {"hardware": hardware(), "versions": versions(["numpy"]), "quick": True}
-    part = {"tiny": {"command": "", "date": "", "found": {"ours-calibrated": found, "transformers-2x1": found}}}
-    text = serving_report.tables({**result, "saturation": part})
+    entry = {"hardware": hardware(), "versions": versions(["numpy"]), "quick": True, "found": {}}
+    part = {"tiny": entry | {"found": {"ours-calibrated": found, "transformers-2x1": found}}}
+    text = serving_report.tables({"saturation": part})
     speed = serving_report.number(load["per_second"])
     assert f"| tiny, ours-calibrated | {speed} ({speed} - {speed}) |" in text
     assert "| over HTTP / transformers, tiny int8 | 1 | at least 50 | no |" in text
+    assert "tiny models, which measure nothing" in text and "Of saturation tiny." not in text
+    other = {
+        "tiny": entry | {"hardware": {**hardware(), "cpu": "Another"}, "found": {"seconds": {"median": 1, "min": 1, "max": 1}}}
+    }
+    text = serving_report.tables({"saturation": part, "start": other})
+    assert "Of saturation tiny." in text and "Another, " in text and "Of start tiny." in text
 
 
 def test_the_figures_of_scaling_follow_from_the_results():

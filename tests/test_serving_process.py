@@ -111,6 +111,20 @@ def test_a_child_that_is_killed_ends_the_server_with_an_error_that_says_so(expor
     assert last == "vanilla-transformer: the process of the engines ended by SIGKILL, expected it to run as long as the server"
 
 
+def test_a_message_that_cannot_be_read_ends_both(export, tmp_path):
+    """As no message is; the server must not wait for a child that goes on."""
+    code = """
+from vanilla_transformer_export.engine.process import RemoteLanes
+def received(self, *_):
+    raise LookupError("a mistake")
+RemoteLanes.received = received
+"""
+    log = tmp_path / "log"
+    with pytest.raises(RuntimeError, match="was not ready"):
+        patched(code, export, log, "--grace", "0.1")
+    assert log.read_text().splitlines()[-1].startswith("vanilla-transformer: the process of the engines ended for LookupError")
+
+
 def test_a_server_that_is_killed_leaves_no_child(export, load, tmp_path):
     server = patched("", export, tmp_path / "log")
     child = server.processes[1]

@@ -122,11 +122,13 @@ class EngineProcess(asyncio.Protocol):
             self._opened.set_result(None) if error is None else self._opened.set_exception(error)
 
     def connection_lost(self, reason: Exception | None) -> None:
+        """Of a child that has ended, or of a message that could not be read, which ends the child."""
         if self._is_closing:
             return
-        self.error = ChildProcessError(
-            f"the process of the engines ended {self.reaped()}, expected it to run as long as the server"
-        )
+        ended = self.reaped()
+        if not isinstance(reason, OSError | None):
+            ended = f"for {reason!r}"
+        self.error = ChildProcessError(f"the process of the engines ended {ended}, expected it to run as long as the server")
         if self._opened is not None and not self._opened.done():
             self._opened.set_exception(self.error)
         for lanes in self.lanes.values():
@@ -134,7 +136,8 @@ class EngineProcess(asyncio.Protocol):
         self.failed(self.error)
 
     def reaped(self) -> str:
-        """How the child has ended, in words."""
+        """How the child has ended, in words; it ends now if it has not."""
+        os.kill(self.pid, signal.SIGKILL)  # which changes nothing of how one ended that nobody has waited for
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return f"with code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
 
@@ -147,7 +150,6 @@ class EngineProcess(asyncio.Protocol):
             self._transport.close()
         self.socket.close()
         if self.error is None:
-            os.kill(self.pid, signal.SIGKILL)
             self.reaped()
 
 
