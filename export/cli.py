@@ -4,15 +4,12 @@ imports what it needs when it runs."""
 import argparse
 import contextlib
 import dataclasses
-import errno
 import json
 import os
-import signal
 import sys
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from . import UNINSTALLED
 from .arguments import (
@@ -30,17 +27,20 @@ from .arguments import (
     unicode,
 )
 from .errors import UsageError
+from .program import (
+    PROGRAM,
+    Terminated,
+    fail,
+    is_expected,
+    open_standard_streams,
+    say,
+    terminated_as_interrupted,
+    warnings_in_one_line,
+)
 
-PROGRAM = "vanilla-transformer"
 CHECKPOINT = "checkpoint directory or Hub id"
 DEVICES = ("cpu", "cuda", "tensorrt")
 ATTENTION_KINDS = ("encoder", "decoder", "cross")
-# Of a path, by what the operating system says of it.
-EXPECTED = {
-    errno.ENOENT: "expected it to exist",
-    errno.EISDIR: "expected a file",
-    errno.ENOTDIR: "expected a directory",
-}
 
 
 class Verb(NamedTuple):
@@ -683,100 +683,6 @@ def installed() -> Mapping[str, str]:
     except PackageNotFoundError:
         return {"Summary": "", "Version": UNINSTALLED}
     return {"Summary": str(found.json.get("summary", "")), "Version": found["Version"]}
-
-
-def is_expected(error: Exception) -> bool:
-    """Whether `error` is what the library, or one that it calls, raises for wrong input, files and devices: no mistake of ours.
-    Those of other libraries are known by name, because none is imported here."""
-    if isinstance(error, OSError | ValueError | FloatingPointError | ImportError | FutureWarning | DeprecationWarning):
-        return True
-    if type(error).__module__ == "huggingface_hub.errors":  # a config's type checks
-        return True
-    # Of safetensors and of torch where no room is left on the disk.
-    return type(error).__name__ == "SafetensorError" or "inline_container.cc" in str(error)
-
-
-@contextlib.contextmanager
-def warnings_in_one_line() -> Iterator[None]:
-    """Those for users: what they typed or wrote is old, and what this package has to say. Where in the code that was found is
-    nothing to them."""
-    before = warnings.formatwarning
-    package = os.path.join(os.path.dirname(__file__), "")
-
-    def formatted(message, category, filename, *place):
-        if issubclass(category, FutureWarning | DeprecationWarning) or filename.startswith(package):
-            return f"{PROGRAM}: warning: {one_line(message)}\n"
-        return before(message, category, filename, *place)
-
-    warnings.formatwarning = formatted
-    try:
-        yield
-    finally:
-        warnings.formatwarning = before
-
-
-def open_standard_streams() -> None:
-    """Where one is closed, the next file that is opened gets its number, and whatever a library prints."""
-    while (number := os.open(os.devnull, os.O_RDWR)) < 3:
-        os.set_inheritable(number, True)
-    os.close(number)
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, which is to leave as little behind as Ctrl-C."""
-
-
-@contextlib.contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
-    def terminate(*_):
-        raise Terminated
-
-    try:
-        before = signal.signal(signal.SIGTERM, terminate)
-    except ValueError:  # not the main thread: the program that called decides what signals do
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def say(result: object) -> None:
-    """Prints `result` at once: that it cannot be written is found here, and not where the interpreter ends.
-
-    Raises:
-        OSError: if standard output is closed, or nobody reads it.
-    """
-    if sys.stdout is None:
-        raise OSError("standard output is closed, expected a place for the result")
-    try:
-        print(result, flush=True)
-    except OSError as error:
-        with contextlib.suppress(OSError, ValueError):  # what is left in the buffer is not tried again
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise OSError(f"standard output cannot be written: {error.strerror or error}") from None
-
-
-def one_line(text: object) -> str:
-    return " ".join(str(text).split())
-
-
-def words_of(error: object) -> object:
-    """`error`, in words that say what was expected where the operating system only says what is wrong with a path."""
-    if not isinstance(error, OSError) or error.filename is None:
-        return error
-    expected = EXPECTED.get(error.errno or 0)
-    return error if expected is None else f"{str(error.filename)!r}: {error.strerror}, {expected}"
-
-
-def fail(error: object, code: int = 1) -> NoReturn:
-    """Ends the process with one line."""
-    line = f"{PROGRAM}: {one_line(words_of(error))}"
-    if code == 1:
-        sys.exit(line)
-    print(line, file=sys.stderr)
-    sys.exit(code)
 
 
 if __name__ == "__main__":

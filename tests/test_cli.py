@@ -1,33 +1,25 @@
 """The command: its verbs end to end on tiny data, and its errors, which are one line and no traceback."""
 
-import contextlib
 import dataclasses
-import errno
 import importlib.metadata
-import io
 import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import threading
-import time
 import tomllib
-import warnings
 from pathlib import Path
 
 import pytest
 import sacrebleu
 import torch
 from checkpoints import copy_of, list_file, toy_corpus, write_corpus
-from safetensors import SafetensorError
+from command_line import COMMAND, command, error_of
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from vanilla_transformer import conversion
-from vanilla_transformer.training import averaging
 from vanilla_transformer.training.tokenizer import train_tokenizer
 from vanilla_transformer_export import Options, cli
 from vanilla_transformer_export.arguments import key_value, output_of
@@ -35,7 +27,6 @@ from vanilla_transformer_export.cli import VERBS, main
 from vanilla_transformer_export.targets.registry import targets
 
 ROOT = Path(__file__).parents[1]
-COMMAND = Path(sys.executable).with_name("vanilla-transformer")
 TEXTS = [source for source, _ in toy_corpus(6, seed=9)]
 SHAPE = dict(hidden_size=32, intermediate_size=40, num_attention_heads=4, encoder_layers=1, decoder_layers=1, head_dim=6)
 SETTINGS = [
@@ -45,10 +36,6 @@ SETTINGS = [
     "training.warmup_steps=20",
 ]
 SETTINGS += ["training.learning_rate=5e-3", *(f"model.{name}={value}" for name, value in SHAPE.items())]
-
-
-def command(*arguments, **kwargs):
-    return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=300, **kwargs)
 
 
 def last_line(done):
@@ -433,16 +420,22 @@ def test_the_warning_of_an_old_flag_is_one_line_of_the_command():
     assert done.returncode == 2
 
 
-def test_warnings_for_users_are_one_line_and_others_as_they_were():
-    before = warnings.formatwarning
-    with cli.warnings_in_one_line():
-        for category in (FutureWarning, DeprecationWarning):
-            assert warnings.formatwarning("two\nlines", category, "a.py", 1) == "vanilla-transformer: warning: two lines\n"
-        ours = (UserWarning, cli.__file__, 1)  # a file of the package
-        assert warnings.formatwarning("two\nlines", *ours) == "vanilla-transformer: warning: two lines\n"
-        place = ("a.py", 1, "x = 1")
-        assert warnings.formatwarning("text", UserWarning, *place) == before("text", UserWarning, *place)
-    assert warnings.formatwarning is before
+@pytest.mark.filterwarnings("ignore:--out is now", "ignore:--target is now")
+def test_the_beginning_of_a_flag_works_for_one_release_and_two_names_of_a_flag_are_too_much(tmp_path, capsys):
+    """As argparse took them. Nothing is read: what is wrong with the arguments is found first."""
+    with pytest.warns(FutureWarning, match="--num-bea is now --num-beams, and goes away in the next release"):
+        args = cli.parse(["generate", "export", "--num-bea", "3"])
+    assert args.num_beams == 3
+    for words, message in (
+        (["average", "a", "--out", "b", "--output", "c"], "--out and --output are one flag, expected --output alone"),
+        (["evaluate", "m", "--references", "b", "--target", "c"], "--references and --target are one flag, expected"),
+        (["generate", "e", "--num", "3"], "no flag '--num'"),  # the beginning of two
+        (["convert", "a", "b", "--output", "c", "--dry-run"], "two outputs, b and --output c"),
+    ):
+        with pytest.raises(SystemExit) as caught, pytest.MonkeyPatch.context() as patch:
+            patch.chdir(tmp_path)
+            cli.main(words)
+        assert caught.value.code == 2 and message in capsys.readouterr().err.splitlines()[-1]
 
 
 # ----------------------------------------------------------------------------------------------------------------- values
@@ -512,39 +505,7 @@ def test_options_of_evaluate_that_no_model_takes_are_wrong_usage(trained, corpus
     assert expected[options[1]] in capsys.readouterr().err
 
 
-class Unwritable(io.StringIO):
-    def flush(self):
-        raise BrokenPipeError(32, "Broken pipe")
-
-
-@pytest.mark.parametrize("stdout, message", [(None, "output is closed"), (Unwritable(), "cannot be written: Broken pipe")])
-def test_a_result_that_nobody_can_read_is_an_error(exported, monkeypatch, stdout, message):
-    monkeypatch.setattr(sys, "stdout", stdout)
-    with pytest.raises(SystemExit, match=f"^vanilla-transformer: standard .*{message}"):
-        main(["info", str(exported("encoder").checkpoint)])
-
-
-@pytest.mark.parametrize("closed", ["exec >&-", "exec > /dev/full"])
-def test_closed_or_full_standard_output_is_one_line(closed):
-    script = f'{closed}; exec "$@"'
-    arguments = ["sh", "-c", script, "sh", COMMAND, "doctor"]
-    done = subprocess.run(arguments, stderr=subprocess.PIPE, text=True, timeout=300)
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
-    assert done.stderr.startswith("vanilla-transformer: standard output ")
-
-
 # ------------------------------------------------------------------------------------------------------------------ errors
-
-
-def error_of(*arguments):
-    """The message the command ends with; any other exception than SystemExit would be a traceback."""
-    errors = io.StringIO()
-    with contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as caught:
-        main([str(argument) for argument in arguments])
-    code = caught.value.code
-    message = errors.getvalue().splitlines()[-1] if code == 2 else code
-    assert message.startswith("vanilla-transformer: ") and "\n" not in message
-    return message
 
 
 def test_an_error_in_a_process_is_one_line_on_stderr_and_ends_with_1(tmp_path):
@@ -663,124 +624,3 @@ def test_a_tokenizer_larger_than_the_model_is_an_error(exported, tmp_path):
     directory = copy_of(exported("causal").directory, tmp_path)
     with_tokenizer(directory, 60)
     assert "[0, 47]" in error_of("generate", directory, "der große alte Bub findet")
-
-
-# ------------------------------------------------------------------------------------------------------------ interrupts
-
-
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_verb_ends_with_one_line_its_code_and_nothing_on_disk(tmp_path, monkeypatch, capsys, number, code):
-    def interrupted(_):
-        assert (tmp_path / ".out.partial").is_dir()
-        os.kill(os.getpid(), number)
-        time.sleep(60)  # until it is there
-
-    monkeypatch.setattr(averaging, "averaged", interrupted)
-    before, interrupts = signal.getsignal(signal.SIGTERM), signal.signal(signal.SIGINT, signal.default_int_handler)
-    with pytest.raises(SystemExit) as caught:
-        main(["average", "one", "two", "--output", str(tmp_path / "out")])
-    signal.signal(signal.SIGINT, interrupts)  # which the processes of a parallel test run ignore
-    assert caught.value.code == code
-    assert capsys.readouterr().err == "vanilla-transformer: interrupted\n"
-    assert list(tmp_path.iterdir()) == []
-    assert signal.getsignal(signal.SIGTERM) is before  # whoever calls `main` keeps its own
-
-
-@pytest.mark.parametrize("error", [SafetensorError("os error 28"), RuntimeError("inline_container.cc:672 . unexpected pos 64")])
-def test_a_full_disk_is_one_line_whoever_finds_it(tmp_path, monkeypatch, error):
-    def full(_):
-        raise error
-
-    monkeypatch.setattr(averaging, "averaged", full)
-    assert str(error) in error_of("average", "one", "--output", tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "place, opened, said",
-    [
-        ("none", open, "No such file or directory, expected it to exist"),
-        ("", open, "Is a directory, expected a file"),
-        ("file", os.listdir, "Not a directory, expected a directory"),
-    ],
-)
-def test_what_is_wrong_with_a_path_is_one_line_with_what_was_expected(tmp_path, monkeypatch, place, opened, said):
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(averaging, "averaged", lambda _: opened(tmp_path / place))
-    found = error_of("average", "one", "--output", tmp_path / "out")
-    assert found == f"vanilla-transformer: {str(tmp_path / place)!r}: {said}"
-
-
-def test_a_file_that_has_a_number_in_place_of_a_name_is_one_line_too():
-    found = cli.words_of(FileNotFoundError(errno.ENOENT, "No such file or directory", 7))
-    assert found == "'7': No such file or directory, expected it to exist"
-
-
-@pytest.mark.parametrize("error", [KeyError("name"), RuntimeError("a mistake"), AssertionError()])
-def test_a_mistake_of_ours_keeps_its_traceback(tmp_path, monkeypatch, error):
-    def mistaken(_):
-        raise error
-
-    monkeypatch.setattr(averaging, "averaged", mistaken)
-    with pytest.raises(type(error)):
-        main(["average", "one", "--output", str(tmp_path / "out")])
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_package_that_is_missing_is_one_line_with_the_extra_that_brings_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "vanilla_transformer.info", None)
-    said = error_of("info", "anywhere")
-    assert said.startswith("vanilla-transformer: import of vanilla_transformer.info halted")
-    assert said.endswith(": pip install 'vanilla-transformer[torch]'")
-
-
-def test_no_file_gets_the_number_of_a_closed_standard_stream(tmp_path):
-    child = os.fork()
-    if not child:
-        try:
-            os.close(0)
-            os.close(2)
-            cli.open_standard_streams()
-            os._exit(os.open(tmp_path / "file", os.O_CREAT))
-        finally:
-            os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) > 2
-
-
-def test_nothing_stays_open_where_no_standard_stream_was_closed():
-    child = os.fork()
-    if not child:
-        try:
-            os.closerange(3, 4096)
-            cli.open_standard_streams()
-            os._exit(os.dup(0))
-        finally:
-            os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-
-
-def test_the_library_leaves_signals_alone(capsys):
-    """Also the command does, where it is called in a thread: only the main one may set what they do."""
-    before, done = signal.getsignal(signal.SIGTERM), []
-    thread = threading.Thread(target=lambda: (main(["doctor"]), done.append(signal.getsignal(signal.SIGTERM))))
-    thread.start()
-    thread.join()
-    assert done == [before]
-
-
-@pytest.mark.filterwarnings("ignore:--out is now", "ignore:--target is now")
-def test_the_beginning_of_a_flag_works_for_one_release_and_two_names_of_a_flag_are_too_much(tmp_path, capsys):
-    """As argparse took them. Nothing is read: what is wrong with the arguments is found first."""
-    with pytest.warns(FutureWarning, match="--num-bea is now --num-beams, and goes away in the next release"):
-        args = cli.parse(["generate", "export", "--num-bea", "3"])
-    assert args.num_beams == 3
-    for words, message in (
-        (["average", "a", "--out", "b", "--output", "c"], "--out and --output are one flag, expected --output alone"),
-        (["evaluate", "m", "--references", "b", "--target", "c"], "--references and --target are one flag, expected"),
-        (["generate", "e", "--num", "3"], "no flag '--num'"),  # the beginning of two
-        (["convert", "a", "b", "--output", "c", "--dry-run"], "two outputs, b and --output c"),
-    ):
-        with pytest.raises(SystemExit) as caught, pytest.MonkeyPatch.context() as patch:
-            patch.chdir(tmp_path)
-            cli.main(words)
-        assert caught.value.code == 2 and message in capsys.readouterr().err.splitlines()[-1]

@@ -3,7 +3,6 @@ header, neither of time nor of size, and none for what a client does not read.""
 
 import asyncio
 import contextlib
-import resource
 import socket
 import sys
 import time
@@ -154,6 +153,8 @@ def taking_all(listener: socket.socket, opened: Callable[[], asyncio.Protocol]) 
 
 def files_for(connections: int) -> int:
     """How many connections this process may open, at most `connections`; it raises its limit of open files for them."""
+    import resource  # which Windows has not
+
     wanted = connections + SPARE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,0 +1,28 @@
+"""The command as tests run it: in a process of its own, or here up to its error."""
+
+import contextlib
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vanilla_transformer_export.cli import main
+
+COMMAND = Path(sys.executable).with_name("vanilla-transformer")
+
+
+def command(*arguments, **kwargs):
+    return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=300, **kwargs)
+
+
+def error_of(*arguments):
+    """The message the command ends with; any other exception than SystemExit would be a traceback."""
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as caught:
+        main([str(argument) for argument in arguments])
+    code = caught.value.code
+    message = errors.getvalue().splitlines()[-1] if code == 2 else code
+    assert message.startswith("vanilla-transformer: ") and "\n" not in message
+    return message
