@@ -38,14 +38,14 @@ tokens = runtime.generate(numpy.array(json.loads(sys.argv[4])), max_new_tokens=5
 assert doctor.report(devices.facts())
 print(json.dumps([runtime.threads, tokens.tolist()]))
 """
-WITH_TORCH = "accelerate datasets matplotlib.pyplot onnx onnx_ir onnxscript sacrebleu torch.onnx transformers.trainer uvicorn uvloop"
+WITH_ALL = "accelerate datasets matplotlib.pyplot onnx onnx_ir onnxscript sacrebleu torch.onnx transformers.trainer uvloop"
 
 
 @pytest.mark.parametrize(
     "others, packages",
     [
         ("", ""),
-        pytest.param(WITH_TORCH, "vanilla_transformer vanilla_transformer_export", marks=pytest.mark.slow),
+        pytest.param(WITH_ALL, "vanilla_transformer vanilla_transformer_export", marks=pytest.mark.slow),
     ],
     ids=["runtime", "all modules"],
 )
