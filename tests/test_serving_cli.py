@@ -226,6 +226,13 @@ def test_a_second_signal_ends_it_at_once(export_of_text):
         ("tokenizer.json", None, "tokenizer.json is missing: the export is incomplete"),
         ("manifest.json", b"{", "manifest.json is not JSON"),
         ("manifest.json", b"{}", "has schema version None, expected 1"),
+        ("config.json", b"{}", "config.json lacks 'num_hidden_layers': export again"),
+        ("config.json", b'{"num_hidden_layers": 1, "hidden_size": {}}', "config.json lacks 'num_attention_heads'"),
+        (
+            "config.json",
+            b'{"num_hidden_layers": 1, "hidden_size": {}, "num_attention_heads": {}}',
+            "config.json has a size that is no number",
+        ),
     ],
 )
 def test_an_export_that_is_damaged_is_one_line_and_ends_with_1(export_of_text, tmp_path, name, content, message, capsys):

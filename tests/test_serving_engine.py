@@ -282,6 +282,24 @@ def test_what_does_not_fit_is_refused_with_both_numbers(exported_for):
         engine.job([5] * 7, {})
 
 
+def test_slots_are_no_longer_than_learned_positions(exported_for):
+    """Which no position of another kind limits."""
+    learned, other = (engine_of(exported_for(name, "cpu")[1], max_length=2000) for name in (DECODER, SEQ2SEQ))
+    assert (learned.room.length, other.room.length) == (60, 2000)
+    assert learned.runtime.config["position_embedding_type"] == "learned"
+
+
+def test_slots_that_there_is_no_memory_for_are_wrong_usage(exported_for, monkeypatch):
+    def full(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(SlotBatch, "stacked", full)
+    with pytest.raises(
+        UsageError, match=r"no memory for 8 slots of 30 tokens, \d+ MB: expected fewer slots"
+    ):
+        engine_of(exported_for(DECODER, "cpu")[1], max_length=30)
+
+
 def test_a_list_of_texts_holds_up_no_short_request_and_a_full_queue_refuses(exported_for):
     engine = engine_of(exported_for(DECODER, "cpu")[1], slots=2)
     job = functools.partial(engine.job, [5], dict(max_new_tokens=3))

@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 from pathlib import Path
 
 import numpy as np
 import pytest
 from serving_load import TEXTS, assert_no_harm, body, connect, load_of, metric, request, serving, vanish, wait_until, with_words
-from serving_servers import Plan, Server, outcome
+from serving_servers import OURS, Plan, Server, outcome
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.engine.process import engine_process, portable
@@ -91,6 +92,15 @@ def test_rows_that_wait_in_the_child_are_counted_and_what_is_too_much_is_refused
         assert server.post("/translate", json.loads(body("w5")))["translatedText"]
 
 
+def test_fewer_connections_than_asked_for_are_logged_and_slots_of_one_token_are_served(export, tmp_path):
+    log = tmp_path / "log"
+    command = ["sh", "-c", 'ulimit -n 300; exec "$@"', "sh", *OURS, str(export), "--log-level", "warning", "--max-length", "1"]
+    server = Server(Plan(command), log)
+    assert server.stop() == 0
+    said = "the limit of open files allows 172 connections, expected it to allow 4096, as --connections says"
+    assert [json.loads(line)["message"] for line in log.read_text().splitlines() if "warning" in line] == [said]
+
+
 # ---------------------------------------------------------------------------------------------------------- where one ends
 
 
@@ -109,6 +119,62 @@ def test_a_child_that_is_killed_ends_the_server_with_an_error_that_says_so(expor
     assert found["statuses"]["200"] > 0
     last = log.read_text().splitlines()[-1]
     assert last == "vanilla-transformer: the process of the engines ended by SIGKILL, expected it to run as long as the server"
+
+
+IGNORES_CHILDREN = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"  # as a parent may, whose choice is inherited
+
+
+@pytest.mark.parametrize("code, number, said", [(IGNORES_CHILDREN, signal.SIGKILL, "SIGKILL"), ("", 36, "signal 36")])
+def test_how_the_child_ended_is_known_and_logged_at_once(export, tmp_path, code, number, said):
+    server, log = patched(code, export, tmp_path / "log", "--grace", "2"), tmp_path / "log"
+    os.kill(server.processes[1], number)
+    ended = f"the process of the engines ended by {said}, expected it to run as long as the server"
+    wait_until(lambda: f'"level": "error", "message": "{ended}"' in log.read_text())
+    assert server.process.poll() is None and server.status("/health/ready") == 503
+    assert server.process.wait(10) == 1
+    assert log.read_text().splitlines()[-1] == f"vanilla-transformer: {ended}"
+
+
+def test_a_server_whose_parent_ignores_children_ends_well(export, tmp_path):
+    server = patched(IGNORES_CHILDREN, export, tmp_path / "log", "--grace", "0.1")
+    assert server.stop() == 0, (tmp_path / "log").read_text()
+
+
+def test_a_lane_that_cannot_tell_what_it_has_ends_both(export, tmp_path):
+    """As for want of memory: without the lane, no request would have an answer."""
+    code = """
+from vanilla_transformer_export.engine import process
+framed = process.framed
+def without_memory(message):
+    if len(message) == 4 and any(answers for _, _, answers, _ in message[-1]):
+        raise MemoryError
+    return framed(message)
+process.framed = without_memory
+"""
+    log = tmp_path / "log"
+    with pytest.raises(RuntimeError, match="was not ready"):  # the first answer is that of the warm-up
+        patched(code, export, log, "--grace", "0.1")
+    said = log.read_text().splitlines()
+    assert "MemoryError" in said
+    assert said[-1].startswith("vanilla-transformer: the process of the engines ended with code 1, expected it to run")
+
+
+def test_a_child_that_was_stopped_holds_the_clock_up_and_ends_with_its_server(export, tmp_path):
+    server = patched("", export, tmp_path / "log")
+    child = server.processes[1]
+    os.kill(child, signal.SIGSTOP)
+    asking = threading.Thread(target=server.post, args=("/translate", json.loads(body("w5 w6"))))
+    asking.start()
+    wait_until(lambda: metric(server, "vanilla_transformer_rows_waiting") == 1)
+    time.sleep(0.3)
+    before = metric(server, "vanilla_transformer_first_token_seconds_sum")
+    os.kill(child, signal.SIGCONT)
+    asking.join()
+    wait_until(lambda: metric(server, "vanilla_transformer_first_token_seconds_sum") - before > 0.3)
+    os.kill(child, signal.SIGSTOP)
+    server.process.kill()
+    server.process.wait()
+    wait_until(lambda: not is_running(child))
 
 
 def test_a_message_that_cannot_be_read_ends_both(export, tmp_path):

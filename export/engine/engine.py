@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import UsageError
+from ..runtime.inputs import position_limit
 from ..runtime.options import Options
 from .batch import Batch, Room, SlotBatch, slot_bytes
 from .jobs import Event, Generated, Job
@@ -33,12 +34,12 @@ class Engine:
         lanes: threads, each with a batch of its own; they share the runtime.
         slots: rows that all lanes together run at most; by default 64, and no more than fit into 1 GiB of each lane.
         max_source, max_length: tokens that are read of a source, and of a prompt with its new tokens, at most; by default the
-            model's positions, and no more than 512.
+            model's positions, and no more than 512. Learned positions are a limit always.
         queue: rows that may wait.
         elsewhere: what runs the lanes, as those of another process, instead of threads of this one, which needs no graphs then.
 
     Raises:
-        UsageError: for fewer slots than lanes.
+        UsageError: for fewer slots than lanes, and for slots that there is no memory for.
     """
 
     def __init__(
@@ -55,11 +56,15 @@ class Engine:
         self.runtime = runtime
         self.arrangement = Arrangement(lanes, runtime.threads)
         reads = "encoder" in runtime.specs
-        longest = min(runtime.config["max_position_embeddings"], MOST_LENGTH)
-        self.room = Room(1, (max_source or longest) if reads else 0, max_length or longest)
+        self.room = Room(1, self.longest(max_source) if reads else 0, self.longest(max_length))
         self.room = dataclasses.replace(self.room, rows=self.rows_of_lane(lanes, slots))
         self.lanes = elsewhere or self.threads(queue, events or NoEvents())
         self._known: dict[tuple, tuple[Options, list[int]]] = {}
+
+    def longest(self, given: int | None) -> int:
+        """Tokens of a slot where so many are `given`."""
+        found = given or min(self.runtime.config["max_position_embeddings"], MOST_LENGTH)
+        return min(found, position_limit(self.runtime.config) or found)
 
     def rows_of_lane(self, lanes: int, slots: int | None) -> int:
         if slots is None:
@@ -69,7 +74,11 @@ class Engine:
         return slots // lanes
 
     def threads(self, queue: int, events: EngineEvents) -> ThreadLanes:
-        return ThreadLanes(Queue(queue), [self.batch() for _ in range(self.arrangement.lanes)], events)
+        try:
+            return ThreadLanes(Queue(queue), [self.batch() for _ in range(self.arrangement.lanes)], events)
+        except MemoryError:
+            found = f"no memory for {self.arrangement.lanes * self.room.rows} slots of {self.describe_room()}"
+            raise UsageError(f"{found}: expected fewer slots, or a smaller max_source or max_length") from None
 
     def batch(self) -> Batch:
         if self.runtime.step is not None:
@@ -83,9 +92,13 @@ class Engine:
         threads = f"{self.arrangement}, {self.room.rows} rows each"
         if self.runtime.step is None:
             return f"whole batches grouped by length (the export has no step for continuous batching), {threads}"
+        return f"continuous batching, {threads} of {self.describe_room()} of slots"
+
+    def describe_room(self) -> str:
+        """What a slot holds, and what all of them take."""
         size = self.arrangement.lanes * self.room.rows * slot_bytes(self.runtime, self.room) / 1e6
         source = f"{self.room.source} source tokens and " if self.room.source else ""
-        return f"continuous batching, {threads} of {source}{self.room.length} tokens, {size:.0f} MB of slots"
+        return f"{source}{self.room.length} tokens, {size:.0f} MB"
 
     def job(
         self,

@@ -32,6 +32,7 @@ from .refusals import draining, overloaded
 HEADER = 4  # bytes before each message, which say how long it is
 LATE = 0.005  # seconds after which the parent hears of what no answer has told it
 M_ARENA_MAX = -8  # of malloc.h
+PR_SET_PDEATHSIG = 1  # of sys/prctl.h
 NICE = 5  # of the child to the parent, whose short work all requests wait for. Measured: 4 % more requests, refused sooner
 SIGNALS = (signal.SIGINT, signal.SIGTERM)  # to end, which the parent answers
 NO_LIMIT = sys.maxsize  # of rows that wait in the child: the parent counts them
@@ -139,7 +140,8 @@ class EngineProcess(asyncio.Protocol):
         """How the child has ended, in words; it ends now if it has not."""
         os.kill(self.pid, signal.SIGKILL)  # which changes nothing of how one ended that nobody has waited for
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return f"with code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
+        names = {each.value: each.name for each in signal.Signals}  # those of real time have none
+        return f"with code {code}" if code >= 0 else f"by {names.get(-code, f'signal {-code}')}"
 
     def close(self) -> None:
         """Ends the child at once: it has nothing to save."""
@@ -184,7 +186,7 @@ class RemoteLanes:
         if self.waiting and self.waiting + rows > self.most:
             raise overloaded(self.waiting, self.most)
         ticket.number = next(self.numbers)
-        self.process.send(("put", self.engine, ticket.number, ticket.jobs, ticket.streams))
+        self.process.send(("put", self.engine, ticket.number, ticket.jobs, ticket.streams, time.perf_counter()))
         self.tickets[ticket.number] = ticket
         self.rows_sent += rows
 
@@ -234,10 +236,16 @@ class RemoteLanes:
 
 def forked(run: Callable[[], None]) -> int:
     """The process that does `run`, and ends with it. Signals to end it are the parent's, and ignored."""
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # as who started us may have it: nobody could wait for a child
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which are numpy's, and end before a fork
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            found = f"cannot start the process of the engines: {error.strerror or error}"
+            raise OSError(f"{found}, expected that there may be one more process") from None
     if not pid:
         try:
             for number in SIGNALS:
@@ -256,9 +264,25 @@ def forked(run: Callable[[], None]) -> int:
 def run_child(parents: socket.socket, connection: socket.socket) -> None:
     """Serves what comes from the parent, until that has ended or closed its own socket."""
     parents.close()
+    die_with_parent()
+    threading.excepthook = end
     os.nice(NICE)
     sys.setswitchinterval(SWITCH_INTERVAL)
     Child(connection).run()
+
+
+def die_with_parent() -> None:
+    """Even where this process was stopped, and sees nothing of what its sockets say. Linux has it."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def end(failure: threading.ExceptHookArgs) -> None:
+    """For what a lane fails of beside its runs, as of memory for an answer: without it, nobody would get one."""
+    try:
+        sys.excepthook(failure.exc_type, failure.exc_value or failure.exc_type(), failure.exc_traceback)
+    finally:
+        os._exit(1)
 
 
 class Child:
@@ -308,9 +332,10 @@ class Outbox:
 
     # What the parent asks.
 
-    def put(self, number: int, jobs: Sequence[Job], streams: bool) -> None:
+    def put(self, number: int, jobs: Sequence[Job], streams: bool, put_at: float) -> None:
         ticket = Ticket(jobs, lambda events, is_over: self.news.append(told(ticket, events, is_over)), streams)
         ticket.number = number
+        ticket.put_at = put_at
         ticket.call = self.call
         self.tickets[number] = ticket
         self.rows_put += ticket.rows_waiting

@@ -36,7 +36,7 @@ class Ticket:
         self.error: Exception | None = None
         self.cancelled = False
         self.number = 0  # by which another process knows it
-        self.put_at = 0.0
+        self.put_at = 0.0  # when it came; another process may have known it before
         self.has_begun = False
         self.waiting = deque(Run(job, self, place) for place, job in enumerate(jobs))
         self.left = sum(samples_of(job) for job in jobs)
@@ -112,7 +112,7 @@ class Queue:
                 self.forget_over()
             if self.rows and self.rows + rows > self.most:
                 raise overloaded(self.rows, self.most)
-            ticket.put_at = time.perf_counter()
+            ticket.put_at = ticket.put_at or time.perf_counter()
             self.tickets.append(ticket)
             self.rows += rows
             self.changed.notify(len(ticket.jobs))

@@ -86,10 +86,15 @@ def check_ends(ids: np.ndarray, mask: np.ndarray, eos_token_ids: Sequence[int]) 
         raise ValueError(f"row {int(endless.argmax())} of input_ids has no end token, expected one of {eos_token_ids} in it")
 
 
+def position_limit(config: dict) -> int | None:
+    """The rows of a learned table, `None` for positions of another kind."""
+    return config["max_position_embeddings"] if config["position_embedding_type"] in ("learned", "learned_relative") else None
+
+
 def check_positions(length: int, config: dict) -> None:
     """Raises ValueError for more tokens than a learned table has rows."""
-    rows = config["max_position_embeddings"]
-    if config["position_embedding_type"] in ("learned", "learned_relative") and length > rows:
+    rows = position_limit(config)
+    if rows is not None and length > rows:
         raise ValueError(f"{length} tokens, prompt and new ones together, are more than the {rows} learned positions")
 
 

@@ -69,11 +69,19 @@ class Server:
         self.service = Service(found, settings, token, say, protocols, process=process)
         if process is not None:
             process.failed = self.fail
-        self.connections = Connections(files_for(settings.connections), settings.header_timeout, settings.timeout)
+        self.connections = Connections(self.most_connections(), settings.header_timeout, settings.timeout)
         self.uvicorn = uvicorn.Server(self.config())
         self.stopping = asyncio.Event()
         self.gave_up = False  # on requests that did not end in time
         self.error: Exception | None = None  # for which the server stops
+
+    def most_connections(self) -> int:
+        """As the system allows."""
+        wanted = self.settings.connections
+        if (most := files_for(wanted)) < wanted:
+            found = f"the limit of open files allows {most} connections"
+            self.service.log.write("warning", f"{found}, expected it to allow {wanted}, as --connections says")
+        return most
 
     def config(self) -> uvicorn.Config:
         off: dict[str, Any] = dict(log_config=None, access_log=False, server_header=False, proxy_headers=False)
@@ -142,6 +150,7 @@ class Server:
 
     def fail(self, error: Exception) -> None:
         """Stops the server for what it cannot go on without."""
+        self.service.log.write("error", str(error))
         self.error = error
         self.service.lifecycle.leaving = True
         self.stopping.set()

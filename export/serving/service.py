@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from ..engine.engine import Engine
 from ..engine.lanes import SWITCH_INTERVAL
 from ..engine.process import EngineProcess
-from ..engine.sizing import arrangement
+from ..engine.sizing import Arrangement, arrangement
 from ..runtime.artifact import json_object
 from ..runtime.devices import processors
 from ..runtime.predictions import open_runtime
@@ -47,8 +47,7 @@ async def load(source: Source, settings: Settings, metrics: Metrics, cores: int,
 
     Raises what the runtime raises for a damaged export, and UsageError for a setting that the model cannot have.
     """
-    path = source.directory / CONFIG
-    arranged = arrangement(json_object(path, path.read_bytes()), cores, settings.lanes, settings.threads)
+    arranged = arrangement_for(source, settings, cores)
     events = metrics.of_engine(source.name)
     options: dict[str, Any] = dict(threads=arranged.threads, dtype=settings.dtype)
     if source.generates:
@@ -70,6 +69,17 @@ async def load(source: Source, settings: Settings, metrics: Metrics, cores: int,
     return model
 
 
+def arrangement_for(source: Source, settings: Settings, cores: int) -> Arrangement:
+    """Before the runtime is there, which checks the config too. Raises ValueError for one without the sizes of a model."""
+    path = source.directory / CONFIG
+    config = json_object(path, path.read_bytes())
+    try:
+        return arrangement(config, cores, settings.lanes, settings.threads)
+    except (KeyError, TypeError) as error:
+        found = f"lacks {error}" if isinstance(error, KeyError) else f"has a size that is no number: {error}"
+        raise ValueError(f"{path} {found}: export again") from None
+
+
 def description(model: ServedModel) -> str:
     """One line of what is served."""
     artifact = model.runtime.runtime.artifact
@@ -80,7 +90,8 @@ def description(model: ServedModel) -> str:
 async def warm(model: ServedModel) -> None:
     """The first run of a graph takes longer than those after it."""
     if model.engine is not None:
-        await model.engine.answers([model.engine.job([0], {"max_new_tokens": 2, "num_beams": 1})])
+        tokens = min(2, model.engine.room.length)
+        await model.engine.answers([model.engine.job([0], {"max_new_tokens": tokens, "num_beams": 1})])
 
 
 # --------------------------------------------------------------------------------------------------------- the service
