@@ -294,9 +294,7 @@ def test_slots_that_there_is_no_memory_for_are_wrong_usage(exported_for, monkeyp
         raise MemoryError
 
     monkeypatch.setattr(SlotBatch, "stacked", full)
-    with pytest.raises(
-        UsageError, match=r"no memory for 8 slots of 30 tokens, \d+ MB: expected fewer slots"
-    ):
+    with pytest.raises(UsageError, match=r"no memory for 8 slots of 30 tokens, \d+ MB: expected fewer slots"):
         engine_of(exported_for(DECODER, "cpu")[1], max_length=30)
 
 
