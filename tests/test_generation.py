@@ -72,6 +72,16 @@ def test_a_cache_of_one_kind_does_not_mix_target_and_source():
 
 
 @over(GENERATIVE)
+def test_the_cache_is_taken_by_the_name_that_generate_gives_it_from_5_24_on(model_class):
+    model = build(model_class)
+    name = "decoder_input_ids" if "decoder_input_ids" in inputs(model) else "input_ids"
+    given = inputs(model)
+    expected = model(**given).logits[:, -1:]
+    cache = model(**given | {name: given[name][:, :-1]}, use_cache=True).past_key_values
+    assert_same(model(**given | {name: given[name][:, -1:]}, cache=cache, use_cache=True).logits, expected)
+
+
+@over(GENERATIVE)
 def test_no_cache_unless_asked_for(model_class):
     model = build(model_class, use_cache=False)
     assert model(**inputs(model)).past_key_values is None

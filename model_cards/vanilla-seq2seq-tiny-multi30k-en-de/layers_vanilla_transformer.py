@@ -597,7 +597,7 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
         check_attention_implementation(self.config)
         if encoder_hidden_states is not None and not self.has_cross_attention:
             raise ValueError("encoder_hidden_states were given to a decoder without cross-attention")
-        past_key_values = self.prepare_cache(past_key_values, use_cache)
+        past_key_values = self.prepare_cache(kwargs.pop("cache", past_key_values), use_cache)  # its name from 5.24 on
         has_cross_attention_cache = isinstance(past_key_values, EncoderDecoderCache)
         cache = past_key_values.self_attention_cache if has_cross_attention_cache else past_key_values
         past_length = cache.get_seq_length() if cache is not None else 0
