@@ -87,8 +87,9 @@ def check_ends(ids: np.ndarray, mask: np.ndarray, eos_token_ids: Sequence[int]) 
 
 
 def position_limit(config: dict) -> int | None:
-    """The rows of a learned table, `None` for positions of another kind."""
-    return config["max_position_embeddings"] if config["position_embedding_type"] in ("learned", "learned_relative") else None
+    """The rows of a learned table, `None` for positions of another kind, and for images."""
+    is_learned = config.get("position_embedding_type") in ("learned", "learned_relative")
+    return config.get("max_position_embeddings") if is_learned else None
 
 
 def check_positions(length: int, config: dict) -> None:

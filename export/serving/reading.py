@@ -23,7 +23,7 @@ import numpy as np
 from ..engine.engine import EngineEvents, NoEvents
 from ..engine.refusals import TooLong, draining, overloaded
 from ..engine.sizing import Arrangement
-from ..runtime.inputs import check_inputs
+from ..runtime.inputs import check_inputs, position_limit
 from ..runtime.runtime import MAX_TOKENS, Runtime
 from ..targets.sequences import pair
 from ..targets.spec import TensorSpec, shape_of
@@ -220,7 +220,7 @@ class Reader:
         self.session, self.spec = runtime.sessions["encoder"], runtime.specs["encoder"]
         self.names = [tensor.name for tensor in self.spec.outputs]
         positions = runtime.config.get("max_position_embeddings")
-        self.positions = positions if positions and "learned" in runtime.config["position_embedding_type"] else 2**31
+        self.positions = position_limit(runtime.config) or 2**31
         self.longest = min(longest or 2**31, positions or 2**31)
         self.most_waiting = queue
         self.asked = 0  # rows of requests that are not answered
