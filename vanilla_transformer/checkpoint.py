@@ -34,12 +34,15 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
+from transformers.utils import logging
 
 import vanilla_transformer
 
 from .configuration_vanilla_transformer import CONFIGS, VanillaTransformerConfig
 from .files import CONFIG, IMAGE_PROCESSOR, TARGET_TOKENIZER, TOKENIZER_FILES, VOCABULARIES
+from .generation_settings import drop_unused_settings, is_absent_token
 
+logger = logging.get_logger(__name__)
 GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
 # Of a Hub repository; the folders in it hold exports and the checkpoints of a training run.
@@ -90,6 +93,8 @@ def load_checkpoint(source: str | os.PathLike) -> PreTrainedModel:
     for name, weight in model.named_parameters():
         if wrong := weight.numel() - int(weight.isfinite().sum()):
             raise ValueError(f"{name} of {source} has {wrong} of {weight.numel()} values that are NaN or infinite")
+    for note in drop_unused_settings(model.generation_config) if model.can_generate() else ():
+        logger.warning(note)
     return model.eval()
 
 
@@ -345,7 +350,7 @@ def generation_fault(name: str, value: object, vocab_size: int = 2**31) -> str |
         return "expected a number"
     if (name.startswith("output_") or name in ("do_sample", "use_cache")) and type(value) is not bool:
         return "expected true or false"
-    if name.endswith("_token_id"):
+    if name.endswith("_token_id") and not is_absent_token(name, value):
         tokens = value if isinstance(value, list) and name in SEVERAL else [value]
         size = 2**31 if name in ("bos_token_id", "eos_token_id") else vocab_size  # these two need never be generated
         if not all(type(token) is int and 0 <= token < size for token in tokens):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils import logging
 
 from ..checkpoint import CONFIG, checkpoint_directory, limit_generation, read_raw_config
 from ..configuration_vanilla_transformer import CONFIGS
@@ -31,6 +32,8 @@ from .planning import plan_conversion
 from .registry import FAMILIES, Family
 from .tensors import TensorFiles
 from .torch_nn import check_fields, from_torch
+
+logger = logging.get_logger(__name__)
 
 __all__ = [
     "FAMILIES",
@@ -81,12 +84,18 @@ def converted(source: str | os.PathLike, keep: str | os.PathLike | None = None) 
             raise UsageError(f"keep is {os.fspath(keep)!r}, and {source} needs no conversion: expected none")
         yield checkpoint_directory(source)
     elif keep is not None:
-        convert(source, keep)
+        warn_of(convert(source, keep))
         yield Path(keep)
     else:
         with tempfile.TemporaryDirectory(prefix="vanilla-transformer-") as directory:
-            convert(source, out := Path(directory, "converted"))
+            warn_of(convert(source, out := Path(directory, "converted")))
             yield out
+
+
+def warn_of(facts: dict[str, Any]) -> None:
+    """Log the notes of a conversion whose result nobody prints."""
+    for note in facts["notes"]:
+        logger.warning(note)
 
 
 def is_ours(source: str | os.PathLike) -> bool:

@@ -38,7 +38,8 @@ class ConversionPlan:
     """What `write` will write: the checkpoint of `model`, whose parameters are on the meta device, without values.
 
     `left_out` are tensors of the source that belong to its family but not to its architecture, fields that act in training
-    only, and files that change what a model does and are not converted. `image_processor` is the class of transformers that
+    only, and files that change what a model does and are not converted. `remarks` are notes on what was decided for the source.
+    `image_processor` is the class of transformers that
     reads preprocessor_config.json where that names none. `temporary` holds the files if they had to be made for this plan.
     Printed, a plan is the mapping of tensors.
 
@@ -55,6 +56,7 @@ class ConversionPlan:
     companions: Companions = field(default_factory=Companions)
     image_processor: str | None = None
     temporary: TemporaryDirectory | None = None
+    remarks: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.shapes: Shapes = {}
@@ -106,8 +108,8 @@ class ConversionPlan:
 
     @property
     def notes(self) -> list[str]:
-        """What is to be known of the tokenizer."""
-        return self.tokenizer.notes if self.tokenizer is not None else []
+        """What users have to know of the conversion and of the tokenizer."""
+        return [*self.remarks, *(self.tokenizer.notes if self.tokenizer is not None else [])]
 
     def write(self, out: str | os.PathLike, force: bool = False) -> dict[str, Any]:
         """Writes the checkpoint directory `out`, and returns its `facts`.

@@ -29,6 +29,7 @@ from ..checkpoint import (
 from ..companions import companions, left_out
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..files import VERSION_KEY
+from ..generation_settings import drop_unused_settings
 from .conversion_plan import ConversionPlan, TensorStep
 from .converter import Converter, converter_of
 from .fields import Fields, require
@@ -289,7 +290,10 @@ def attach_other_files(plan: ConversionPlan, source: str | PathLike, path: Path)
         plan.left_out += left_out(source, content)
     if plan.model.can_generate():
         plan.generation_config = read_generation_config(path)
+        plan.remarks += drop_unused_settings(plan.generation_config)
         limit_generation(plan.generation_config, plan.model.config)
+        with readers_errors(path / GENERATION_CONFIG):
+            plan.generation_config.validate(strict=True)
     plan.tokenizer = find_tokenizer(path)
     return plan
 
