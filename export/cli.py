@@ -463,6 +463,8 @@ def translate_files_arguments(parser: Parser) -> None:
     add_language_arguments(parser)
     split_help = "translate each line as one sentence; otherwise its sentences one by one"
     parser.add_argument("--no-split", dest="split", action="store_false", help=split_help)
+    copy_help = "translate sentences without a letter, such as 12:30 or ***; otherwise they are copied"
+    parser.add_argument("--no-copy-letterless", dest="copy_letterless", action="store_false", help=copy_help)
     add_generation_options(parser, excluded=["num_return_sequences"])  # a line has one translation
     add_set(parser, "a generation option by its name, the value in JSON: top_p=0.9, eos_token_id=null ...")
 
@@ -471,7 +473,8 @@ def translate_files_arguments(parser: Parser) -> None:
 def translate_files(args: argparse.Namespace) -> None:
     from .runtime.options import check
 
-    options = check(generation_options(args) | dict(args.set)) | language_settings(args) | {"split": args.split}
+    options = check(generation_options(args) | dict(args.set)) | language_settings(args)
+    options |= {"split": args.split, "copy_letterless": args.copy_letterless}
     run_files(args, "translate", options, "translation", lanes=args.lanes)
 
 

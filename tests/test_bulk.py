@@ -290,6 +290,24 @@ def call_of(runtime_of, source, **flags):
     return ["translate-files", str(runtime_of("seq2seq").path.parent), str(source), *words]
 
 
+def test_lines_without_letters_are_copied(runtime_of, tmp_path, capsys):
+    lines = ["w5 w6", "12345", "***", "w7. 7.", "12:30"]
+    source = write(tmp_path / "a", lines)
+    call = call_of(runtime_of, source, max_new_tokens=4)
+    runtime = runtime_of("seq2seq")
+    for flags, copies in ([], True), (["--no-copy-letterless"], False):
+        main([*call, *flags, "--output", str(tmp_path / str(copies))])
+        expected = runtime.translate(lines, max_new_tokens=4, copy_letterless=copies)
+        assert (tmp_path / str(copies) / "a").read_text() == "".join(f"{line}\n" for line in expected)
+    capsys.readouterr()
+    predict = ["predict", str(runtime.path.parent), "--task", "translate", "--set", "max_new_tokens=4"]
+    for copies in (True, False):
+        main([*predict, "--set", f"copy_letterless={str(copies).lower()}", *lines])
+        found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert found == runtime.translate(lines, max_new_tokens=4, copy_letterless=copies)
+        assert (found[1] == "12345") == copies
+
+
 def test_a_full_disk_leaves_whole_shards(runtime_of, tmp_path):
     """A process that may write no file of more than 2000 bytes; the results of the third shard are longer."""
     rows = [{"text": f"w{5 + number} w6 w7", "more": "x" * 3000 * (number == 25)} for number in range(40)]

@@ -138,7 +138,7 @@ def test_the_api_key_is_the_token_of_the_server(model, alone):
         assert settings["apiKeys"] is settings["keyRequired"] is True
 
 
-@given(st.lists(st.sampled_from([*WORDS, ".", "!", "\n", "\n\n", "?", " ", "Å", "W9", "。"]), min_size=1, max_size=12))
+@given(st.lists(st.sampled_from([*WORDS, ".", "!", "7", "\n", "\n\n", "?", " ", "Å", "W9", "。"]), min_size=1, max_size=12))
 def test_any_text_is_translated_as_alone(model, alone, words):
     text = " ".join(["w3", *words])
     [[found]] = asyncio.run(translate(model, [text]))
@@ -166,6 +166,16 @@ def test_a_list_has_a_list_and_texts_without_letters_stay(client, alone):
     assert found == {"translatedText": [first, " \n", "", last]}
     assert answer(client, {"q": ["\N{DOG FACE} 1"]}) == {"translatedText": ["\N{DOG FACE} 1"]}
     assert answer(client, {"q": " "}) == {"translatedText": " "}
+    text = "w5 w6 .\n12345\n*** w30 ."
+    html = f"<p>{text} 7.</p>"
+    parts = alone.translate([" ".join([*text.split("\n"), "7."])])
+    assert "12345" in alone.translate([text])[0].split("\n")
+    for copies in (True, False):
+        expected = alone.translate([text], copy_letterless=copies)
+        assert answer(client, {"q": [text], "copy_letterless": copies}) == {"translatedText": expected}
+    assert answer(client, {"q": html, "format": "html"}) == {"translatedText": f"<p>{parts[0]}</p>"}
+    several = answer(client, {"q": ["12345", "1\n2"], "alternatives": 2})
+    assert several == {"translatedText": ["12345", "1\n2"], "alternatives": [[], []]}
 
 
 def test_alternatives_are_the_next_best_of_as_many_beams(client, alone):

@@ -139,7 +139,7 @@ def test_the_page_comes_without_the_token_and_says_that_one_is_needed():
     assert "token" in answers[0].json()["error"]
 
 
-@pytest.mark.parametrize("text", [TEXT, "w5", "\n w9 w12 w33.\n", "w5 w6. w8 w9."])
+@pytest.mark.parametrize("text", [TEXT, "w5", "12. w5\n***", "\n w9 w12 w33.\n", "w5 w6. w8 w9."])
 def test_the_pieces_of_a_translation_joined_are_what_is_answered_alone(app, served, text):
     answer = ask(app, "POST", "/page/stream", text=text, source="en", target="de", model="pair")
     *pieces, last = events(answer)

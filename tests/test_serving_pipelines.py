@@ -288,6 +288,13 @@ def test_translations_and_other_texts(generators):
     [wanted] = runtime.translate([text], max_new_tokens=9)
     found = client(url, "translation").translation(text, generate_parameters={"max_new_tokens": 9})
     assert found.translation_text == wanted
+    for options in ({}, {"num_beams": 2, "num_return_sequences": 2}):
+        found = post(url, "translation", ["12345"], **options).json()
+        assert found == [[{"translation_text": "12345"}] * options.get("num_return_sequences", 1)]
+    found = post(url, "translation", "12345", copy_letterless=False, max_new_tokens=9).json()
+    assert found == [{"translation_text": text} for text in runtime.generate(["12345"], max_new_tokens=9)]
+    assert post(url, "translation", "12345", copy_letterless="no").status_code == 400
+    assert post(url, "summarization", "a", copy_letterless=True).status_code == 400
     found = post(url, "text2text-generation", TEXTS, num_beams=3, max_new_tokens=9).json()
     assert [own[0]["generated_text"] for own in found] == runtime.generate(TEXTS, num_beams=3, max_new_tokens=9)
     [wanted] = runtime.generate(TEXTS[:1])

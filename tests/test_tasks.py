@@ -432,6 +432,41 @@ def test_a_text_is_translated_sentence_by_sentence_and_keeps_its_lines(translato
     assert translator.translate(texts, split=False, max_new_tokens=12) == whole
 
 
+@pytest.mark.filterwarnings("ignore:.*was cut after")
+def test_sentences_without_letters_are_copied(translator):
+    options = {"max_new_tokens": 12}
+    one, two = translator.generate(["w5 w6 .", "W7 W9 ."], **options)
+    letterless = ["12345", "***", "12:30", "\N{DOG FACE}", "\u0967\u0968", "19.99 %"]
+    for copied in letterless:
+        text = f"w5 w6 . {copied}\n  {copied}\n\nW7 W9 ."
+        assert translator.translate([text, copied], **options) == [f"{one} {copied}\n  {copied}\n\n{two}", copied]
+        assert translator.translate([copied], split=False, **options) == [copied]
+    assert translator.translate(letterless, **options) == letterless
+    assert translator.translate(["w5 w6 .\n。W7 W9 ."], **options) == [f"{one}\n。{two}"]
+    assert translator.translate(letterless, copy_letterless=False, split=False, **options) == translator.generate(
+        letterless, **options
+    )
+    both = translator.generate(["w5", "12345"], **options)
+    assert translator.translate(["w5\n12345"], copy_letterless=False, **options) == ["\n".join(both)]
+    for script in ("é", "Ω", "ж", "犬", "か", "ع", "ह", "ก", "한"):
+        assert translator.translate([script], **options) == translator.generate([script], **options)
+
+
+def test_copied_texts_need_valid_options_too(translator, monkeypatch):
+    for options, message in (
+        ({"tgt_lang": "de"}, "tgt_lang is 'de', expected None"),
+        ({"src_lang": "de"}, "src_lang is 'de', expected None"),
+        ({"num_beams": 2, "do_sample": True}, "do_sample=True does not go with num_beams=2"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            translator.translate(["12345"], **options)
+    monkeypatch.setattr(translator, "languages", dataclasses.replace(translator.languages, words=[">>a<<"]))
+    assert translator.translate([">>a<< 12345", ">>a<<"]) == ["12345", ""]
+    assert translator.translate([">>a<<\n12345"], split=False) == ["12345"]
+    with pytest.raises(ValueError, match="begins with >>b<<, no language of the model"):
+        translator.translate([">>b<< 12345"])
+
+
 def test_a_translation_that_is_cut_is_said_to_be(translator):
     text, options = "w3 w20\nw8 w20", {"no_repeat_ngram_size": 1}
     tokens, _ = translator.generate_tokens(translator.rows(text.split("\n")), [[], []], max_new_tokens=40, **options)
@@ -614,6 +649,8 @@ def test_translations_are_one_for_each_text(translator):
         translator.translate(["w5"], target_prefix=["w6"])
     with pytest.raises(UsageError, match="split must be True or False, got 'no'"):
         translator.translate(["w5"], split="no")
+    with pytest.raises(UsageError, match="copy_letterless must be True or False, got 'no'"):
+        translator.translate(["w5"], copy_letterless="no")
 
 
 # ------------------------------------------------------------------------------------------------------------------- predict

@@ -21,7 +21,8 @@ from .rows import Fields, Row
 
 SHARD_LINES = 4096
 Work = Callable[[Place, list[Row], Told | Drawn], Found]  # on the rows of a shard
-OF_TEXTS = ("split", "src_lang", "tgt_lang", "target_prefix", "num_return_sequences")  # what is no option of `Runtime.generate`
+# Options of the text runtime that `Runtime.generate` does not have.
+OF_TEXTS = ("split", "copy_letterless", "src_lang", "tgt_lang", "target_prefix", "num_return_sequences")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from html import unescape
 from typing import NamedTuple
 
+from ..runtime.tasks.translation import has_letters
+
 BEGIN = re.compile(r"<(?=[a-zA-Z!?]|/.)", re.DOTALL)  # of markup; any other "<" is text
 COMMENT = re.compile(r"<!--(?:-?>|.*?--!?>)", re.DOTALL)
 OTHER = re.compile(r"<(?:[!?]|/(?![a-zA-Z]))[^>]*>")  # a doctype, and what browsers take for a comment
@@ -68,10 +70,6 @@ def run_between(html: str, start: int, end: int) -> list[Run]:
     raw = raw.strip(SPACE)
     text = SPACES.sub(" ", unescape(raw))
     return [Run(start, start + len(raw), text)] if has_letters(text) else []
-
-
-def has_letters(text: str) -> bool:
-    return any(map(str.isalpha, text))
 
 
 def end_of_markup(html: str, start: int, elements: "Elements") -> int:

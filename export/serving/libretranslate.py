@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from ..engine.refusals import Refusal, TooLong
-from .html_text import Run, has_letters, replaced, text_runs
+from .html_text import Run, replaced, text_runs
 from .language_pairs import Direction, language_name
 from .models import ServedModel
 from .protocols import Protocol, models_of, name_in_path, settings_of
@@ -39,6 +39,7 @@ class Translation(BaseModel):
     alternatives: Annotated[int, BeforeValidator(lambda given: 0 if given is None else given)] = Field(
         0, description="How many other translations are wanted. There may be fewer, those that are the same are left out."
     )
+    copy_letterless: bool = Field(True, description="Copy sentences without a letter, such as 12:30 or ***.")
     api_key: str | None = Field(None, description="The token of the server, if it asks for one.")
     model: str | None = Field(None, description="The name of a model, where several have the languages.")
 
@@ -78,9 +79,9 @@ async def translate_texts(request: Request) -> JSONResponse:
     texts = [body.q] if isinstance(body.q, str) else body.q
     count = max(0, body.alternatives) + 1
     if body.format == "html":
-        found = await translate_html(model, direction, texts)
+        found = await translate_html(model, direction, texts, body.copy_letterless)
     else:
-        found = await translate_plain(model, direction, texts, count)
+        found = await translate_plain(model, direction, texts, count, body.copy_letterless)
     return JSONResponse(answer_of(body, direction, found))
 
 
@@ -106,15 +107,17 @@ def answer_of(body: Translation, direction: Direction, found: list[list[str]]) -
     return {name: values[0] for name, values in fields.items()} if isinstance(body.q, str) else fields
 
 
-async def translate_plain(model: ServedModel, direction: Direction, texts: list[str], count: int) -> list[list[str]]:
-    """Of each text its `count` translations, the best of a search with as many beams, or the model's own if these are more. A
-    text without a letter is its only one."""
+async def translate_plain(
+    model: ServedModel, direction: Direction, texts: list[str], count: int, copy_letterless: bool
+) -> list[list[str]]:
+    """Return `count` translations of each text, best first, and a blank text itself. The search has `count` beams, or the
+    model's number of beams if that is larger."""
     found = [[text] for text in texts]
-    places = await offloaded(sum(map(len, texts)), lambda: [place for place, text in enumerate(texts) if has_letters(text)])
-    options: dict[str, Any] = {}
+    places = [place for place, text in enumerate(texts) if text.strip()]
+    options: dict[str, Any] = {"copy_letterless": copy_letterless}
     if count > 1:
         beams = max(count, model.runtime.runtime.defaults.get("num_beams") or 1)
-        options = {"num_beams": beams, "num_return_sequences": count, "do_sample": False}
+        options |= {"num_beams": beams, "num_return_sequences": count, "do_sample": False}
     if places:
         given = [f"{direction.word} {texts[place]}" if direction.word else texts[place] for place in places]
         translated = await translate(model, given, direction.src_lang, direction.tgt_lang, **options)
@@ -123,11 +126,11 @@ async def translate_plain(model: ServedModel, direction: Direction, texts: list[
     return found
 
 
-async def translate_html(model: ServedModel, direction: Direction, texts: list[str]) -> list[list[str]]:
+async def translate_html(model: ServedModel, direction: Direction, texts: list[str], copy_letterless: bool) -> list[list[str]]:
     """Of each text one translation, which differs in what stands between tags alone."""
     size = sum(map(len, texts))
     runs = await offloaded(size, runs_of, texts)
-    translated = await translate_plain(model, direction, [run.text for own in runs for run in own], 1)
+    translated = await translate_plain(model, direction, [run.text for own in runs for run in own], 1, copy_letterless)
     rest = iter(translated)
     found = [[next(rest)[0] for _ in own] for own in runs]
     return await offloaded(size, lambda: [[replaced(*each)] for each in zip(texts, runs, found)])

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from ..engine.jobs import Job
 from ..engine.refusals import Refusal
 from ..runtime.predictions import IMAGE, task_of
-from ..runtime.tasks.translation import Plan, joined
+from ..runtime.tasks.translation import Plan, Splitting, joined
 from .event_stream import EventStream, event
 from .models import ServedModel
 from .protocols import Protocol, models_of, name_in_path
@@ -113,7 +113,8 @@ async def translation(model: ServedModel, body: Given) -> AsyncGenerator[str, No
         raise Refusal(400, f"{body.source!r:.40} to {body.target!r:.40} is not served, expected one of: {pairs}")
     text = f"{direction.word} {body.text}" if direction.word else body.text
     options = {"num_beams": 1, "do_sample": False}
-    plan, jobs = await offloaded(len(text), planned, model, [text], direction.src_lang, direction.tgt_lang, options)
+    languages = direction.src_lang, direction.tgt_lang
+    plan, jobs = await offloaded(len(text), planned, model, [text], Splitting(), *languages, options)
     return sentences(model, plan, jobs)
 
 
@@ -122,16 +123,16 @@ async def sentences(model: ServedModel, plan: Plan, jobs: list[Job]) -> AsyncGen
     waiting = iter(jobs)
     before: list[tuple[str, bool]] = []
     given = 0  # characters
-    for part, is_sentence in plan.parts[0]:
-        text = "" if is_sentence else part
-        if is_sentence:
+    for part in plan.parts[0]:
+        text = "" if part.is_translated else part.text
+        if part.is_translated:
             async with aclosing(pieces_of(model, next(waiting))) as pieces:
                 async for piece in pieces:
                     text += piece
                     whole = joined([*before, (text, True)])
                     yield whole[given:]
                     given = len(whole)
-        before.append((text, is_sentence))
+        before.append((text, part.is_sentence))
     if rest := joined(before)[given:]:
         yield rest
 

@@ -425,8 +425,7 @@ async def generated(model: ServedModel, task: str, body: PipelineRequest, given:
     if task == "text-generation" and (body.stream or own["details"] or own["stop"]):
         return await by_tokens(model, inputs, own, options, bool(body.stream))
     if task == "translation":
-        languages = {name: own[name] for name in ("src_lang", "tgt_lang")}
-        found = await translate(model, inputs.rows, **languages, **options)
+        found = await translate(model, inputs.rows, **own, **options)
     else:
         found = await continued(model, inputs.rows, own, options)
     if own.get("return_full_text"):
@@ -438,7 +437,8 @@ async def generated(model: ServedModel, task: str, body: PipelineRequest, given:
 
 OWN: dict[str, dict[str, Any]] = {
     "text-generation": {"return_full_text": True, "details": False, "stop": []},
-    **dict.fromkeys(("translation", "summarization", "text2text-generation"), {"src_lang": None, "tgt_lang": None}),
+    "translation": {"src_lang": None, "tgt_lang": None, "copy_letterless": True},
+    **dict.fromkeys(("summarization", "text2text-generation"), {"src_lang": None, "tgt_lang": None}),
 }
 
 
@@ -457,7 +457,7 @@ def generation_options(task: str, given: dict[str, Any]) -> tuple[dict[str, Any]
     if unused := [name for name in given if name in LEFT_OUT]:
         # What huggingface_hub's client knows as "leave these out": it warns, and asks again without them.
         raise UsageError(f"The following `model_kwargs` are not used by the model: {unused}, expected options of this server")
-    for name in ("return_full_text", "details"):
+    for name in ("return_full_text", "details", "copy_letterless"):
         if name in own and not isinstance(own[name], bool):
             raise UsageError(f"{name} is {own[name]!r:.60}, expected true or false")
     for name in ("src_lang", "tgt_lang"):

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import UsageError
 from .. import options as option_fields
@@ -27,6 +27,7 @@ def translate(
     split: bool = True,
     src_lang: Choice = None,
     tgt_lang: Choice = None,
+    copy_letterless: bool = True,
     **options: Any,
 ) -> list[str]:
     """The translation of each text, which may be as long as you like: its sentences are translated one by one, and joined by
@@ -40,6 +41,7 @@ def translate(
         texts: strings.
         split: by the rules of `vanilla_transformer_export.runtime.tasks.sentences`; without, each text is one sentence.
         src_lang, tgt_lang: as `generate`: one for all, or a list of one for each of `texts`.
+        copy_letterless: copy sentences without a letter, such as `12:30`, `***` or an emoji, instead of translating them.
         options: as `Runtime.generate`, but one translation for each text.
 
     Raises:
@@ -48,16 +50,37 @@ def translate(
             positions, and as `generate`.
     """
     options = one_for_each(option_fields.check(options))
-    plan = plan_of(runtime, texts, split, src_lang, tgt_lang, options)
+    plan = plan_of(runtime, texts, Splitting(split, copy_letterless), src_lang, tgt_lang, options)
     return plan.join(translations(runtime, plan, options))
+
+
+class Splitting(NamedTuple):
+    """The options of `translate` that decide which parts of a text the model translates."""
+
+    split: bool = True
+    copy_letterless: bool = True
+
+    def check(self) -> None:
+        """Raise UsageError if a value is not a boolean."""
+        for name, value in self._asdict().items():
+            if not isinstance(value, bool):
+                raise UsageError(f"{name} must be True or False, got {value!r:.60}")
+
+
+class Part(NamedTuple):
+    """A sentence, or the white space between two sentences. A copied sentence is not translated."""
+
+    text: str
+    is_sentence: bool
+    is_translated: bool
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is generated for a number of texts: of each text its `parts`, each a sentence or not; all `sentences`, in order; and
+    """What is generated for a number of texts: of each text its `parts`; all `sentences` that are translated, in order; and
     of each of these the tokens in `rows`, the options of its language in `targets`, and at most `limit` new tokens."""
 
-    parts: list[list[tuple[str, bool]]]
+    parts: list[list[Part]]
     sentences: list[str]
     rows: list[list[int]]
     targets: list[dict[str, Any]]
@@ -66,26 +89,48 @@ class Plan:
     def join(self, translated: Iterable[str]) -> list[str]:
         """The translation of each text, of those of all sentences."""
         rest = iter(translated)
-        return [joined([(next(rest) if is_sentence else part, is_sentence) for part, is_sentence in own]) for own in self.parts]
+        return [
+            joined([(next(rest) if part.is_translated else part.text, part.is_sentence) for part in parts])
+            for parts in self.parts
+        ]
 
 
 def plan_of(
-    runtime: "TextRuntime", texts: Sequence[str], split: bool, src_lang: Choice, tgt_lang: Choice, options: dict[str, Any]
+    runtime: "TextRuntime",
+    texts: Sequence[str],
+    splitting: Splitting,
+    src_lang: Choice,
+    tgt_lang: Choice,
+    options: dict[str, Any],
 ) -> Plan:
     """How `texts` are translated with `options`, which have been checked. Raises as `translate`."""
     require(runtime, "translate", "Seq2SeqForConditionalGeneration")
-    if not isinstance(split, bool):
-        raise UsageError(f"split must be True or False, got {split!r:.60}")
+    splitting.check()
     texts = single_texts(texts)
-    parts = [parts_of(runtime, text, split) for text in texts]
-    found = [(text, part) for text, own in enumerate(parts) for part, is_sentence in own if is_sentence]
+    targets = check_arguments(runtime, texts, src_lang, tgt_lang, options)
+    parts = [parts_of(runtime, text, splitting) for text in texts]
+    found = [(text, part.text) for text, own in enumerate(parts) for part in own if part.is_translated]
     sentences = [part for _, part in found]
     places = [text for text, _ in found]
-    rows = runtime.rows(sentences, of_each(src_lang, places))
+    rows = runtime.rows(sentences, of_each(src_lang, places)) if sentences else []
     for row, (text, part) in zip(rows, found):
         check_row(row, f"text {text} of {len(texts)}, {part!r:.60}", runtime.runtime.config)
-    targets = runtime.target_options(of_each(tgt_lang, places), len(rows), options)
-    return Plan(parts, sentences, rows, targets, most_tokens(runtime, options))
+    return Plan(parts, sentences, rows, [targets[place] for place in places], most_tokens(runtime, options))
+
+
+def check_arguments(
+    runtime: "TextRuntime", texts: list[str], src_lang: Choice, tgt_lang: Choice, options: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Return the options of the target language of each text.
+
+    Raises:
+        UsageError, ValueError: as `translate`, also if every sentence is copied.
+    """
+    runtime.runtime.check_options(options)
+    runtime.languages.check_words(texts)
+    if src_lang is not None:
+        runtime.languages.ids("src_lang", src_lang, len(texts))
+    return runtime.target_options(tgt_lang, len(texts), options)
 
 
 def one_for_each(options: dict[str, Any]) -> dict[str, Any]:
@@ -96,20 +141,31 @@ def one_for_each(options: dict[str, Any]) -> dict[str, Any]:
 
 def of_each(language: Choice, places: list[int]) -> Choice:
     """That of each sentence, of the texts at `places`."""
-    is_list = isinstance(language, list | tuple) and len(language) > max(places)
-    return [language[place] for place in places] if is_list else language  # type: ignore[index]
+    return language if language is None or isinstance(language, str) else [language[place] for place in places]
 
 
-def parts_of(runtime: "TextRuntime", text: str, split: bool) -> list[tuple[str, bool]]:
-    """The sentences of `text` and what stands between them, and of each whether it is a sentence; with the language's word."""
-    if not split:
-        return [(text, True)]
+def parts_of(runtime: "TextRuntime", text: str, splitting: Splitting) -> list[Part]:
+    """Return the sentences of `text` and the white space between them. Translated sentences begin with the language's word."""
     word = LANGUAGE_WORD.match(text) if runtime.languages.words else None
-    if word is None:
-        return list(sentences_and_spaces(text))
-    rest = text[word.end() :].lstrip()
-    parts = list(sentences_and_spaces(rest)) if rest else [("", True)]
-    return [(f"{word[0]} {part}" if is_sentence else part, is_sentence) for part, is_sentence in parts]
+    rest = text[word.end() :].lstrip() if word else text
+    if not (splitting.split and rest):
+        return [sentence_part(rest, text[: len(text) - len(rest)], splitting)]
+    prefix = f"{word[0]} " if word else ""
+    return [
+        sentence_part(part, prefix, splitting) if is_sentence else Part(part, False, False)
+        for part, is_sentence in sentences_and_spaces(rest)
+    ]
+
+
+def sentence_part(sentence: str, prefix: str, splitting: Splitting) -> Part:
+    """Return the part for `sentence`. A translated sentence begins with `prefix`, a copied one does not."""
+    is_translated = not splitting.copy_letterless or has_letters(sentence)
+    return Part(prefix + sentence if is_translated else sentence, True, is_translated)
+
+
+def has_letters(text: str) -> bool:
+    """Return whether `text` contains a letter of any script."""
+    return any(map(str.isalpha, text))
 
 
 def translations(runtime: "TextRuntime", plan: Plan, options: dict[str, Any]) -> list[str]:
