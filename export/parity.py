@@ -221,7 +221,7 @@ def array(states: torch.Tensor) -> np.ndarray:
 
 def check_same_model(runtime: Runtime, model: PreTrainedModel) -> None:
     """The architecture and every size must be the checkpoint's, or comparing would fail inside numpy."""
-    widths = ("vocab_size", "hidden_size", "num_attention_heads", "head_dim", "value_head_dim")
+    widths = ("vocab_size", "hidden_size", "embedding_size", "num_attention_heads", "head_dim", "value_head_dim")
     sizes = (*widths, "num_hidden_layers", "decoder_layers", "num_labels", "image_size", "patch_size", "num_channels")
     found = {"architecture": runtime.architecture, **runtime.config}
     found["num_labels"] = len(runtime.config.get("id2label") or ())

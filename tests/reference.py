@@ -19,6 +19,7 @@ class Paper:
     d_k: int
     d_v: int
     N: int
+    e: int | None = None  # width of the embeddings if it is not d_model (Lan et al. 2020, ALBERT, section 3.1)
     positions: str = "sinusoidal"
     rope_theta: float = 10000.0
     buckets: int = 32
@@ -151,17 +152,28 @@ def feed_forward(weights, name, paper, x):
 
 
 def embed(weights, name, paper, table, tokens, positions, types=None):
-    """Section 3.4: token embeddings times sqrt(d_model), plus positions (and, in BERT, the embedding of the token's type)."""
-    x = np.zeros((len(tokens), paper.d_model))
+    """Section 3.4: token embeddings times sqrt(d_model), plus positions (and, in BERT, the embedding of the token's type).
+
+    Embeddings of another width `e` pass W to the layers: W LayerNorm(tokens + positions) + b where there is a norm (ELECTRA),
+    else W tokens + positions (OPT)."""
+    assert (name + ".projection.weight" in weights) == (paper.e is not None)
+    e = paper.e or paper.d_model
+    x = np.zeros((len(tokens), e if paper.embedding_norm else paper.d_model))
     for t, (token, position) in enumerate(zip(tokens, positions, strict=True)):
-        x[t] = table[token] * (math.sqrt(paper.d_model) if paper.scale_embedding else 1.0)
+        scaled = table[token] * (math.sqrt(e) if paper.scale_embedding else 1.0)
+        if paper.e and not paper.embedding_norm:
+            scaled = linear(weights, name + ".projection", scaled, bias=False)
+        x[t] = scaled
         if paper.positions.startswith("learned"):
             x[t] += weights[name + ".embed_positions.weight"][position]
         if paper.positions == "sinusoidal":
-            x[t] += position_encoding(position, paper.d_model)
+            x[t] += position_encoding(position, x.shape[1])
         if types is not None:
             x[t] += weights[name + ".embed_token_types.weight"][types[t]]
-    return layer_norm(weights, name + ".norm", x, paper) if paper.embedding_norm else x
+    if not paper.embedding_norm:
+        return x
+    x = layer_norm(weights, name + ".norm", x, paper)
+    return linear(weights, name + ".projection", x) if paper.e else x
 
 
 # ------------------------------------------------------------------------------------------------------------- the stacks
@@ -232,8 +244,11 @@ def lm_transform(weights, name, paper, x):
     return layer_norm(weights, name + ".norm", activation(paper.lm_transform, linear(weights, name + ".dense", x)), paper)
 
 
-def project(weights, paper, table, x):
-    """Section 3.4: with tying, the projection to the vocabulary is the embedding matrix."""
+def project(weights, paper, table, x, narrow=None):
+    """Section 3.4: with tying, the projection to the vocabulary is the embedding matrix. `narrow` is the linear map without
+    bias from the states to the width of embeddings."""
+    if paper.e and narrow:
+        x = linear(weights, narrow, x, bias=False)
     return x @ (table if paper.tied else weights["lm_head.weight"]).T + (weights["lm_head.bias"] if paper.lm_head_bias else 0.0)
 
 
@@ -243,13 +258,14 @@ def encoder_lm(weights, paper, tokens, mask, positions, types=None):
     x = stack(weights, "model.", paper, table, tokens, positions, mask, False, types)
     if paper.lm_transform:
         x = lm_transform(weights, "transform", paper, x)
-    return project(weights, paper, table, x)
+    return project(weights, paper, table, x, None if paper.lm_transform else "transform")
 
 
 def decoder_lm(weights, paper, tokens, mask, positions):
     """Causal language model: logits (T, V) of one sentence."""
     table = weights["model.embeddings.embed_tokens.weight"]
-    return project(weights, paper, table, stack(weights, "model.", paper, table, tokens, positions, mask, True))
+    x = stack(weights, "model.", paper, table, tokens, positions, mask, True)
+    return project(weights, paper, table, x, "model.output_projection")
 
 
 def seq2seq_lm(weights, paper, source, source_mask, target, target_mask, target_positions):
@@ -262,4 +278,4 @@ def seq2seq_lm(weights, paper, source, source_mask, target, target_mask, target_
     x = stack(
         weights, "model.decoder.", paper, target_table, target, target_positions, target_mask, True, None, memory, source_mask
     )
-    return project(weights, paper, target_table, x)
+    return project(weights, paper, target_table, x, "model.decoder.output_projection")

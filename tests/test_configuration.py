@@ -80,11 +80,17 @@ def test_every_field_has_a_default_that_is_tested_here(config_class):
     """And what a field does is tested where it does it; a new one has to come by here first."""
     paper = {
         "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "value_head_dim", "hidden_act",
-        "position_embedding_type", "embedding_dropout", "dropout", "attention_dropout",
+        "embedding_size", "position_embedding_type", "embedding_dropout", "dropout", "attention_dropout",
     }  # fmt: skip
     depth = {"encoder_layers", "decoder_layers"} if config_class is VanillaSeq2SeqConfig else {"num_hidden_layers"}
     ours = {field.name for field in fields(config_class)} - {field.name for field in fields(PreTrainedConfig)}
     assert ours - {"auto_map"} <= paper | depth | COMMON_DEFAULTS.keys() | DEFAULTS[config_class].keys()
+
+
+@every_config
+def test_embeddings_are_as_wide_as_the_layers_unless_said_otherwise(config_class):
+    assert config_class(d_model=24, h=3).embedding_size == 24
+    assert config_class(d_model=24, h=3, embedding_size=7).embedding_size == 7
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
@@ -190,6 +196,7 @@ def test_the_fields_that_came_after_the_paper_come_back_the_same(config_class, p
     changes = dict(
         position_embedding_type=positions, rope_theta=500, relative_attention_num_buckets=16, sliding_window=4,
         relative_attention_max_distance=20, final_norm=True, linear_bias=False, norm_type="rms_norm", gated=True,
+        embedding_size=10,
     )  # fmt: skip
     changes |= OTHER[config_class]
     config_class(vocab_size=50, d_model=24, h=3, **changes).save_pretrained(tmp_path)
@@ -234,7 +241,8 @@ def test_the_auto_map_names_every_class_of_the_variant_and_is_saved(config_class
 
 ERRORS = {
     "heads do not divide the width": (dict(d_model=30, h=4), ["hidden_size=30", "num_attention_heads=4", "multiple"]),
-    "odd width": (dict(d_model=15, h=3), ["even", "15"]),
+    "odd width": (dict(d_model=15, h=3), ["even hidden_size", "15"]),
+    "odd embeddings": (dict(embedding_size=7, embedding_norm=True), ["even embedding_size", "7"]),
     "position type": (
         dict(position_embedding_type="rope"),
         ["sinusoidal", "learned", "rotary", "relative", "none", "rope"],
@@ -274,10 +282,10 @@ ERRORS = {
 }
 for name in [
     "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "value_head_dim",
-    "max_position_embeddings", "sliding_window",
+    "max_position_embeddings", "sliding_window", "embedding_size",
 ]:  # fmt: skip
     ERRORS |= {f"{name} {value}": ({name: value}, [name, "at least 1", str(value)]) for value in (0, -4)}
-for name in ["vocab_size", "hidden_size", "intermediate_size", "head_dim", "max_position_embeddings"]:
+for name in ["vocab_size", "hidden_size", "intermediate_size", "head_dim", "max_position_embeddings", "embedding_size"]:
     ERRORS[f"{name} 10**12"] = ({name: 10**12}, [name, "at most 268435456", str(10**12)])
 for name in ["embedding_dropout", "dropout", "attention_dropout", "activation_dropout", "classifier_dropout"]:
     ERRORS |= {f"{name} {value}": ({name: value}, [name, "[0, 1)", str(value)]) for value in (-0.1, 1.0)}
@@ -381,6 +389,7 @@ def test_a_wrong_value_set_later_is_not_saved(tmp_path):
     "misspelt, field",
     [
         ("hiden_size", "hidden_size"),
+        ("embeding_size", "embedding_size"),
         ("num_attention_head", "num_attention_heads"),
         ("layer_norm_epsilon", "layer_norm_eps"),
         ("d_modell", "d_model"),

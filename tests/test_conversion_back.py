@@ -73,6 +73,8 @@ def our_model(family, architecture, seed, dtype=torch.float32, **changes):
         fields |= dict(lm_head_bias=rng.random() < 0.5)
     else:
         fields |= dict(num_hidden_layers=rng.randint(1, 3))
+    if family == "opt":
+        fields |= dict(embedding_size=[7, None][seed % 2])
     if family == "bert":
         fields |= dict(pooler_act="tanh", lm_transform_act=activation, type_vocab_size=rng.choice([0, 2]))
     elif FAMILIES[family].variant == "encoder":
@@ -185,7 +187,7 @@ WRONG = {
     "bert": dict(
         position_embedding_type="sinusoidal", scale_embedding=True, embedding_norm=False, norm_first=True, final_norm=True,
         linear_bias=False, sliding_window=4, activation_dropout=0.2, embedding_dropout=0.3, head_dim=2, value_head_dim=3,
-        pooler_act="relu", lm_transform_act=None, lm_head_bias=False, classifier_pooling="mean",
+        pooler_act="relu", lm_transform_act=None, lm_head_bias=False, classifier_pooling="mean", embedding_size=7,
     ),
     "xlm-roberta": dict(
         position_embedding_type="sinusoidal", position_ids_from="place", scale_embedding=True, embedding_norm=False,
@@ -198,6 +200,7 @@ WRONG = {
     "gpt2": dict(
         position_embedding_type="rotary", scale_embedding=True, embedding_norm=True, norm_first=False, final_norm=False,
         linear_bias=False, sliding_window=4, activation_dropout=0.2, lm_head_bias=True, head_dim=2, add_cross_attention=True,
+        embedding_size=7,
     ),
     "opt": dict(
         position_embedding_type="rotary", position_ids_from="place", scale_embedding=True, embedding_norm=True,
@@ -208,13 +211,14 @@ WRONG = {
         position_embedding_type="none", embedding_norm=False, norm_first=False, final_norm=False, wrap_last_token=False,
     ),
     "bart": dict(
+        embedding_size=7,
         wrap_last_token=True,
         position_embedding_type="none", embedding_norm=False, norm_first=True, final_norm=True, linear_bias=False,
         sliding_window=4, embedding_dropout=0.3, layer_norm_eps=1e-6, share_encoder_decoder_embeddings=False, value_head_dim=3,
     ),
     "marian": dict(
         position_embedding_type="learned", embedding_norm=True, norm_first=True, linear_bias=False, layer_norm_eps=1e-6,
-        wrap_last_token=True,
+        wrap_last_token=True, embedding_size=7,
     ),
     "m2m_100": dict(
         position_embedding_type="sinusoidal", position_ids_from="place", embedding_norm=True, norm_first=False,
@@ -224,7 +228,7 @@ WRONG = {
     "t5": dict(
         position_embedding_type="none", norm_type="layer_norm", norm_first=False, final_norm=False, embedding_norm=True,
         scale_embedding=True, linear_bias=True, lm_head_bias=True, sliding_window=4, wrap_last_token=True, hidden_act="gelu",
-        share_encoder_decoder_embeddings=False, value_head_dim=3,
+        share_encoder_decoder_embeddings=False, value_head_dim=3, embedding_size=7,
     ),
     "vit": dict(
         num_first_tokens=2, norm_type="rms_norm", norm_first=False, final_norm=False, gated=True, linear_bias=False,

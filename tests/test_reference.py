@@ -88,13 +88,25 @@ CHANGES = {
              linear_bias=False, sliding_window=3, layer_norm_eps=1e-3),
         dict(norm_first=True, final_norm=True, positions="rotary", h=3, d_k=4, d_v=5, bias=False, window=3, eps=1e-3),
     ),
+    "narrow embeddings": (dict(embedding_size=8), dict(e=8)),
+    "narrow embeddings and a norm": (dict(embedding_size=8, embedding_norm=True), dict(e=8, embedding_norm=True)),
+    "wide embeddings, learned positions, untied": (
+        dict(embedding_size=14, position_embedding_type="learned", max_position_embeddings=7, scale_embedding=False,
+             tie_word_embeddings=False, norm_first=True),
+        dict(e=14, positions="learned", scale_embedding=False, tied=False, norm_first=True, final_norm=True),
+    ),
     # Of one variant only.
     "token types": (dict(type_vocab_size=3), {}),
     "token types and a norm": (dict(type_vocab_size=3, embedding_norm=True), dict(embedding_norm=True)),
     "transform in front of the projection": (dict(lm_transform_act="gelu"), dict(lm_transform="gelu")),
+    "narrow embeddings, token types and a transform": (
+        dict(embedding_size=8, embedding_norm=True, type_vocab_size=3, lm_transform_act="gelu"),
+        dict(e=8, embedding_norm=True, lm_transform="gelu"),
+    ),
     "each side its own embeddings": (dict(share_encoder_decoder_embeddings=False), dict(shared=False)),
 }  # fmt: skip
 ENCODER_ONLY = ["token types", "token types and a norm", "transform in front of the projection"]
+ENCODER_ONLY += ["narrow embeddings, token types and a transform"]
 SEQ2SEQ_ONLY = ["each side its own embeddings"]
 TIED = ["lm_head.weight", "model.decoder.embeddings.embed_tokens.weight"]
 VARIANTS = {
@@ -220,6 +232,7 @@ def test_the_pooler_is_a_linear_map_and_an_activation_of_the_first_state(act, pa
 CACHED = [
     "paper", "everything", "everything, rotary", "d_k != d_v != D / h", "learned positions", "rotary positions",
     "relative positions", "no positions", "window of two", "window of three, rotary", "window of three, relative",
+    "narrow embeddings",
 ]  # fmt: skip
 
 

@@ -35,7 +35,7 @@ CODE = "modeling_vanilla_transformer."
 DEPTHS = ("encoder_layers", "decoder_layers")
 # Of all variants: where a config has no such field, nothing is checked.
 SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "value_head_dim")
-SIZES += ("vocab_size", "max_position_embeddings", "num_channels", "num_first_tokens")
+SIZES += ("vocab_size", "embedding_size", "max_position_embeddings", "num_channels", "num_first_tokens")
 LARGEST = 2**28  # of two such sizes a matrix still has bytes that torch can count
 # What `transformers.pipeline` reads of a task that it does not have: where its code is beside the weights.
 PIPELINES = "pipelines_vanilla_transformer"
@@ -184,6 +184,11 @@ class VanillaTextConfig(VanillaTransformerConfig):
 
     Args beside those of `VanillaTransformerConfig`:
         vocab_size (`int`, defaults to 37000): number of token types.
+        embedding_size (`int`, defaults to `hidden_size`): width of the token embeddings and of the states that the projection
+            to the vocabulary reads. Another width than `hidden_size` adds a linear map on both sides. With `embedding_norm`
+            the input map has a bias and follows the norm, and positions and token types have this width too (Clark et al.
+            2020, ELECTRA). Without, it has no bias and follows the token embeddings (Zhang et al. 2022, OPT). The output map
+            ends a decoder, which then returns states of this width. In an encoder it belongs to the language model head.
         position_embedding_type (`str`, defaults to `"sinusoidal"`): `"sinusoidal"` (section 3.5), `"learned"` (Table 3 row
             (E)), `"rotary"` (Su et al. 2021, RoFormer), `"relative"` (Raffel et al. 2020, T5), `"learned_relative"`, both at
             once (Song et al. 2020, MPNet), or `"none"`. Rotary and relative positions act in self-attention; they and `"none"`
@@ -199,7 +204,7 @@ class VanillaTextConfig(VanillaTransformerConfig):
         sliding_window (`int`, *optional*): in self-attention, a decoder's token looks at this many tokens, itself included,
             an encoder at this many before and after it (Beltagy et al. 2020, section 3.1); by default at all. At least
             2 with a decoder.
-        scale_embedding (`bool`, defaults to `True`): multiply token embeddings by sqrt(hidden_size), section 3.4.
+        scale_embedding (`bool`, defaults to `True`): multiply token embeddings by sqrt(embedding_size), section 3.4.
         embedding_norm (`bool`, defaults to `False`): LayerNorm after the sum of embeddings and positions (BERT, BART).
         lm_head_bias (`bool`, defaults to `True`): bias of the projection to the vocabulary.
         tie_word_embeddings (`bool`, defaults to `True`): one matrix for the token embeddings and the projection to the
@@ -207,11 +212,12 @@ class VanillaTextConfig(VanillaTransformerConfig):
         pad_token_id, bos_token_id, eos_token_id, sep_token_id: 0, 1, 2 and `None`.
 
     Raises:
-        ValueError: also for an odd width with sinusoidal positions or an odd `head_dim` with rotary ones, positions from ids
+        ValueError: also for an odd width of sinusoidal positions or an odd `head_dim` with rotary ones, positions from ids
             without a `pad_token_id`, or a special token outside the vocabulary.
     """
 
     vocab_size: int = 37000
+    embedding_size: int | None = None
     position_embedding_type: Literal["sinusoidal", "learned", "rotary", "relative", "learned_relative", "none"] = "sinusoidal"
     max_position_embeddings: int = 512
     position_ids_from: Literal["place", "mask", "ids"] = "place"
@@ -227,6 +233,16 @@ class VanillaTextConfig(VanillaTransformerConfig):
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
     sep_token_id: int | None = None
+
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
+        if self.embedding_size is None:
+            self.embedding_size = self.hidden_size
+
+    @property
+    def position_size(self) -> int:
+        """Width of the positions and token types, and of the embedding norm."""
+        return (self.embedding_size if self.embedding_norm else None) or self.hidden_size
 
     @property
     def has_learned_positions(self) -> bool:
@@ -252,8 +268,9 @@ class VanillaTextConfig(VanillaTransformerConfig):
                     raise ValueError(f"{name} must be in the vocabulary, 0 to {self.vocab_size - 1}, got {token}")
 
     def _check_positions(self):
-        if self.position_embedding_type == "sinusoidal" and self.hidden_size % 2:
-            raise ValueError(f"sinusoidal positions need an even hidden_size, got {self.hidden_size}")
+        if self.position_embedding_type == "sinusoidal" and self.position_size % 2:
+            name = "hidden_size" if self.position_size == self.hidden_size else "embedding_size"
+            raise ValueError(f"sinusoidal positions need an even {name}, got {self.position_size}")
         if self.position_embedding_type == "rotary" and (self.head_dim or 0) % 2:
             raise ValueError(f"rotary positions need an even head_dim, got {self.head_dim}")
         if self.position_ids_from == "ids" and self.pad_token_id is None:

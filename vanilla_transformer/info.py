@@ -63,7 +63,7 @@ def depth_fields(config: VanillaTransformerConfig) -> tuple[str, ...]:
 
 def shape_fields(config: VanillaTransformerConfig) -> tuple[str, ...]:
     widths = ("hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "value_head_dim")
-    of_text = ("vocab_size", "position_embedding_type", "norm_first", "tie_word_embeddings")
+    of_text = ("vocab_size", "embedding_size", "position_embedding_type", "norm_first", "tie_word_embeddings")
     of_images = ("image_size", "patch_size", "num_channels", "num_first_tokens", "norm_first")
     return (*depth_fields(config), *widths, *(of_images if isinstance(config, VanillaVisionConfig) else of_text))
 

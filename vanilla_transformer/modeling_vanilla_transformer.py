@@ -2,7 +2,7 @@
 
     (encoder, decoder, encoder-decoder, images) -> language models -> other heads
 
-Shapes: B batch, T target length, S source length, D hidden_size, V vocab_size.
+Shapes: B batch, T target length, S source length, D hidden_size, E embedding_size, V vocab_size.
 """
 
 from dataclasses import dataclass
@@ -47,6 +47,7 @@ from .layers_vanilla_transformer import (
     VanillaVisionModel,
     has_values,
     new_norm,
+    new_projection,
 )
 
 # This module is the address of every model class, in checkpoints and in pickles. transformers copies the code that a class's
@@ -63,16 +64,19 @@ class VanillaLMTransform(nn.Module):
 
     def __init__(self, config: VanillaEncoderConfig):
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = nn.Linear(config.hidden_size, config.embedding_size)
         self.activation = ACT2FN[config.lm_transform_act]
-        self.norm = new_norm(config)
+        self.norm = new_norm(config, config.embedding_size)
 
     def forward(self, hidden_states):
         return self.norm(self.activation(self.dense(hidden_states)))
 
 
 def lm_transform(config):
-    return VanillaLMTransform(config) if config.lm_transform_act else nn.Identity()
+    """Return the module between an encoder's states (..., D) and the projection to the vocabulary (..., E)."""
+    if config.lm_transform_act:
+        return VanillaLMTransform(config)
+    return new_projection(config.hidden_size, config.embedding_size)
 
 
 def select_labelled(hidden_states, labels, logits_to_keep):
@@ -94,7 +98,7 @@ class VanillaEncoderForMaskedLM(VanillaPreTrainedModel):
         super().__init__(config)
         self.model = VanillaEncoderModel(config, add_pooling_layer=False)
         self.transform = lm_transform(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+        self.lm_head = nn.Linear(config.embedding_size, config.vocab_size, bias=config.lm_head_bias)
         self.post_init()
 
     @can_return_tuple
@@ -130,7 +134,7 @@ class VanillaDecoderForCausalLM(VanillaPreTrainedModel, GenerationMixin):
     def __init__(self, config: VanillaDecoderConfig):
         super().__init__(config)
         self.model = VanillaDecoderModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+        self.lm_head = nn.Linear(config.embedding_size, config.vocab_size, bias=config.lm_head_bias)
         self.post_init()
 
     @can_return_tuple
@@ -203,7 +207,7 @@ class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationM
     def __init__(self, config: VanillaSeq2SeqConfig):
         super().__init__(config)
         self.model = VanillaSeq2SeqModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+        self.lm_head = nn.Linear(config.embedding_size, config.vocab_size, bias=config.lm_head_bias)
         tied_with = "encoder" if config.share_encoder_decoder_embeddings else "decoder"
         self._tied_weights_keys = {"lm_head.weight": f"model.{tied_with}.embeddings.embed_tokens.weight"}
         self.post_init()
@@ -295,7 +299,7 @@ class VanillaEncoderForPreTraining(VanillaPreTrainedModel):
         super().__init__(config)
         self.model = VanillaEncoderModel(config)
         self.transform = lm_transform(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+        self.lm_head = nn.Linear(config.embedding_size, config.vocab_size, bias=config.lm_head_bias)
         self.next_sentence = nn.Linear(config.hidden_size, 2)
         self.post_init()
 
@@ -517,7 +521,7 @@ class VanillaDecoderForSequenceClassification(VanillaPreTrainedModel):
     def __init__(self, config: VanillaDecoderConfig):
         super().__init__(config)
         self.model = VanillaDecoderModel(config)
-        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
+        self.score = nn.Linear(config.embedding_size, config.num_labels, bias=False)
         self.post_init()
 
     @can_return_tuple
@@ -566,7 +570,7 @@ class VanillaDecoderForTokenClassification(VanillaPreTrainedModel):
         super().__init__(config)
         self.model = VanillaDecoderModel(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.embedding_size, config.num_labels)
         self.post_init()
 
     @can_return_tuple
@@ -600,7 +604,7 @@ class VanillaDecoderForQuestionAnswering(VanillaPreTrainedModel):
     def __init__(self, config: VanillaDecoderConfig):
         super().__init__(config)
         self.model = VanillaDecoderModel(config)
-        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.qa_outputs = nn.Linear(config.embedding_size, 2)
         self.post_init()
 
     @can_return_tuple
@@ -638,7 +642,7 @@ class VanillaSeq2SeqForSequenceClassification(VanillaPreTrainedModel):
     def __init__(self, config: VanillaSeq2SeqConfig):
         super().__init__(config)
         self.model = VanillaSeq2SeqModel(config)
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = nn.Linear(config.embedding_size, config.hidden_size)
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
@@ -701,7 +705,7 @@ class VanillaSeq2SeqForQuestionAnswering(VanillaPreTrainedModel):
     def __init__(self, config: VanillaSeq2SeqConfig):
         super().__init__(config)
         self.model = VanillaSeq2SeqModel(config)
-        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.qa_outputs = nn.Linear(config.embedding_size, 2)
         self.post_init()
 
     @can_return_tuple

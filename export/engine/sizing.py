@@ -35,7 +35,9 @@ def cost_of_token(config: dict) -> float:
     width = config["hidden_size"]
     attention = width * config["num_attention_heads"] * config["head_dim"] * (6 if "decoder_layers" in config else 4)
     feed_forward = width * config["intermediate_size"] * (3 if config.get("gated") else 2)
-    return layers * (attention + feed_forward) + width * config.get("vocab_size", 0)
+    embeddings = config.get("embedding_size") or width
+    between = 0 if embeddings == width else 2 * width * embeddings
+    return layers * (attention + feed_forward) + between + embeddings * config.get("vocab_size", 0)
 
 
 def arrangement(config: dict, cores: int, lanes: int | None = None, threads: int | None = None) -> Arrangement:

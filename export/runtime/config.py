@@ -30,6 +30,7 @@ OF_IMAGES = {
 # The model has none where one is missing or null.
 OPTIONAL = {
     "type_vocab_size": COUNT_OR_0,
+    "embedding_size": COUNT,
     "sliding_window": COUNT,
     "position_ids_from": Kind("'place', 'mask' or 'ids'", lambda value: value in ("place", "mask", "ids")),
 }

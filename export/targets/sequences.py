@@ -40,13 +40,18 @@ def image_states(config: dict) -> tuple[TensorSpec, ...]:
     return TensorSpec(states.name, states.dtype, ("batch_size", length, config["hidden_size"])), *pooled
 
 
+def decoder_size(config: dict) -> int:
+    """Return the width of a decoder's states: that of its embeddings."""
+    return config.get("embedding_size") or config["hidden_size"]
+
+
 def decoder_states(config: dict) -> tuple[TensorSpec, ...]:
-    return (per_token("last_hidden_state", config["hidden_size"]),)
+    return (per_token("last_hidden_state", decoder_size(config)),)
 
 
 def both_states(config: dict) -> tuple[TensorSpec, ...]:
-    width = config["hidden_size"]
-    return per_token("last_hidden_state", width, length="target_length"), per_token("encoder_last_hidden_state", width)
+    states = per_token("last_hidden_state", decoder_size(config), length="target_length")
+    return states, per_token("encoder_last_hidden_state", config["hidden_size"])
 
 
 def vocabulary_logits(config: dict) -> tuple[TensorSpec, ...]:

@@ -2,7 +2,7 @@
 
     positions -> embeddings -> attention -> feed-forward -> layer -> encoder, decoder, encoder-decoder (Figure 1) -> images
 
-Shapes: B batch, T target length (queries), S source length (keys and values), H heads, D hidden_size.
+Shapes: B batch, T target length (queries), S source length (keys and values), H heads, D hidden_size, E embedding_size.
 """
 
 import math
@@ -120,10 +120,16 @@ class VanillaRelativePositions(nn.Module):
         return bucket if self.is_causal else bucket + (offset > 0) * count
 
 
-def new_norm(config: VanillaTransformerConfig) -> nn.LayerNorm | nn.RMSNorm:
-    """LayerNorm (Ba et al. 2016), or x / sqrt(mean(x^2) + eps) * weight, both computed in float32 where x is half."""
+def new_norm(config: VanillaTransformerConfig, size: int | None = None) -> nn.LayerNorm | nn.RMSNorm:
+    """LayerNorm (Ba et al. 2016), or x / sqrt(mean(x^2) + eps) * weight, both computed in float32 where x is half. `size` is
+    the width of x, by default `config.hidden_size`."""
     kind = nn.RMSNorm if config.norm_type == "rms_norm" else nn.LayerNorm
-    return kind(config.hidden_size, config.layer_norm_eps)
+    return kind(size or config.hidden_size, config.layer_norm_eps)
+
+
+def new_projection(in_size: int, out_size: int, bias: bool = False) -> nn.Linear | nn.Identity:
+    """Return a linear map between embeddings and states of different widths, or the identity for equal widths."""
+    return nn.Identity() if in_size == out_size else nn.Linear(in_size, out_size, bias)
 
 
 def has_values(tensor: torch.Tensor) -> bool:
@@ -132,19 +138,22 @@ def has_values(tensor: torch.Tensor) -> bool:
 
 
 class VanillaEmbeddings(nn.Module):
-    """Sections 3.4 and 3.5: token embeddings times sqrt(d_model), plus positions (and token types), then dropout."""
+    """Sections 3.4 and 3.5: token embeddings times sqrt(d_model), plus positions (and token types), then dropout.
+
+    A projection to the width of the layers follows the norm, as in ELECTRA. Without a norm it follows the tokens, as in OPT."""
 
     def __init__(self, config: VanillaTextConfig):
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_size)
         if config.has_learned_positions:
             self.first_row = int(config.position_ids_from != "place")  # of position 0: padding, which is at -1, has row 0
-            self.embed_positions = nn.Embedding(self.first_row + config.max_position_embeddings, config.hidden_size)
+            self.embed_positions = nn.Embedding(self.first_row + config.max_position_embeddings, config.position_size)
         if types := getattr(config, "type_vocab_size", 0):  # only encoders have them
-            self.embed_token_types = nn.Embedding(types, config.hidden_size)
-        self.scale = math.sqrt(config.hidden_size) if config.scale_embedding else 1.0
-        self.norm = new_norm(config) if config.embedding_norm else nn.Identity()
+            self.embed_token_types = nn.Embedding(types, config.position_size)
+        self.scale = math.sqrt(config.embedding_size) if config.scale_embedding else 1.0
+        self.norm = new_norm(config, config.position_size) if config.embedding_norm else nn.Identity()
+        self.projection = new_projection(config.embedding_size, config.hidden_size, bias=config.embedding_norm)
         self.dropout = nn.Dropout(config.embedding_dropout)
 
     def tokens(self, input_ids, inputs_embeds):
@@ -154,13 +163,17 @@ class VanillaEmbeddings(nn.Module):
         return self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
 
     def forward(self, inputs_embeds, position_ids, token_type_ids=None):
+        """Token embeddings (B, T, E) -> (B, T, D)."""
         hidden_states = inputs_embeds * self.scale
+        if not self.config.embedding_norm:
+            hidden_states = self.projection(hidden_states)
         if self.config.position_embedding_type == "sinusoidal":
-            hidden_states = hidden_states + sinusoidal_positions(position_ids, inputs_embeds.shape[-1], inputs_embeds.dtype)
+            hidden_states = hidden_states + sinusoidal_positions(position_ids, hidden_states.shape[-1], inputs_embeds.dtype)
         elif self.config.has_learned_positions:
             hidden_states = hidden_states + self.learned_positions(position_ids)
         hidden_states = hidden_states + self.token_types(token_type_ids)
-        return self.dropout(self.norm(hidden_states))
+        hidden_states = self.dropout(self.norm(hidden_states))
+        return self.projection(hidden_states) if self.config.embedding_norm else hidden_states
 
     def learned_positions(self, position_ids):
         rows = self.embed_positions.num_embeddings - self.first_row
@@ -421,14 +434,14 @@ class VanillaPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module):
         """The paper gives no values. Linear: normal with deviation `initializer_range`, bias 0. Embeddings: uniform within
-        d_model^-0.5, so that tokens times sqrt(d_model) are as large as sinusoids. Norms: the identity. First tokens and
+        embedding_size^-0.5, so that tokens times its root are as large as sinusoids. Norms: the identity. First tokens and
         positions of images: as Linear."""
         if isinstance(module, nn.Linear):
             init.normal_(module.weight, std=self.config.initializer_range)
             if module.bias is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
-            bound = self.config.hidden_size**-0.5
+            bound = self.config.embedding_size**-0.5
             init.uniform_(module.weight, -bound, bound)
         elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
             init.ones_(module.weight)
@@ -519,7 +532,7 @@ class VanillaEncoderModel(VanillaPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
-        """`input_ids` (B, S), or `inputs_embeds` (B, S, D) in their place; `attention_mask` (B, S), 1 for tokens, 0
+        """`input_ids` (B, S), or `inputs_embeds` (B, S, E) in their place; `attention_mask` (B, S), 1 for tokens, 0
         for padding (all 1 by default); `token_type_ids` (B, S), 0 by default; `position_ids` (B, S), from 0 on, by default
         counted by `config.position_ids_from` -> `last_hidden_state` (B, S, D), and `pooler_output` (B, D) if
         `config.pooler_act` is set."""
@@ -573,6 +586,7 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
             VanillaLayer(config, i, is_causal=True, has_cross_attention=self.has_cross_attention) for i in range(depth)
         )
         self.norm = final_norm(config)
+        self.output_projection = new_projection(config.hidden_size, config.embedding_size)
         self.post_init()
 
     @merge_with_config_defaults
@@ -593,7 +607,7 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
         `position_ids` (B, T), from 0 on, by default counted by `config.position_ids_from`: where that is `"place"`, give them
         for left-padded rows (without mask and cache, those that do not go up by 1 mean packed sequences, which do not see
         each other);
-        `encoder_hidden_states` (B, S, D) with `encoder_attention_mask` (B, S) -> `last_hidden_state` (B, T, D)."""
+        `encoder_hidden_states` (B, S, D) with `encoder_attention_mask` (B, S) -> `last_hidden_state` (B, T, E)."""
         check_attention_implementation(self.config)
         if encoder_hidden_states is not None and not self.has_cross_attention:
             raise ValueError("encoder_hidden_states were given to a decoder without cross-attention")
@@ -628,9 +642,8 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
                 position_embeddings=position_embeddings,
                 **kwargs,
             )
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values
-        )
+        hidden_states = self.output_projection(self.norm(hidden_states))
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden_states, past_key_values=past_key_values)
 
     def prepare_cache(self, past_key_values, use_cache):
         """The cache that was given, or a new one with `use_cache`. With cross-attention it is an `EncoderDecoderCache`: in a
@@ -693,7 +706,7 @@ class VanillaSeq2SeqModel(VanillaPreTrainedModel):
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
         """`input_ids` and `attention_mask` (B, S), or `encoder_outputs` computed before; `decoder_input_ids` (B, T),
-        starting with `decoder_start_token_id` -> `last_hidden_state` (B, T, D)."""
+        starting with `decoder_start_token_id` -> `last_hidden_state` (B, T, E)."""
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             raise ValueError(
                 "one of decoder_input_ids and decoder_inputs_embeds must be given (or labels, to a head), got neither"

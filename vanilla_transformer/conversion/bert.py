@@ -148,7 +148,7 @@ def body(ours: VanillaTransformerConfig, also: tuple[str, ...] = ()) -> list[Ten
     if ours.type_vocab_size:
         maps.append(tensor_map("model.embeddings.embed_token_types.weight", types))
     else:
-        maps.append(TensorMap((), types, zeros(1, ours.hidden_size)))
+        maps.append(TensorMap((), types, zeros(1, ours.position_size)))
     maps += linear("model.embeddings.norm", "embeddings.LayerNorm")
     for i in range(ours.num_hidden_layers):
         layer = f"model.layers.{i}"

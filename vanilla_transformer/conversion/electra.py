@@ -1,5 +1,5 @@
-"""ELECTRA (Clark et al. 2020) with embeddings as wide as its layers. The discriminator becomes a classifier of tokens with
-one score, above 0 for a token that was replaced."""
+"""ELECTRA (Clark et al. 2020): BERT whose embeddings may have a width of their own, as in the small models. The discriminator
+becomes a classifier of tokens with one score, above 0 for a token that was replaced."""
 
 from collections.abc import Collection
 
@@ -25,12 +25,12 @@ PREFIX = "electra."
 
 def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
     require_encoder(theirs)
-    require(theirs, embedding_size=theirs.hidden_size)
     pooler_act = "gelu"
     if architecture == "ElectraForMultipleChoice":
         require(theirs, summary_type="first", summary_use_proj=True)
         pooler_act = theirs.summary_activation or "linear"
     fields = encoder_fields(theirs) | {
+        "embedding_size": theirs.embedding_size,
         "max_position_embeddings": theirs.max_position_embeddings,
         "pooler_act": None if architecture == "ElectraModel" else pooler_act,
         "lm_transform_act": "gelu",  # whatever the layers have
@@ -45,6 +45,7 @@ def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, archit
     tied = theirs.tie_word_embeddings
     maps = body(ours, also=("generator_lm_head.weight",) if tied else ())
     maps.append(tensor_map("model.embeddings.embed_positions.weight", "embeddings.position_embeddings.weight"))
+    maps += linear("model.embeddings.projection", "embeddings_project")
     maps += linear("transform.norm", "generator_predictions.LayerNorm")
     maps.append(tensor_map("lm_head.bias", "generator_lm_head.bias"))
     if not tied:

@@ -1,5 +1,5 @@
-"""OPT (Zhang et al. 2022): a decoder with learned positions, counted from the mask; pre-norm, except for one size.
-No token reads row 0 of its table, and padding reads row 1."""
+"""OPT (Zhang et al. 2022): a decoder with learned positions, counted from the mask; pre-norm, except for one size, whose token
+embeddings have a width of their own. No token reads row 0 of its table, and padding reads row 1."""
 
 from collections.abc import Collection
 
@@ -20,10 +20,11 @@ PREFIX = "model."
 
 
 def to_vanilla_config(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
-    require(theirs, word_embed_proj_dim=(None, theirs.hidden_size), layer_norm_elementwise_affine=True)
+    require(theirs, layer_norm_elementwise_affine=True)
     norm_first = theirs.do_layer_norm_before
     return {
         "hidden_size": theirs.hidden_size,
+        "embedding_size": theirs.word_embed_proj_dim,
         "intermediate_size": theirs.ffn_dim,
         "num_hidden_layers": theirs.num_hidden_layers,
         "num_attention_heads": theirs.num_attention_heads,
@@ -62,7 +63,7 @@ def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Field
         require(ours, final_norm=False)
     return {
         "hidden_size": ours.hidden_size,
-        "word_embed_proj_dim": ours.hidden_size,
+        "word_embed_proj_dim": ours.embedding_size,
         "ffn_dim": ours.intermediate_size,
         "num_hidden_layers": ours.num_hidden_layers,
         "num_attention_heads": ours.num_attention_heads,
@@ -84,6 +85,8 @@ def tensor_maps(ours: VanillaTransformerConfig, theirs: PreTrainedConfig, archit
         *tokens("decoder.embed_tokens.weight", "lm_head.weight", theirs.tie_word_embeddings),
         tensor_map("model.embeddings.embed_positions.weight", "decoder.embed_positions.weight", drop_rows(1)),
         *linear("model.norm", "decoder.final_layer_norm"),
+        tensor_map("model.embeddings.projection.weight", "decoder.project_in.weight"),
+        tensor_map("model.output_projection.weight", "decoder.project_out.weight"),
         tensor_map("score.weight", "score.weight"),
         *linear("qa_outputs", "qa_outputs"),
     ]

@@ -167,6 +167,8 @@ def plan_to_source(source: str | PathLike, to: str) -> ConversionPlan:
     config_class = getattr(transformers, converter.CONFIG)
     if "head_dim" not in config_class.attribute_map:  # as it is T5's d_kv
         require(ours, head_dim=ours.hidden_size // ours.num_attention_heads, norm_type="layer_norm", gated=False)
+    if hasattr(ours, "embedding_size") and not hasattr(config_class, "word_embed_proj_dim"):  # OPT's name of the field
+        require(ours, embedding_size=ours.hidden_size)
     require(ours, value_head_dim=ours.head_dim)
     mark = {VERSION_KEY: vanilla_transformer.__version__}  # that we wrote it, and may replace it
     config = config_class(**common_fields(ours), **converter.to_source_config(ours, architecture), **mark)
