@@ -12,6 +12,7 @@ from types import NoneType
 from typing import Any, NoReturn, get_args
 
 from .errors import UsageError, did_you_mean
+from .program import flush_output
 
 FLAG = re.compile(r"--\w[\w-]*")
 LITERALS = {"True": True, "False": False, "None": None}  # as Python writes what JSON writes in small letters
@@ -31,6 +32,11 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """Exit as argparse does. Flush help and version first: standard output may be a closed pipe."""
+        flush_output()
+        super().exit(status, message)
 
     def parse(self, words: Sequence[str], renamed: Mapping[str, str]) -> argparse.Namespace:
         """The arguments that `words` are. The old flags that `renamed` has new names of, and the beginnings of flags, work with

@@ -29,6 +29,7 @@ from .arguments import (
 from .errors import UsageError
 from .program import (
     PROGRAM,
+    OutputClosed,
     Terminated,
     fail,
     is_expected,
@@ -337,8 +338,8 @@ def generate(args: argparse.Namespace) -> None:
     if args.stream:
         for text in args.text or lines_of_standard_input():
             for piece in runtime.stream(text, **languages, **options) if text.strip() or args.text else ():
-                print(piece, end="", flush=True)
-            print()
+                say(piece, end="")
+            say("")
     elif args.text:
         say("\n".join(runtime.generate(args.text, **languages, **options)))
     else:
@@ -623,13 +624,16 @@ def doctor(args: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command with `argv`, by default that of the process, and ends the process where something is wrong: with code 2
-    for wrong usage, 1 for any other error, 130 and 143 for interrupts, and one line on standard error."""
+    for wrong usage, 1 for any other error, 130 and 143 for interrupts, and one line on standard error. If the reader of
+    standard output has gone, the process ends quietly with code 0."""
     open_standard_streams()
     try:
         with terminated_as_interrupted(), warnings_in_one_line():
             run(parse(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt as interrupt:
         fail("interrupted", 143 if isinstance(interrupt, Terminated) else 130)
+    except OutputClosed:
+        sys.exit(0)
     except Exception as error:
         if is_expected(error):
             fail(error, getattr(error, "exit_code", 1))

@@ -64,20 +64,40 @@ def warnings_in_one_line() -> Iterator[None]:
         warnings.formatwarning = before
 
 
-def say(result: object) -> None:
-    """Prints `result` at once: that it cannot be written is found here, and not where the interpreter ends.
+class OutputClosed(BrokenPipeError):
+    """The reader of standard output has gone, as `head` does after its last line."""
+
+
+def say(result: object, end: str = "\n") -> None:
+    """Print `result` and flush, so that a failed write shows here and not when the interpreter exits.
 
     Raises:
-        OSError: if standard output is closed, or nobody reads it.
+        OutputClosed: if the reader of standard output has gone.
+        OSError: if standard output is closed, or cannot be written.
     """
     if sys.stdout is None:
         raise OSError("standard output is closed, expected a place for the result")
+    with output_errors():
+        print(result, end=end, flush=True)
+
+
+def flush_output() -> None:
+    """Flush standard output, if there is one. Raises as `say`."""
+    if sys.stdout is not None:
+        with output_errors():
+            sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def output_errors() -> Iterator[None]:
+    """Turn an OSError of standard output into ours, and drop the rest of the buffer."""
     try:
-        print(result, flush=True)
+        yield
     except OSError as error:
         with contextlib.suppress(OSError, ValueError):  # what is left in the buffer is not tried again
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise OSError(f"standard output cannot be written: {error.strerror or error}") from None
+        kind = OutputClosed if isinstance(error, BrokenPipeError) else OSError
+        raise kind(f"standard output cannot be written: {error.strerror or error}") from None
 
 
 def is_expected(error: Exception) -> bool:

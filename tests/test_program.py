@@ -11,6 +11,7 @@ import time
 import warnings
 
 import pytest
+from checkpoints import with_words
 from command_line import COMMAND, error_of
 from safetensors import SafetensorError
 
@@ -125,10 +126,10 @@ def test_the_library_leaves_signals_alone(capsys):
 
 class Unwritable(io.StringIO):
     def flush(self):
-        raise BrokenPipeError(32, "Broken pipe")
+        raise OSError(errno.ENOSPC, "No space left")
 
 
-@pytest.mark.parametrize("stdout, message", [(None, "output is closed"), (Unwritable(), "cannot be written: Broken pipe")])
+@pytest.mark.parametrize("stdout, message", [(None, "output is closed"), (Unwritable(), "cannot be written: No space left")])
 def test_a_result_that_nobody_can_read_is_an_error(exported, monkeypatch, stdout, message):
     monkeypatch.setattr(sys, "stdout", stdout)
     with pytest.raises(SystemExit, match=f"^vanilla-transformer: standard .*{message}"):
@@ -142,6 +143,27 @@ def test_closed_or_full_standard_output_is_one_line(closed):
     done = subprocess.run(arguments, stderr=subprocess.PIPE, text=True, timeout=300)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
     assert done.stderr.startswith("vanilla-transformer: standard output ")
+
+
+@pytest.mark.parametrize("arguments", [["doctor"], ["--help"], ["export", "--help"], ["--version"]], ids=" ".join)
+def test_a_command_whose_reader_has_gone_ends_quietly(arguments):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe:
+        done = subprocess.run([COMMAND, *arguments], stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("flags", [["--batch-size", "1"], ["--stream"]], ids=" ".join)
+def test_generate_stops_when_its_reader_has_gone(exported, tmp_path, flags):
+    """Standard input never ends here."""
+    words = [COMMAND, "generate", with_words(exported("seq2seq").directory, tmp_path), "--max-new-tokens", "2", *flags]
+    with subprocess.Popen(["yes", "w5 w6"], stdout=subprocess.PIPE) as endless:
+        with subprocess.Popen(words, stdin=endless.stdout, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout.readline()
+            process.stdout.close()
+            assert (process.wait(timeout=300), process.stderr.read()) == (0, b"")
+        endless.stdout.close()
 
 
 def test_warnings_for_users_are_one_line_and_others_as_they_were():
