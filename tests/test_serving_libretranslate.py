@@ -21,7 +21,7 @@ from vanilla_transformer_export.engine.engine import Engine
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.runtime.languages import Languages
 from vanilla_transformer_export.serving.language_pairs import language_name, languages_of_model, names_by_code
-from vanilla_transformer_export.serving.libretranslate import PROTOCOL
+from vanilla_transformer_export.serving.libretranslate import PROTOCOL, PUBLIC_PATHS
 from vanilla_transformer_export.serving.models import ServedModel
 from vanilla_transformer_export.serving.translating import LONG, translate
 
@@ -134,8 +134,16 @@ def test_the_api_key_is_the_token_of_the_server(model, alone):
         for key in ("wrong", None):
             with pytest.raises(HTTPError, match="401"):
                 LibreTranslateAPI(url, key).translate("w5", "en", "de")
-        settings = httpx.get(f"{url}/frontend/settings", headers={"Authorization": "Bearer secret"}).json()
+
+
+def test_what_libretranslate_tells_without_a_key_needs_no_token(model):
+    """Its clients read `keyRequired` before they have a key, and Mastodon sends none for /languages."""
+    with serving(model, token=b"secret") as url:
+        assert LibreTranslateAPI(url).languages()[0]["code"] == "en"
+        assert [httpx.get(f"{url}/models/tiny{path}").status_code for path in PUBLIC_PATHS] == [200, 200]
+        settings = httpx.get(f"{url}/frontend/settings").json()
         assert settings["apiKeys"] is settings["keyRequired"] is True
+        assert httpx.post(f"{url}/languages").status_code == httpx.get(f"{url}/translate").status_code == 401
 
 
 @given(st.lists(st.sampled_from([*WORDS, ".", "!", "7", "\n", "\n\n", "?", " ", "Å", "W9", "。"]), min_size=1, max_size=12))

@@ -97,6 +97,7 @@ class Errors:
     def __init__(self, protocols: Sequence[Protocol] = ()):
         routes = ((each, protocol) for protocol in protocols for each in protocol.router.routes)
         self.routes: list[tuple[Any, Protocol]] = list(routes)
+        self.public_paths = frozenset[str]().union(*(protocol.public_paths for protocol in protocols))
 
     def response(self, path: str, error: BaseException) -> JSONResponse:
         """Of whatever went wrong; what is no fault of the request is 500 and says nothing of itself."""
@@ -115,6 +116,10 @@ class Errors:
         """The status of a body of the wrong form."""
         protocol = self.protocol(path)
         return 400 if protocol is None else protocol.validation
+
+    def is_public(self, method: str, path: str) -> bool:
+        """Return whether this request needs no token."""
+        return method == "GET" and within(path) in self.public_paths
 
     def template(self, scope: Scope) -> str:
         """Of the route that a request has, or would have if it had not been refused before; all paths without one are one."""

@@ -277,4 +277,6 @@ def error_body(status: int, message: str) -> dict[str, Any]:
     return {"error": message}
 
 
-PROTOCOL = Protocol("LibreTranslate", router, error_body)
+# LibreTranslate asks for no key here: clients read keyRequired before they have one, and Mastodon sends none for /languages.
+PUBLIC_PATHS = frozenset({"/languages", "/frontend/settings"})
+PROTOCOL = Protocol("LibreTranslate", router, error_body, public_paths=PUBLIC_PATHS)

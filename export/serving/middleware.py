@@ -15,13 +15,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..engine.refusals import Refusal, draining
 from . import health, refusals
-from .app import Errors, within
+from .app import Errors
 from .lifecycle import Lifecycle
 from .logs import Log, described
 from .metrics import Metrics
 from .settings import Settings
 
-PAGE = "/"
 GONE, SLOW, LATE, ENDED = "gone", "slow", "late", "ended"  # why a request was cancelled
 UNWATCHED = 0.1  # seconds that a request runs before it is noticed that its client went away
 CLIENT_GONE = 499  # in metrics and in the log only
@@ -208,9 +207,9 @@ class Frame:
             raise refusals.busy(self.settings.requests)
 
     async def _authorize(self, exchange: Exchange) -> None:
-        """Raises Refusal unless the request has the token: as a bearer's, or as LibreTranslate's clients send theirs. The page
-        needs none, it asks for one."""
-        if self.token is None or within(exchange.scope["path"]) == PAGE:
+        """Raise Refusal unless the request has the token, as a bearer token or as LibreTranslate's `api_key`. GET requests to
+        public paths need none."""
+        if self.token is None or self.errors.is_public(exchange.scope["method"], exchange.scope["path"]):
             return
         header = exchange.headers.get(b"authorization")
         scheme, _, given = (header or b"").partition(b" ")

@@ -161,4 +161,4 @@ def error_body(status: int, message: str) -> dict[str, Any]:
     return {"error": message}
 
 
-PROTOCOL = Protocol("page", router, error_body)
+PROTOCOL = Protocol("page", router, error_body, public_paths=frozenset({"/"}))

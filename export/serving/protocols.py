@@ -18,12 +18,13 @@ MOST_IDS = 1 << 16  # of a list among the options: a step looks at all of them, 
 class Protocol:
     """Endpoints that clients of one kind know, and how they are told of an error: `error_body(status, message)` is the JSON.
     `statuses` changes the status of errors that these clients know by another one, of `validation` for a body of the wrong
-    form."""
+    form. GET requests to `public_paths` need no token."""
 
     name: str
     router: APIRouter
     error_body: Callable[[int, str], dict[str, Any]]
     validation: int = 400
+    public_paths: frozenset[str] = frozenset()
 
 
 def models_of(request: Request) -> ServedModels:
