@@ -126,7 +126,7 @@ def test_what_a_handler_raises_is_an_answer_in_the_format_of_its_protocol(client
         ("GET", "/", 404, {"error": "nothing is at this path, expected one of those in /openapi.json"}),
         ("GET", "//", 404, {"error": "nothing is at this path, expected one of those in /openapi.json"}),
         ("GET", "/docs", 404, {"error": "nothing is at this path, expected one of those in /openapi.json"}),
-        ("POST", "/health", 405, {"error": "this method does not go with this path, expected GET"}),
+        ("POST", "/health", 405, {"error": "this method does not go with this path, expected GET, HEAD"}),
     ],
 )
 def test_a_path_of_no_protocol_has_a_plain_error(client, method, path, status, body):

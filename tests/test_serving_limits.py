@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -13,10 +14,13 @@ import httpx
 import pytest
 from served import SEEN, request, served, wait_for
 
+from vanilla_transformer_export.serving import health
 from vanilla_transformer_export.serving.connections import Connections, files_for
 from vanilla_transformer_export.serving.logs import Log
+from vanilla_transformer_export.serving.service import PROTOCOLS
 
 TOKEN = b"not-a-secret"
+DATE = re.compile(rb"date: [^\r]+\r\n")
 
 
 @pytest.fixture(autouse=True)
@@ -379,6 +383,33 @@ def test_health_and_metrics_need_no_token(token_server):
     paths = ("/health", "/health/live", "/health/ready", "/metrics")
     assert [token_server.get(path).status_code for path in paths] == [200] * 4
     assert token_server.get("/openapi.json").status_code == 401
+
+
+def bytes_of_answer(server, method, path):
+    """Return what the server sends on a connection that it then closes."""
+    with server.send(
+        f"{method} {path} HTTP/1.1\r\nHost: x\r\nX-Request-ID: x\r\nConnection: close\r\n\r\n".encode()
+    ) as connection:
+        return connection.makefile("rb").read()
+
+
+def test_head_is_answered_as_get_without_the_body():
+    """Monitors and `wget --spider` send it. RFC 9110 wants it wherever GET is, with the headers of GET."""
+    routes = [route for router in (health.router, *(each.router for each in PROTOCOLS)) for route in router.routes]
+    paths = ["/openapi.json", *(route.path.format(name="x", id="x") for route in routes if "GET" in route.methods)]
+    assert {"/", "/health", "/v1/models", "/v2/models/x", "/metrics", "/info"} <= set(paths)
+    with served(None, PROTOCOLS) as server:
+        for path in [*paths, "/models/x/v1/models", "/nowhere", "/translate"]:
+            head, body = bytes_of_answer(server, "GET", path).split(b"\r\n\r\n", 1)
+            if path == "/metrics":  # its length changes from answer to answer
+                head = re.sub(rb"content-length: \d+", b"", head)
+            found = bytes_of_answer(server, "HEAD", path)
+            found = re.sub(rb"content-length: \d+", b"", found) if path == "/metrics" else found
+            assert (body != b"", DATE.sub(b"", found)) == (True, DATE.sub(b"", head + b"\r\n\r\n")), path
+
+
+def test_head_needs_the_token_where_get_does(token_server):
+    assert [token_server.head(path).status_code for path in ("/health", "/openapi.json")] == [200, 401]
 
 
 def test_pages_of_the_allowed_origin_may_ask_and_read_errors():

@@ -102,6 +102,8 @@ class Errors:
     def response(self, path: str, error: BaseException) -> JSONResponse:
         """Of whatever went wrong; what is no fault of the request is 500 and says nothing of itself."""
         protocol = self.protocol(path)
+        if isinstance(error, HTTPException) and error.status_code == 405:
+            error = HTTPException(405, headers={"Allow": self.allowed_methods(path, error)})
         refusal = refusal_of(error, 400 if protocol is None else protocol.validation)
         message = one_line(refusal.message)
         body = {"error": message} if protocol is None else protocol.error_body(refusal.status, message)
@@ -116,6 +118,12 @@ class Errors:
         """The status of a body of the wrong form."""
         protocol = self.protocol(path)
         return 400 if protocol is None else protocol.validation
+
+    def allowed_methods(self, path: str, error: HTTPException) -> str:
+        """Return the header Allow: the methods of all routes at `path`, and HEAD wherever GET is. `error` has those of one."""
+        methods = set((error.headers or {}).get("Allow", "").split(", "))
+        methods.update(*(route.methods for route, _ in self.routes if route.path_regex.match(within(path))))
+        return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
 
     def is_public(self, method: str, path: str) -> bool:
         """Return whether this request needs no token."""

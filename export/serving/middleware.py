@@ -28,15 +28,31 @@ REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
 class Exchange:
-    """One request and its answer: ASGI's `receive` and `send` for the application, whose task this can cancel."""
+    """One request and its answer: ASGI's `receive` and `send` for the application, whose task this can cancel.
+
+    A HEAD request is a GET request to the application; the server leaves out the body of the answer (RFC 9110)."""
 
     __slots__ = (
-        *("scope", "headers", "id", "status", "is_complete", "cancelled", "body", "started", "until", "reason", "watcher"),
-        *("_receive", "_send", "_task", "_gone"),
+        *(
+            "scope",
+            "method",
+            "headers",
+            "id",
+            "status",
+            "is_complete",
+            "cancelled",
+            "body",
+            "started",
+            "until",
+            "reason",
+            "watcher",
+        ),
+        *("reason", "watcher", "_receive", "_send", "_task", "_gone"),
     )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send):
-        self.scope = scope
+        self.method = scope["method"]
+        self.scope = {**scope, "method": "GET"} if self.method == "HEAD" else scope
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.id = b""
         self.started = time.perf_counter()
@@ -154,7 +170,7 @@ class Frame:
         exchange.id = self._id(exchange)
         try:
             if scope["path"] in health.PATHS:
-                await self.app(scope, receive, exchange.send)
+                await self.app(exchange.scope, receive, exchange.send)
             else:
                 await self._limited(exchange)
         except ClientDisconnect:
@@ -258,7 +274,7 @@ class Frame:
 
     def _facts(self, exchange: Exchange, status: int, seconds: float) -> dict[str, Any]:
         scope = exchange.scope
-        facts = {"id": exchange.id.decode(), "method": scope["method"], "path": scope["path"][:200], "status": status}
+        facts = {"id": exchange.id.decode(), "method": exchange.method, "path": scope["path"][:200], "status": status}
         facts["seconds"] = round(seconds, 6)
         if exchange.status and not exchange.is_complete:
             facts["cut"] = exchange.cancelled or "error"

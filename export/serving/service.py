@@ -202,5 +202,5 @@ def in_thread(function: Callable[[], Any]) -> asyncio.Future:
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     if not origins:
         return app
-    allowed: dict[str, Any] = dict(allow_methods=["GET", "POST"], allow_headers=["*"])
+    allowed: dict[str, Any] = dict(allow_methods=["GET", "HEAD", "POST"], allow_headers=["*"])
     return CORSMiddleware(app, allow_origins=origins, expose_headers=["Retry-After", "X-Request-ID"], **allowed)
