@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, MarianTokenizer
 from vanilla_transformer.checkpoint import load_tokenizer
 from vanilla_transformer.conversion.tokenizers import find_tokenizer
 from vanilla_transformer.training.tasks import translation
+from vanilla_transformer_export.runtime.tokenization_spaces import clean_up, cleans_up
 from vanilla_transformer_export.shortlist import shortlist_from_text
 
 # Words of sentences: subjects, verbs, things, places.
@@ -278,11 +279,11 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("family", MODELS)
-def test_a_directory_without_a_tokenizer_json_gets_one_with_the_same_ids(family, train, tmp_path):
+def write_source(family, train, source):
+    """Write the tokenizer's files of `family`, without tokenizer.json."""
     file, settings, model_type, tokenizer_class = MODELS[family]
     named = {} if tokenizer_class is None else {"tokenizer_class": tokenizer_class}
-    (source := tmp_path / "source").mkdir()
+    source.mkdir()
     (source / "config.json").write_text(json.dumps({"model_type": model_type, **named}))
     if file:
         model = train([*SOURCES, "en"], **settings)
@@ -291,6 +292,12 @@ def test_a_directory_without_a_tokenizer_json_gets_one_with_the_same_ids(family,
         names = ["<s>", "<pad>", "</s>", "<unk>", *pieces_of(model)]
         if model_type == "m2m_100":
             (source / "vocab.json").write_text(json.dumps({name: id for id, name in enumerate(names)}))
+    return source
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_a_directory_without_a_tokenizer_json_gets_one_with_the_same_ids(family, train, tmp_path):
+    source = write_source(family, train, tmp_path / "source")
     theirs = AutoTokenizer.from_pretrained(source)
     find_tokenizer(source).save(tmp_path / "saved")
     again, alone = (
@@ -305,6 +312,27 @@ def test_a_directory_without_a_tokenizer_json_gets_one_with_the_same_ids(family,
     for ids in [*wanted, *generated]:
         text = theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         assert alone.decode(ids, skip_special_tokens=True) == text
+
+
+@pytest.mark.parametrize("family", ["marian", "t5", "mbart", "m2m_100", "byt5"])
+def test_spaces_are_cleaned_up_as_by_the_family_s_class(family, train, tmp_path):
+    source = tmp_path / "source"
+    if family == "marian":
+        write_marian(source, train([*SOURCES, "en"]), train([*SOURCES, "en"]))
+    else:
+        write_source(family, train, source)
+    path = source / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps(settings | {"clean_up_tokenization_spaces": True}))
+    theirs = AutoTokenizer.from_pretrained(source)
+    find_tokenizer(source).save(tmp_path / "saved")
+    alone = Tokenizer.from_file(str(tmp_path / "saved" / "tokenizer.json"))
+    settings = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
+    assert cleans_up(settings, type(alone.model).__name__)
+    rows = theirs(["the dog .", "the dog , a cat ! some boys ' red ball", "at home", "собака . книгу"])["input_ids"]
+    decoded = alone.decode_batch(rows, skip_special_tokens=True)
+    expected = theirs.batch_decode(rows, skip_special_tokens=True)
+    assert decoded != expected == [clean_up(text) for text in decoded]
 
 
 def test_a_model_that_is_damaged_is_named_before_transformers_reads_it(train, tmp_path):

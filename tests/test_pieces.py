@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from vanilla_transformer_export.runtime.pieces import MOST_OPEN, Pieces
+from vanilla_transformer_export.runtime.tokenization_spaces import CleanPieces, clean_up
 
 
 def byte_level():
@@ -105,6 +107,30 @@ def test_the_pieces_are_the_text_and_no_character_is_torn(made, data):
     assert "".join(found) == tokenizer.decode(ids, skip_special_tokens=True)
     if len(ids) < MOST_OPEN:
         assert not any(piece.endswith("\ufffd") for piece in found[:-1])
+
+
+class Texts:
+    """Pieces of which each token is a text."""
+
+    def add(self, text):
+        return text
+
+    def end(self):
+        return ""
+
+
+@given(st.lists(st.sampled_from([*" 'nmtsvera.,?!", " '", " n", " ' ", "do", "  "]), max_size=16))
+def test_cleaned_pieces_are_the_text_that_transformers_cleans(texts):
+    expected = PreTrainedTokenizerFast.clean_up_tokenization(None, "".join(texts))
+    pieces = CleanPieces(Texts())
+    assert "".join([*map(pieces.add, texts), pieces.end()]) == clean_up("".join(texts)) == expected
+
+
+def test_a_cleaned_piece_waits_only_for_what_may_change_it():
+    pieces = CleanPieces(Texts())
+    found = [pieces.add(text) for text in ["i", " do", " n", " '", " t", " know", " v", "ery", " '", "s", " it", " "]]
+    assert found == ["i", " do", "", "", "n't", " know", "", " very", "", "'s", " it", ""]
+    assert [pieces.end(), pieces.end()] == [" ", ""]
 
 
 @each_kind

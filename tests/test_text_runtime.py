@@ -1,14 +1,18 @@
 """Text in, text out: what is no text, what is no tokenizer, and options under the names of arguments."""
 
 import json
+import random
 import shutil
 
+import numpy as np
 import pytest
-from checkpoints import copy_of, list_file, seal
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+from checkpoints import copy_of, edit_json, list_file, seal
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.runtime.tokenization_spaces import BPE_TOO
 
 
 def tokenizer(pattern=None):
@@ -51,6 +55,42 @@ def test_a_decoder_s_prompt_is_what_transformers_reads_unless_the_end_token_woul
     ids, mask = TextRuntime(changed, threads=1).tokenize(["w5 w6", "w5 w6 w2"])
     assert ids[0, : mask[0].sum()].tolist() == expected
     assert ids[1].tolist() == [*expected, 2]  # that is in the text stays
+
+
+TOKENS = ["[UNK]", "i", "do", "don", "n", "n't", "'", "t", "s", "ve", "re", "m", ".", ",", "?", "!", "##s", "it", "know"]
+WHOLE = {token: id for id, token in enumerate(TOKENS)}
+BACKENDS = {
+    "word pieces": (models.WordPiece(WHOLE, unk_token="[UNK]"), decoders.WordPiece(cleanup=False), {}),
+    "cleaned word pieces": (models.WordPiece(WHOLE, unk_token="[UNK]"), decoders.WordPiece(), {}),
+    "words": (models.WordLevel(WHOLE, "[UNK]"), None, {}),
+    "BPE": (models.BPE(WHOLE, []), None, {}),
+    "corrupted BPE": (models.BPE(WHOLE, []), None, {BPE_TOO: True}),
+    "unigrams": (models.Unigram([("[UNK]", 0), *((token, -1) for token in TOKENS[1:])], 0), None, {}),
+}
+
+
+@pytest.mark.parametrize("cleans", [True, False, None])
+@pytest.mark.parametrize("name", BACKENDS)
+def test_spaces_are_cleaned_up_as_by_transformers(directory, tmp_path, name, cleans):
+    changed = copy_of(directory, tmp_path)
+    model, decoder, settings = BACKENDS[name]
+    backend = Tokenizer(model)
+    if decoder is not None:
+        backend.decoder = decoder
+    theirs = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", **settings)
+    theirs.save_pretrained(changed)
+    edit_json(changed / "tokenizer_config.json", **({} if cleans is None else {"clean_up_tokenization_spaces": cleans}))
+    list_file(changed, "tokenizer_config.json")
+    seal(changed)
+    runtime = TextRuntime(changed, threads=1)
+    rng = random.Random(0)
+    rows = [rng.choices(range(1, len(TOKENS)), k=12) for _ in range(200)]
+    again = AutoTokenizer.from_pretrained(changed)
+    expected = again.batch_decode(rows, skip_special_tokens=True)
+    assert runtime.decode(rows) == expected
+    assert (expected != again.batch_decode(rows, clean_up_tokenization_spaces=False)) == (cleans is True and name != "BPE")
+    for row, text in zip(rows, expected, strict=True):
+        assert "".join(runtime.text_of(np.array([token]) for token in row)) == text
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ from .options import special_token
 from .pieces import Pieces, TokenNames
 from .runtime import Runtime
 from .tasks import classification, embedding, masks, pairs, question_answering, rows, tagging, translation
-from .tasks.rows import check_unicode, errors_of, named, single_texts
+from .tasks.rows import check_unicode, decode_batch, errors_of, named, single_texts
+from .tokenization_spaces import CleanPieces
 
 TOGETHER = 64  # texts that the tokenizer cuts at once
 
@@ -199,9 +200,10 @@ class TextRuntime:
     def token_names(self) -> TokenNames:
         return TokenNames(self.tokenizer, self.special_ids, self.path)
 
-    def pieces(self) -> Pieces:
-        """What makes text of the tokens of a row as they come."""
-        return Pieces(self.tokenizer, self.special_ids, self.path)
+    def pieces(self) -> Pieces | CleanPieces:
+        """Return an object that makes text of the tokens of a row as they come."""
+        pieces = Pieces(self.tokenizer, self.special_ids, self.path)
+        return CleanPieces(pieces) if self.tokenizer_settings.cleans_up else pieces
 
     def text_of(self, steps: Iterator[np.ndarray]) -> Iterator[str]:
         """The pieces of the text of one row, whose tokens come in arrays of one."""
@@ -244,8 +246,8 @@ class TextRuntime:
         return [encoding.ids for encoding in self.encode(texts, False, self.target_tokenizer)]
 
     def decode(self, rows: list[list[int]]) -> list[str]:
-        with errors_of(self.path):
-            return self.tokenizer.decode_batch(rows, skip_special_tokens=True)
+        """Return the text of each row, without special tokens."""
+        return decode_batch(self, rows, skip_special_tokens=True)
 
     def encode(self, texts: list[str], special_tokens: bool, tokenizer: Tokenizer | None = None) -> list[Encoding]:
         """What the tokenizer makes of each text, by default that of what is read; ValueError where it fails on one."""

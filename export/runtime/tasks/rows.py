@@ -15,6 +15,7 @@ from ...targets.sequences import READS_CHOICES
 from ..artifact import json_object
 from ..inputs import bucket_by_length, check_positions, num_positions, pad_sequences
 from ..runtime import MAX_TOKENS
+from ..tokenization_spaces import clean_up, cleans_up
 
 if TYPE_CHECKING:
     from ..text import TextRuntime
@@ -23,8 +24,6 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 NO_LIMIT = 10**9  # of tokens: transformers writes 10**30 where a tokenizer has none
 # What the classes of tokenizers mean that an old tokenizer_config.json, which names no special token at all, leaves to them.
 CONVENTIONS = {"mask_token": ("[MASK]", "<mask>"), "cls_token": ("[CLS]", "<s>"), "unk_token": ("[UNK]", "<unk>")}
-UNCLEAN = {" .": ".", " ?": "?", " !": "!", " ,": ",", " ' ": "'", " n't": "n't", " 'm": "'m", " 's": "'s", " 've": "'ve"}
-UNCLEAN |= {" 're": "'re"}  # the spaces that `clean_up_tokenization_spaces` takes out, in this order
 
 Pair = tuple[str, str]
 
@@ -70,7 +69,7 @@ def tokenizer_settings(runtime: "TextRuntime") -> TokenizerSettings:
         int(longest) if is_number and 0 < longest < NO_LIMIT else None,  # type: ignore[operator, arg-type]
         tokens,
         (runtime.runtime.config.get("type_vocab_size") or 0) > 1 and "token_type_ids" in types,
-        bool(config.get("clean_up_tokenization_spaces")) and type(runtime.tokenizer.model).__name__ != "BPE",
+        cleans_up(config, type(runtime.tokenizer.model).__name__),
         config.get("truncation_side", "right"),
         config.get("padding_side", "right"),
     )
@@ -84,13 +83,16 @@ def token_id(runtime: "TextRuntime", token: Any, otherwise: Iterable[str]) -> in
 
 
 def decode(runtime: "TextRuntime", ids: Sequence[int], skip_special_tokens: bool) -> str:
-    """The text of `ids`, as `AutoTokenizer` gives it."""
-    with errors_of(runtime.path):
-        text = runtime.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
-    if runtime.tokenizer_settings.cleans_up:
-        for spaced, cleaned in UNCLEAN.items():
-            text = text.replace(spaced, cleaned)
+    """Return the text of `ids`, the same as `AutoTokenizer.decode`."""
+    [text] = decode_batch(runtime, [list(ids)], skip_special_tokens)
     return text
+
+
+def decode_batch(runtime: "TextRuntime", rows: list[list[int]], skip_special_tokens: bool) -> list[str]:
+    """Return the text of each row, the same as `AutoTokenizer.batch_decode`."""
+    with errors_of(runtime.path):
+        texts = runtime.tokenizer.decode_batch(rows, skip_special_tokens=skip_special_tokens)
+    return [clean_up(text) for text in texts] if runtime.tokenizer_settings.cleans_up else texts
 
 
 def join(runtime: "TextRuntime", tokens: Sequence[str]) -> str:

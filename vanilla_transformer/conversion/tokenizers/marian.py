@@ -33,7 +33,7 @@ def make_tokenizer(directory: Path) -> tuple[PreTrainedTokenizerFast, list[str]]
         tokenizer_object=source,
         model_max_length=settings.get("model_max_length") or MAX_LENGTH,
         model_input_names=["input_ids", "attention_mask"],
-        clean_up_tokenization_spaces=False,
+        clean_up_tokenization_spaces=bool(settings.get("clean_up_tokenization_spaces")),
         **tokens,
     )
     few = ", ".join(missing[:5])
