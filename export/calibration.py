@@ -7,15 +7,18 @@ section 3.1).
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import groupby
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer.training.data import lines_of
 
-from .passes.quantization import Inputs, name_of_weights
+from .activations import Calibration, Inputs
+from .passes.quantization import name_of_weights
 from .targets.sequences import READS_CHOICES
 
 LINES = 512  # of the text, the first ones
@@ -23,9 +26,9 @@ TOKENS = 256  # of a line, at most
 BATCH = 16
 
 
-def calibrate(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str | os.PathLike) -> dict[bytes, Inputs]:
-    """What each product of `model` reads of the first `LINES` lines of `text`, by `name_of_weights`. An encoder-decoder
-    translates them, greedily.
+def calibrate(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str | os.PathLike) -> Calibration:
+    """Record what each linear layer of `model` reads on the first `LINES` lines of `text`. An encoder-decoder translates them
+    greedily, and then reads each line beside its translation.
 
     Raises:
         FileNotFoundError: without `text`.
@@ -33,15 +36,37 @@ def calibrate(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: 
             the model does not have.
     """
     batches = list(read(model, tokenizer, text))
-    with observed(model) as seen, torch.no_grad():
-        for ids in batches:
-            if model.can_generate() and model.config.is_encoder_decoder:
-                longest = min(2 * ids.shape[1] + 10, model.config.max_position_embeddings - 1)  # where no end token comes
-                settings = {"num_beams": 1, "do_sample": False, "max_new_tokens": longest}
-                model.generate(ids, **settings)  # type: ignore[operator]  # of no type: a mixin's method
-            else:
-                model(ids[:, None] if type(model).__name__ == READS_CHOICES else ids)
-    return seen
+    with torch.no_grad():
+        if model.can_generate() and model.config.is_encoder_decoder:
+            inputs = [pair for ids in batches for pair in translate(model, ids)]
+        elif type(model).__name__ == READS_CHOICES:
+            inputs = [{"input_ids": ids[:, None]} for ids in batches]
+        else:
+            inputs = [{"input_ids": ids} for ids in batches]
+        with observed(model) as calibration:
+            for each in inputs:
+                model(**each)
+    return calibration
+
+
+def translate(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield the rows of `ids` (B, S) with the tokens that the decoder reads in greedy search, in groups of equal length.
+
+    What `generate` reads in rows that have ended is padding.
+    """
+    max_new_tokens = min(2 * ids.shape[1] + 10, model.config.max_position_embeddings - 1)  # without an end token
+    settings = {"num_beams": 1, "do_sample": False, "max_new_tokens": max_new_tokens}
+    outputs = model.generate(ids, **settings)  # type: ignore[operator]  # of no type: a mixin's method
+    lengths = [num_read(output, model.generation_config.eos_token_id) for output in outputs.tolist()]
+    for length in sorted(set(lengths)):
+        rows = [row for row, other in enumerate(lengths) if other == length]
+        yield {"input_ids": ids[rows], "decoder_input_ids": outputs[rows, :length]}
+
+
+def num_read(output: list[int], eos_token_id: int | list[int] | None) -> int:
+    """Return the number of tokens before the end token, or before the last one. A start token may equal the end token."""
+    ends = eos_token_id if isinstance(eos_token_id, list) else [eos_token_id]
+    return next((place for place, token in enumerate(output) if place > 0 and token in ends), len(output) - 1)
 
 
 def read(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str | os.PathLike) -> Iterator[torch.Tensor]:
@@ -60,18 +85,18 @@ def read(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str |
 
 
 @contextmanager
-def observed(model: PreTrainedModel) -> Iterator[dict[bytes, Inputs]]:
-    """Collects what the linear layers of `model` read. Layers with the same weights count as one."""
-    seen: dict[bytes, Inputs] = {}
+def observed(model: PreTrainedModel) -> Iterator[Calibration]:
+    """Record what the linear layers of `model` read. Layers with the same weights count as one."""
+    calibration, generator = Calibration(), np.random.default_rng(0)
 
-    def observe(module: nn.Linear, given: tuple[torch.Tensor]) -> None:
-        rows = given[0].reshape(-1, given[0].shape[-1]).numpy()
-        name = name_of_weights(module.weight.numpy().T)
-        seen[name] = Inputs.of(rows).beside(seen[name]) if name in seen else Inputs.of(rows)
+    def observe(module: nn.Linear, inputs: tuple[torch.Tensor], name: str) -> None:
+        rows = inputs[0].reshape(-1, inputs[0].shape[-1]).numpy()
+        calibration.observe(name_of_weights(module.weight.numpy().T), name, Inputs.sample(rows, generator))
 
-    hooks = [layer.register_forward_pre_hook(observe) for layer in model.modules() if isinstance(layer, nn.Linear)]
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    hooks = [layer.register_forward_pre_hook(partial(observe, name=name)) for name, layer in layers.items()]
     try:
-        yield seen
+        yield calibration
     finally:
         for hook in hooks:
             hook.remove()

@@ -25,6 +25,7 @@ from vanilla_transformer.conversion import converted
 from vanilla_transformer.conversion.tokenizers import FoundTokenizer, find_tokenizer
 from vanilla_transformer.files import new_directory
 
+from .activations import Calibration
 from .calibration import calibrate as calibrated_on
 from .clients import (
     base_name,
@@ -42,7 +43,7 @@ from .generation.writing import check_mode, check_model, write_generator
 from .languages import languages_of
 from .parity import verify
 from .passes import pipeline
-from .passes.quantization import CALIBRATED, TUNED, Inputs
+from .passes.quantization import CALIBRATED, TUNED
 from .runtime.artifact import CARD, TOKENIZER_FILES, write_manifest
 from .shortlist import shortlist_from_text, with_shortlist, with_special_tokens
 from .targets.registry import default_target, get_target, known_targets, targets
@@ -262,7 +263,7 @@ class Source:
     config: dict[str, Any]
     shortlist: list[int] | None
     tokenizer: FoundTokenizer | None = None
-    calibrated: dict[bytes, Inputs] = field(default_factory=dict)
+    calibration: Calibration | None = None
 
     @classmethod
     def load(
@@ -286,11 +287,11 @@ class Source:
         # There is no code beside an export, and where it came from is of one machine.
         left_out = ("auto_map", "custom_pipelines", "_name_or_path")
         config = {name: value for name, value in model.config.to_dict().items() if name not in left_out}
-        calibrated = {}
+        calibration = None
         if text is not None:
             with with_shortlist(model, tokens):
-                calibrated = calibrated_on(model, load_tokenizer(ours), text)
-        return cls(checkpoint, model, ours, config, tokens, tokenizer, calibrated)
+                calibration = calibrated_on(model, load_tokenizer(ours), text)
+        return cls(checkpoint, model, ours, config, tokens, tokenizer, calibration)
 
     @property
     def architecture(self) -> str:
@@ -332,7 +333,8 @@ class Graphs:
                     module = target.trace_module(model, role) if has_own_operators else sequence_module(model)
                     graph = trace(module, spec, source.config.get("vocab_size", 0), traced_opset)
                 graph.opset_imports[""] = opset
-                graph.meta[CALIBRATED] = source.calibrated
+                if source.calibration is not None:
+                    graph.meta[CALIBRATED] = source.calibration
                 if tuning is not None:
                     graph.meta[TUNED] = tuning.chooser(role)
                 made.counts[dtype][role] = pipeline.apply(graph, target.passes(dtype))
@@ -452,6 +454,7 @@ def write_companions(source: Source, made: Graphs, directory: Path) -> dict[str,
         "opset": made.opset,
         "sentence_modules": modules.facts(),
         **({} if made.tuning is None else made.tuning.facts()),
+        **({} if source.calibration is None else {"calibration": source.calibration.facts()}),
         **({"step": step} if (step := made.target.step_role(source.config, source.architecture)) else {}),
         **language_facts(source, directory),
         **clients,

@@ -11,8 +11,13 @@ from heads import MANY, save_head, tokenizer_for
 
 from vanilla_transformer.checkpoint import load_tokenizer
 from vanilla_transformer_export import Runtime, cli, export, load_checkpoint
+from vanilla_transformer_export.activations import Calibration, Inputs
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.passes.quantization import CALIBRATED, Inputs, name_of_weights, quantize_calibrated
+from vanilla_transformer_export.passes.quantization import (
+    CALIBRATED,
+    name_of_weights,
+    quantize_calibrated,
+)
 
 CARD = Path(__file__).resolve().parents[1] / "model_cards" / "vanilla-encoder-tiny-trec"
 QUESTIONS = [
@@ -128,7 +133,10 @@ def product_by_calibration(seen, rows, matrix):
     y.name, y.type, y.shape = "y", ir.TensorType(ir.DataType.FLOAT), ir.Shape(["n", 32])
     graph = ir.Graph([x], [y], nodes=[product], initializers=[weights], opset_imports={"": 21, "com.microsoft": 1}, name="g")
     model = ir.Model(graph, ir_version=10)
-    model.meta[CALIBRATED] = {name_of_weights(matrix): Inputs.of(seen[:100]).beside(Inputs.of(seen[100:]))}
+    model.meta[CALIBRATED] = Calibration()
+    for rows_of_batch in (seen[:100], seen[100:]):
+        inputs = Inputs.sample(rows_of_batch, np.random.default_rng(len(rows_of_batch)))
+        model.meta[CALIBRATED].observe(name_of_weights(matrix), "w", inputs)
     assert quantize_calibrated(model) == 1
     session = onnxruntime.InferenceSession(ir.serde.serialize_model(model).SerializeToString())
     return session.run(None, {"x": rows})[0], any(node.op_type == "Mul" for node in graph)

@@ -7,15 +7,14 @@ from functools import partial
 import numpy as np
 import onnx_ir as ir
 
+from ..activations import COLUMNS, Calibration, Steps, int8_columns
 from .matching import array, bias_of, matmuls, replace, weight
 
 INT8_COMPUTE = 4  # the `accuracy_level` of MatMulNBits that quantizes activations too
 BLOCK = 32  # weights of one column that share a scale
 EMBEDDING_BLOCK = 128  # weights of one row that share a scale
-CALIBRATED = "calibrated"  # in `ir.Model.meta`: the `Inputs` of products by `name_of_weights`
+CALIBRATED = "calibrated"  # in `ir.Model.meta`: the `Calibration`, whose keys are `name_of_weights`
 TUNED = "tuned"  # in `ir.Model.meta`: a matrix (K, N) -> the name of its product's `Way`
-SAMPLED_TOGETHER, SAMPLED = 8, 256  # rows of what a product reads that are kept, of a batch and of all
-COLUMNS = 4096  # of a product of which errors are measured, at most
 SLICE = 2**24  # weights quantized at a time: what is computed in between is several times as large
 
 
@@ -46,85 +45,32 @@ def multiply_rows(model: ir.Model, node: ir.Node, way: "Way", rounded: dict[ir.V
     replace(model, [node], [product, ir.node("Mul", [product.outputs[0], largest])])
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """What a product read of some text: the lowest and the highest number of each of its K features, and some of its rows."""
-
-    lowest: np.ndarray
-    highest: np.ndarray
-    rows: np.ndarray
-
-    @classmethod
-    def of(cls, rows: np.ndarray) -> "Inputs":
-        """Of all `rows` (N, K), of which a few are kept."""
-        return cls(rows.min(axis=0), rows.max(axis=0), rows[:: -(-len(rows) // SAMPLED_TOGETHER)].copy())
-
-    def beside(self, other: "Inputs") -> "Inputs":
-        """Of this text and `other`."""
-        rows = np.concatenate([self.rows, other.rows])
-        rows = rows if len(rows) <= SAMPLED else rows[::2]
-        return Inputs(np.minimum(self.lowest, other.lowest), np.maximum(self.highest, other.highest), rows)
-
-
-@dataclass(frozen=True)
-class Steps:
-    """How x becomes 8 bits, with one scale for all rows: x / (smoothing * scale) + zero."""
-
-    smoothing: np.ndarray | None
-    scale: np.float32
-    zero: np.uint8
-
-    @classmethod
-    def of(cls, inputs: Inputs, smoothing: np.ndarray | None) -> "Steps":
-        """Such that the integers hold all that was seen, and 0."""
-        divisor = 1 if smoothing is None else smoothing
-        lowest, highest = min(0, (inputs.lowest / divisor).min()), max(0, (inputs.highest / divisor).max())
-        scale = np.float32(max((highest - lowest) / 255, np.finfo(np.float32).tiny))
-        return cls(smoothing, scale, np.uint8(np.rint(-lowest / scale)))
-
-    def error(self, rows: np.ndarray, matrix: np.ndarray) -> float:
-        """The mean square of what `rows` x `matrix` loses."""
-        divisor = 1 if self.smoothing is None else self.smoothing
-        zero = np.float32(self.zero)
-        integers = np.clip(np.rint(rows / (divisor * self.scale)) + zero, 0, 255) - zero
-        weights, scales = self.quantized(matrix)
-        product = integers @ (weights * (scales * self.scale))
-        return float(np.square(product - rows @ matrix, dtype=np.float64).mean())
-
-    def quantized(self, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As `int8_columns`, of what the integers are multiplied with."""
-        return int8_columns(matrix if self.smoothing is None else matrix * self.smoothing[:, None])
-
-
 def name_of_weights(matrix: np.ndarray) -> bytes:
     """What products are found by whose names a trace has lost, and beside which others may be packed: the first column."""
     return matrix[:, 0].tobytes()
 
 
 def quantize_calibrated(model: ir.Model) -> int:
-    """As `quantize_products`, with one scale for all rows, of those whose inputs `model.meta` knows: `calibration` says from
-    which text. No row decides what others give here either, and a product takes two nodes instead of seven."""
-    known = model.meta.get(CALIBRATED, {})
-    found: dict[ir.Value, list[ir.Node]] = {}
+    """Quantize the products that `model.meta` has a `Calibration` of, with one scale for all rows and two nodes for each.
+
+    Those that lose too much by it are left to `quantize_products`. In both ways no row changes the outputs of others.
+    """
+    calibration = model.meta.get(CALIBRATED, Calibration())
+    sources: dict[ir.Value, list[ir.Node]] = {}
     for node in matmuls(model):
-        if name_of_weights(array(node.inputs[1])) in known:
-            found.setdefault(node.inputs[0], []).append(node)
-    for source, nodes in found.items():
-        matrices = [array(node.inputs[1]) for node in nodes]
-        steps = best_steps(known[name_of_weights(matrices[0])], matrices)
-        quantize_with(model, source, nodes, steps)
-    return sum(map(len, found.values()))
+        if name_of_weights(array(node.inputs[1])) in calibration.inputs:
+            sources.setdefault(node.inputs[0], []).append(node)
+    return sum(quantize_source(model, source, nodes, calibration) for source, nodes in sources.items())
 
 
-def best_steps(inputs: Inputs, matrices: list[np.ndarray]) -> Steps:
-    """With features made of like size where that halves the error: what some features have too much, the weights take
-    (SmoothQuant, Xiao et al. 2023, equation 4 with alpha 0.5)."""
-    plain = Steps.of(inputs, None)
-    largest = np.maximum(-inputs.lowest, inputs.highest).clip(min=1e-5)
-    heaviest = np.max([np.maximum(-matrix.min(axis=1), matrix.max(axis=1)) for matrix in matrices], axis=0).clip(min=1e-5)
-    smooth = Steps.of(inputs, np.sqrt(largest / heaviest))
-    sample = matrices[0][:, :COLUMNS]
-    return smooth if smooth.error(inputs.rows, sample) < plain.error(inputs.rows, sample) / 2 else plain
+def quantize_source(model: ir.Model, source: ir.Value, nodes: list[ir.Node], calibration: Calibration) -> int:
+    """Quantize the products `nodes` of `source`. Return their number, or 0 if each row keeps a scale."""
+    matrices = [array(node.inputs[1]) for node in nodes]
+    choice = calibration.choose(tuple(map(name_of_weights, matrices)), matrices)
+    if choice.steps is None:
+        return 0
+    quantize_with(model, source, nodes, choice.steps)
+    return len(nodes)
 
 
 def quantize_with(model: ir.Model, source: ir.Value, nodes: list[ir.Node], steps: Steps) -> None:
@@ -138,7 +84,7 @@ def quantize_with(model: ir.Model, source: ir.Value, nodes: list[ir.Node], steps
     model.graph.insert_before(nodes[0], new)
     for node in nodes:
         matrix, add = node.inputs[1], bias_of(node)
-        integers, scales = in_slices(steps.quantized, array(matrix), axis=1, joined=1)
+        integers, scales = in_slices(steps.quantize, array(matrix), axis=1, joined=1)
         inputs = [new[-1].outputs[0], weight(model, f"{matrix.name}.int8", integers)]
         inputs += [scale, weight(model, f"{matrix.name}.scales", scales), zero]
         inputs += [] if add is None else [None, add.inputs[1]]
@@ -189,17 +135,6 @@ def in_slices(
     parts = np.array_split(matrix, -(-matrix.size // SLICE), axis)
     integers, scales = zip(*map(quantize, parts))
     return np.concatenate(integers, joined), np.concatenate(scales)
-
-
-def int8_columns(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(K, N) float32 -> int8 and the scales (N,) of its columns.
-
-    Processors without VNNI add two products, those of weights 2i and 2i + 1, in 16 bits. With activations of at most 255 no
-    sum overflows where no two such weights add up to more than 128, and the scale sees to that."""
-    pairs = matrix[: len(matrix) // 2 * 2]
-    largest = np.maximum(np.abs(matrix).max(axis=0), np.abs(pairs[::2] + pairs[1::2]).max(axis=0, initial=0))
-    scales = np.maximum(largest / 127, np.finfo(np.float32).tiny).astype(np.float32)
-    return np.rint(matrix / scales).astype(np.int8), scales
 
 
 def full_columns(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

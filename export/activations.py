@@ -1,0 +1,206 @@
+"""Ranges and samples of what matrix multiplications read, and the scales with which it becomes 8 bits.
+
+This module works on arrays alone. It imports neither torch nor onnx, and finds weights by any key.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+SAMPLED = 256  # rows on which errors are measured
+COLUMNS = 4096  # columns of a matrix on which errors are measured
+MAX_ERROR = 0.01  # of one scale for all rows; from here on each row keeps a scale, if that loses less
+TINY = np.finfo(np.float32).tiny
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The range of each of K features, and a uniform sample of all rows.
+
+    Args:
+        lowest: (K,), the smallest value of each feature.
+        highest: (K,), the largest value of each feature.
+        rows: (n, K), at most `SAMPLED`.
+        keys: (n,), a random number for each row. The rows with the smallest keys stay in the sample.
+    """
+
+    lowest: np.ndarray
+    highest: np.ndarray
+    rows: np.ndarray
+    keys: np.ndarray
+
+    @classmethod
+    def sample(cls, rows: np.ndarray, generator: np.random.Generator) -> "Inputs":
+        """Return the ranges and a sample of `rows` (N, K). All batches share one `generator`."""
+        return cls(rows.min(axis=0), rows.max(axis=0), rows, generator.random(len(rows))).reduce()
+
+    def merge(self, other: "Inputs") -> "Inputs":
+        """Return the ranges and a sample of the rows of both."""
+        lowest, highest = np.minimum(self.lowest, other.lowest), np.maximum(self.highest, other.highest)
+        rows, keys = np.concatenate([self.rows, other.rows]), np.concatenate([self.keys, other.keys])
+        return Inputs(lowest, highest, rows, keys).reduce()
+
+    def reduce(self) -> "Inputs":
+        """Keep the `SAMPLED` rows with the smallest keys."""
+        kept = np.argsort(self.keys)[:SAMPLED]
+        return replace(self, rows=self.rows[kept], keys=self.keys[kept])
+
+
+@dataclass(frozen=True)
+class Steps:
+    """One scale for all rows. The integers are x / (smoothing * scale) + zero, from 0 to 255."""
+
+    smoothing: np.ndarray | None
+    scale: np.float32
+    zero: np.uint8
+
+    @classmethod
+    def cover(cls, inputs: Inputs, smoothing: np.ndarray | None) -> "Steps":
+        """Return the steps with which the integers hold all values on the text, and 0."""
+        divisor = 1 if smoothing is None else smoothing
+        lowest, highest = min(0, (inputs.lowest / divisor).min()), max(0, (inputs.highest / divisor).max())
+        scale = np.float32(max((highest - lowest) / 255, TINY))
+        return cls(smoothing, scale, np.uint8(np.rint(-lowest / scale)))
+
+    def multiply(self, rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+        """Return `rows` x `matrix` as the int8 graph computes it."""
+        divisor = 1 if self.smoothing is None else self.smoothing
+        zero = np.float32(self.zero)
+        integers = np.clip(np.rint(rows / (divisor * self.scale)) + zero, 0, 255) - zero
+        weights, scales = self.quantize(matrix)
+        return integers @ (weights * (scales * self.scale))
+
+    def quantize(self, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return `int8_columns` of the matrix that the integers are multiplied with."""
+        return int8_columns(matrix if self.smoothing is None else matrix * self.smoothing[:, None])
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How the rows that some matrices read become 8 bits.
+
+    Args:
+        steps: one scale for all rows, or `None` if each row keeps a scale.
+        error: the largest `median_error` of the matrices with one scale for all rows.
+        row_error: the largest `median_error` of the matrices with a scale for each row.
+    """
+
+    steps: Steps | None
+    error: float
+    row_error: float
+
+    @property
+    def exported_error(self) -> float:
+        """The error of what is exported."""
+        return self.row_error if self.steps is None else self.error
+
+
+@dataclass
+class Calibration:
+    """What matrix multiplications read of a text, and how it becomes 8 bits.
+
+    Args:
+        inputs: by a key of the weights.
+        modules: names for reports, by the same key.
+        choices: by the keys of all matrices that read the same rows.
+    """
+
+    inputs: dict[Hashable, Inputs] = field(default_factory=dict)
+    modules: dict[Hashable, str] = field(default_factory=dict)
+    choices: dict[tuple[Hashable, ...], Choice] = field(default_factory=dict)
+
+    def observe(self, key: Hashable, module: str, inputs: Inputs) -> None:
+        """Add `inputs` to what the weights with this key read. Modules that share weights count as the first."""
+        self.inputs[key] = inputs.merge(self.inputs[key]) if key in self.inputs else inputs
+        self.modules.setdefault(key, module)
+
+    def choose(self, keys: tuple[Hashable, ...], matrices: Sequence[np.ndarray]) -> Choice:
+        """Return the choice for `matrices` (K, N) with these keys, which read the same rows. Graphs share it."""
+        if keys not in self.choices:
+            self.choices[keys] = choose(self.inputs[keys[0]], matrices)
+        return self.choices[keys]
+
+    def summary(self) -> dict[str, Any]:
+        """Return the numbers of matrix multiplications and of those with a scale for each row, and both mean errors."""
+        choices = [choice for keys, choice in self.choices.items() for _ in keys]
+        return {
+            "matmuls": len(choices),
+            "row_scales": sum(choice.steps is None for choice in choices),
+            "error": significant(float(np.mean([choice.exported_error for choice in choices] or [0]))),
+            "row_error": significant(float(np.mean([choice.row_error for choice in choices] or [0]))),
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """Return the `summary` for the manifest, with both errors of each module that keeps a scale for each row."""
+        left_out = {
+            self.modules[key]: {"error": significant(choice.error), "row_error": significant(choice.row_error)}
+            for keys, choice in self.choices.items()
+            for key in keys
+            if choice.steps is None
+        }
+        return {**self.summary(), "left_out": left_out}
+
+
+def choose(inputs: Inputs, matrices: Sequence[np.ndarray]) -> Choice:
+    """Choose one scale for all rows, unless its error reaches `MAX_ERROR` and a scale for each row loses less."""
+    steps, error = best_steps(inputs, matrices)
+    row_error = largest_error(multiply_rows, inputs.rows, matrices)
+    return Choice(None if error >= MAX_ERROR and error > row_error else steps, error, row_error)
+
+
+def best_steps(inputs: Inputs, matrices: Sequence[np.ndarray]) -> tuple[Steps, float]:
+    """Return one scale for all rows and its error. Smooth the features if that halves the error."""
+    plain, smooth = Steps.cover(inputs, None), Steps.cover(inputs, smoothing(inputs, matrices))
+    plain_error, smooth_error = (largest_error(steps.multiply, inputs.rows, matrices) for steps in (plain, smooth))
+    return (smooth, smooth_error) if smooth_error < plain_error / 2 else (plain, plain_error)
+
+
+def smoothing(inputs: Inputs, matrices: Sequence[np.ndarray]) -> np.ndarray:
+    """Return divisors (K,) that move a part of large features to the weights (SmoothQuant, Xiao et al. 2023, equation 4)."""
+    largest = np.maximum(-inputs.lowest, inputs.highest).clip(min=1e-5)
+    heaviest = np.max([np.maximum(-matrix.min(axis=1), matrix.max(axis=1)) for matrix in matrices], axis=0)
+    return np.sqrt(largest / heaviest.clip(min=1e-5))
+
+
+def multiply_rows(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """Return `rows` x `matrix` in int8 with a scale for each row: 255 levels where no value is negative, else 127."""
+    levels = np.float32(127 if rows.min() < 0 else 255)
+    scales = np.maximum(np.abs(rows).max(axis=1, keepdims=True), TINY)
+    weights, column_scales = int8_columns(matrix)
+    return (np.rint(rows / scales * levels) @ (weights * column_scales)) * (scales / levels)
+
+
+def largest_error(
+    multiply: Callable[[np.ndarray, np.ndarray], np.ndarray], rows: np.ndarray, matrices: Sequence[np.ndarray]
+) -> float:
+    """Return the largest `median_error` of `multiply` over the first `COLUMNS` of each of `matrices`."""
+    samples = [matrix[:, :COLUMNS] for matrix in matrices]
+    return max(median_error(multiply(rows, sample), rows @ sample) for sample in samples)
+
+
+def median_error(products: np.ndarray, exact: np.ndarray) -> float:
+    """Return the median over rows of ||products - exact||^2 / ||exact||^2, without rows of zeros.
+
+    A mean would hide what typical rows lose: a few special tokens can be a hundred times as large.
+    """
+    lost = np.square(products - exact, dtype=np.float64).sum(axis=1)
+    sizes = np.square(exact, dtype=np.float64).sum(axis=1)
+    return float(np.median(lost[sizes > 0] / sizes[sizes > 0])) if sizes.any() else 0.0
+
+
+def int8_columns(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(K, N) float32 -> int8 and the scales (N,) of its columns.
+
+    Processors without VNNI add two products, those of weights 2i and 2i + 1, in 16 bits. With activations of at most 255 no
+    sum overflows where no two such weights add up to more than 128, and the scale sees to that."""
+    pairs = matrix[: len(matrix) // 2 * 2]
+    largest = np.maximum(np.abs(matrix).max(axis=0), np.abs(pairs[::2] + pairs[1::2]).max(axis=0, initial=0))
+    scales = np.maximum(largest / 127, TINY).astype(np.float32)
+    return np.rint(matrix / scales).astype(np.int8), scales
+
+
+def significant(value: float) -> float:
+    """Round to 3 significant digits."""
+    return float(f"{value:.3g}")
