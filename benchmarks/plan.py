@@ -92,7 +92,7 @@ def left_out_on_cpu(engine: str, cell: Cell) -> str | None:
     if engine == "openvino-ptq" and cell.kind != "bert":
         return "left out: activations of 8 bits are for encoders"
     if engine.startswith("openvino-") and cell.beams > 1:
-        return "left out: it has no beam search"
+        return "left out: the graphs of this benchmark have no beam search"
     if engine.startswith("llamacpp-") and cell.kind != "gpt2":
         return "left out: it is measured for GPT-2"
     if cell.shape in GROWTH and engine not in GROWTH_ENGINES:
