@@ -20,7 +20,8 @@ from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.engine.engine import Engine
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.runtime.languages import Languages
-from vanilla_transformer_export.serving.language_pairs import language_name, languages_of_model, names_by_code
+from vanilla_transformer_export.serving.language_names import MACROLANGUAGES, TABLE, TWO_LETTERS
+from vanilla_transformer_export.serving.language_pairs import Directions, language_name, languages_of_model, names_by_code
 from vanilla_transformer_export.serving.libretranslate import PROTOCOL, PUBLIC_PATHS
 from vanilla_transformer_export.serving.models import ServedModel
 from vanilla_transformer_export.serving.translating import LONG, translate
@@ -353,6 +354,35 @@ def test_codes_have_two_letters_where_a_language_is_the_only_one():
     }
     assert words == expected
     assert [language_name(code) for code in ("sw", "zh-Hant", "ace_Latn")] == ["Swahili", "Chinese (Hant)", "ace_Latn"]
+
+
+def test_a_macrolanguage_is_the_only_one_of_its_languages_that_a_model_has():
+    """By SIL's tables of ISO 639-3. NLLB-200 has one Pashto, Quechua and Fula, and two Norwegians, which have codes."""
+    codes = names_by_code(NLLB)
+    expected = {"ps": "pbt_Arab", "qu": "quy_Latn", "ff": "fuv_Latn", "mg": "plt_Latn", "sq": "als_Latn", "nb": "nob_Latn"}
+    expected |= {"ckb_Arab": "ckb_Arab", "prs_Arab": "prs_Arab", "ltg_Latn": "ltg_Latn", "id": "ind_Latn", "tw": "twi_Latn"}
+    assert {code: codes.get(code) for code in expected} == expected
+    assert names_by_code(["azb_Arab", "deu_Latn"]) == {"az": "azb_Arab", "de": "deu_Latn"}
+    both = ["pbt_Arab", "pst_Arab"]
+    assert names_by_code(both) == {name: name for name in both}
+    assert names_by_code(["pbt_Arab", "pus_Arab"]) == {"pbt_Arab": "pbt_Arab", "ps": "pus_Arab"}
+    assert names_by_code(["ind_Latn", "min_Latn"]) == {"id": "ind_Latn", "min_Latn": "min_Latn"}  # both are Malay
+    assert names_by_code(["fuv_Latn", "fuv_Adlm"]) == {"ff-Latn": "fuv_Latn", "ff-Adlm": "fuv_Adlm"}
+    assert len(set(MACROLANGUAGES.values())) == 34 and len(MACROLANGUAGES) == 238
+
+
+def test_the_macrolanguages_agree_with_the_individual_languages_that_cldr_prefers():
+    standard = {row.split(" ")[1].split("/")[0] for row in map(str.strip, TABLE.split(";"))}
+    preferred = {code: TWO_LETTERS[code] for code in MACROLANGUAGES if code in TWO_LETTERS and code not in standard}
+    assert len(preferred) > 25
+    assert preferred == {code: MACROLANGUAGES[code] for code in preferred}
+
+
+def test_the_language_in_an_unambiguous_name_is_a_code_too():
+    names = names_by_code(NLLB)
+    codes = Directions([(code, code) for code in names], names, False).codes
+    expected = {"ceb": "ceb_Latn", "ckb": "ckb_Arab", "pbt": "ps", "eng": "en", "ps": "ps", "zh": "zh-Hans", "ace": None}
+    assert {sent: codes.get(sent) for sent in expected} == expected
 
 
 def card(*lines, name="x"):

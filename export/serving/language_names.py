@@ -1,8 +1,10 @@
 """The languages of ISO 639-1: their codes of two letters, those of three, and their names in English (CLDR).
 
 Of three letters: those of ISO 639-2, and that of the language which CLDR takes for a group of languages, as `arb`, Standard
-Arabic, for `ar`.
+Arabic, for `ar`. The macrolanguages of ISO 639-3, such as Pashto, `ps`, are listed with their individual languages.
 """
+
+from collections.abc import Iterable
 
 TABLE = """
 aa aar Afar; ab abk Abkhazian; ae ave Avestan; af afr Afrikaans; ak aka/fat Akan; am amh Amharic; an arg Aragonese;
@@ -39,3 +41,33 @@ zh zho/chi/cmn Chinese; zu zul Zulu
 ROWS = [row.strip().split(" ", 2) for row in TABLE.split(";")]
 NAMES = {code: name for code, _, name in ROWS}
 TWO_LETTERS = {long: code for code, longs, _ in ROWS for long in longs.split("/")}  # by the codes of three
+
+MEMBERS = """
+ak fat twi; ar aao abh abv acm acq acw acx acy adf aeb aec afb apc apd arb arq ars ary arz auz avl ayh ayl ayn ayp pga
+shu ssh; ay ayc ayr; az azb azj; cr crj crk crl crm csw cwd; et ekk vro; fa pes prs; ff ffm fub fuc fue fuf fuh fui
+fuq fuv; gn gnw gug gui gun nhd; ik esi esk; iu ike ikt; kg kng kwy ldi; kr kby knc krt; ku ckb kmr sdh; kv koi kpv;
+lv ltg lvs; mg bhr bmm bzc msh plt skg tdx tkg txy xmv xmw; mn khk mvf; ms bjn btj bve bvu coa dup hji ind jak jax kvb
+kvr kxd lce lcf liw max meo mfa mfb min mqg msi mui orn ors pel pse tmw urk vkk vkt xmm zlm zmi zsm; ne dty npi; no
+nno nob; oj ciw ojb ojc ojg ojs ojw otw; om gax gaz hae orc; or ory spv; ps pbt pbu pst; qu qub qud quf qug quh quk
+qul qup qur qus quw qux quy quz qva qvc qve qvh qvi qvj qvl qvm qvn qvo qvp qvs qvw qvz qwa qwc qwh qws qxa qxc qxh
+qxl qxn qxo qxp qxr qxt qxu qxw; sa cls vsn; sc sdc sdn src sro; sq aae aat aln als; sw swc swh; uz uzn uzs; yi ydd
+yih; za zch zeh zgb zgm zgn zhd zhn zlj zln zlq zqe zyb zyg zyj zyn zzj; zh cdo cjy cmn cnp cpx csp czh czo gan hak
+hnm hsn luh lzh mnp nan sjc wuu yue
+"""
+# The two-letter code of the macrolanguage of each individual language (ISO 639-3).
+MACROLANGUAGES = {member: code for code, *members in map(str.split, MEMBERS.split(";")) for member in members}
+
+
+def shorten_codes(codes: Iterable[str]) -> dict[str, str]:
+    """Return the two-letter code of each of a model's language codes, or the code itself if the language has none.
+
+    An individual language gets the code of its macrolanguage if the model has no other language of that macrolanguage.
+    """
+    short = {code: TWO_LETTERS.get(code, code) for code in codes}
+    macrolanguages = {code: MACROLANGUAGES.get(code) for code in short}
+    members = list(macrolanguages.values())
+    for code, macrolanguage in macrolanguages.items():
+        is_only = members.count(macrolanguage) == 1 and macrolanguage not in short.values()
+        if short[code] not in NAMES and macrolanguage is not None and is_only:
+            short[code] = macrolanguage
+    return short

@@ -1,6 +1,7 @@
 """Which languages a model translates, under the codes that clients know, and what the runtime calls them."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ from ..runtime.artifact import CARD, Artifact
 from ..runtime.languages import some
 from ..runtime.predictions import GENERATORS
 from ..runtime.text import TextRuntime
-from .language_names import NAMES, TWO_LETTERS
+from .language_names import NAMES, shorten_codes
 
 Pair = tuple[str, str]  # the codes of a source and of a target
 
@@ -57,10 +58,12 @@ class Directions:
 
     @cached_property
     def codes(self) -> dict[str, str]:
-        """By all that they may be called."""
+        """The code by each key that a client may send: the code, the model's name, or the language in an unambiguous name."""
         codes = list(dict.fromkeys(code for pair in self.pairs for code in pair))
         named = {key(name): code for code in codes if (name := self.names.get(code))}
-        found = named | {key(code): code for code in codes}
+        stems = Counter(name.partition("-")[0] for name in named)
+        stem_codes = {stem: code for name, code in named.items() if stems[stem := name.partition("-")[0]] == 1}
+        found = stem_codes | named | {key(code): code for code in codes}
         return {alias: found[long] for alias, long in ALIASES.items() if long in found} | found
 
     @cached_property
@@ -126,7 +129,8 @@ def names_by_code(names: Iterable[str]) -> dict[str, str]:
     """`names` that a model has for languages, such as eng_Latn, de_DE or >>fra<<, by the code of each: of two letters where
     it is the only one of its language, else with what follows it, else the name itself."""
     parts = {name: re.split("[_-]", name.strip("<>"), maxsplit=1) for name in names}
-    stems = {name: TWO_LETTERS.get(stem, stem) for name, (stem, *_) in parts.items()}
+    short = shorten_codes(stem for stem, *_ in parts.values())
+    stems = {name: short[stem] for name, (stem, *_) in parts.items()}
     found: dict[str, list[str]] = {}
     for name, (_, *rest) in parts.items():
         is_only = list(stems.values()).count(stems[name]) == 1
