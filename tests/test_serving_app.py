@@ -179,6 +179,24 @@ def test_every_protocol_refuses_what_is_no_json_in_its_own_format(protocol, path
     asyncio.run(check())
 
 
+ENCODINGS = ("utf-8-sig", "utf-16", "utf-16-le", "utf-32")
+
+
+@pytest.mark.parametrize("protocol, path", posts())
+def test_json_of_any_encoding_is_read_as_that_of_utf8(protocol, path):
+    """PowerShell and .NET begin theirs with a byte order mark; `json.loads` of bytes reads all of these."""
+    body = json.dumps(dict.fromkeys(FIELDS, "x"))
+
+    async def answer(content):
+        async with client_of(app_of(protocol.name)) as client:
+            found = await client.post(path, content=content, headers=JSON)
+            return found.status_code, found.text
+
+    expected = asyncio.run(answer(body.encode()))
+    assert "JSON" not in expected[1]
+    assert [asyncio.run(answer(body.encode(encoding))) for encoding in ENCODINGS] == [expected] * len(ENCODINGS)
+
+
 @functools.cache
 def app_of(name):
     return create_app(ServedModels({}), tuple(protocol for protocol in PROTOCOLS if protocol.name == name))

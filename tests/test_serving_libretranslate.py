@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import json
 from types import SimpleNamespace
 from urllib.error import HTTPError
 
@@ -152,6 +153,15 @@ def test_any_text_is_translated_as_alone(model, alone, words):
     text = " ".join(["w3", *words])
     [[found]] = asyncio.run(translate(model, [text]))
     assert [found] == alone.translate([text])
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_json_with_a_byte_order_mark_is_translated_as_without(client, encoding):
+    body = json.dumps({"q": "w5 ü . W6", **ENGLISH}, ensure_ascii=False)
+    sent = [client.post("/translate", content=body.encode(each)) for each in ("utf-8", encoding)]
+    assert [each.status_code for each in sent] == [200, 200] and sent[0].json() == sent[1].json()
+    cut = client.post("/translate", content=body.encode("utf-16")[:-1])
+    assert cut.status_code == 400 and "not JSON" in cut.json()["error"]
 
 
 def test_texts_in_forms_are_those_in_json(client, alone):

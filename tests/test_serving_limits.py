@@ -372,6 +372,12 @@ def test_the_token_may_be_in_a_form(token_server, kind):
     assert found == {"not-a-secret": 422, "wrong": 401}
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_the_token_may_be_in_json_of_any_encoding(token_server, encoding):
+    body = json.dumps({"q": "a", "api_key": "not-a-secret"}).encode(encoding)
+    assert token_server.post("/stub", content=body, headers={"Content-Type": "application/json"}).status_code == 200
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b'{"a":' * 100_000, b"\xff", b"--x\r\n", b"[1]", b'{"api_key": NaN}'], ids=str)
 @pytest.mark.parametrize("content_type", ["application/json", "multipart/form-data; boundary=x", "multipart/form-data", ";"])
 def test_a_body_that_cannot_be_read_has_no_token(token_server, content, content_type):

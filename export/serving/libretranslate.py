@@ -1,5 +1,6 @@
 """LibreTranslate's endpoints (https://docs.libretranslate.com)."""
 
+import json
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl
 
@@ -156,13 +157,25 @@ async def body_of(request: Request) -> Translation:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         if kind not in FORMS:
-            return Translation.model_validate_json(await request.body())
+            return Translation.model_validate_json(json_text(await request.body()))
         return Translation.model_validate(await form_of(request, kind))
+    except UnicodeDecodeError as error:
+        raise Refusal(400, f"Invalid request: the body is not JSON: {error}") from None
     except ValidationError as error:
         errors = error.errors(include_url=False)
         if errors[0]["type"] == "json_invalid":
             raise Refusal(400, f"Invalid request: the body is not JSON: {errors[0]['ctx']['error']}") from None
         raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in errors]) from None
+
+
+def json_text(content: bytes) -> bytes | str:
+    """Return JSON for pydantic, which reads UTF-8 without a byte order mark only. `json.loads` reads more encodings.
+
+    Raises:
+        UnicodeDecodeError: if `content` is not in the encoding that its first bytes show.
+    """
+    encoding = json.detect_encoding(content)
+    return content if encoding == "utf-8" else content.decode(encoding)
 
 
 async def form_of(request: Request, kind: str) -> dict[str, Any]:

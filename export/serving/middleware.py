@@ -33,21 +33,8 @@ class Exchange:
     A HEAD request is a GET request to the application; the server leaves out the body of the answer (RFC 9110)."""
 
     __slots__ = (
-        *(
-            "scope",
-            "method",
-            "headers",
-            "id",
-            "status",
-            "is_complete",
-            "cancelled",
-            "body",
-            "started",
-            "until",
-            "reason",
-            "watcher",
-        ),
-        *("reason", "watcher", "_receive", "_send", "_task", "_gone"),
+        *("scope", "method", "headers", "id", "status", "is_complete", "cancelled", "body"),
+        *("started", "until", "reason", "watcher", "_receive", "_send", "_task", "_gone"),
     )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send):
@@ -298,11 +285,8 @@ async def api_key(exchange: Exchange) -> bytes:
         return {"type": "http.request", "body": body, "more_body": False}
 
     try:
-        if body.lstrip()[:1] == b"{":
-            found = json.loads(body).get("api_key")
-        else:
-            async with Request(exchange.scope, receive).form() as form:
-                found = form.get("api_key")
+        async with Request(exchange.scope, receive).form() as form:  # empty if the body is no form
+            found = form["api_key"] if "api_key" in form else json.loads(body).get("api_key")
     except Exception:  # whatever the parsers of forms raise
         return b""
     return found.encode("utf-8", "surrogatepass") if isinstance(found, str) else b""

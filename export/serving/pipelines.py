@@ -3,6 +3,7 @@ huggingface_hub is a client, where `url` is that of the task."""
 
 import base64
 import binascii
+import codecs
 import contextlib
 import functools
 import inspect
@@ -120,7 +121,7 @@ def body_of(content: bytes, media_type: str, kind: "Kind") -> PipelineRequest:
         ValueError: for what is no JSON object.
         RequestValidationError: for fields of another type.
     """
-    is_json = media_type.split(";")[0].strip() == "application/json" or content.lstrip()[:1] == b"{"
+    is_json = media_type.split(";")[0].strip() == "application/json" or begins_an_object(content)
     if kind.inputs is images and not is_json:
         return PipelineRequest.model_validate({"inputs": content})
     try:
@@ -131,6 +132,11 @@ def body_of(content: bytes, media_type: str, kind: "Kind") -> PipelineRequest:
         raise UsageError(f"the body is {found!r:.80}, expected an object with inputs")
     with validated(found, "body"):
         return PipelineRequest.model_validate(found)
+
+
+def begins_an_object(content: bytes) -> bool:
+    """Return whether `content` begins as a JSON object does, after a byte order mark too."""
+    return content.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"{"
 
 
 @contextlib.contextmanager
