@@ -127,8 +127,17 @@ def convert_arguments(parser: Parser) -> None:
     parser.add_argument("--to", type=one_of("family", back), metavar="FAMILY", help=to_help)
     parser.add_argument("--dry-run", action="store_true", help="print which tensor becomes which; write nothing")
     parser.add_argument("--embeddings", type=path, metavar="FILE", help="has embed_tokens; a state dict of torch needs it")
-    add_set(parser, "a config field; a state dict of torch needs num_attention_heads")
+    set_help = (
+        "field of SOURCE's config.json: model_type=bert, architectures=BertModel ...; of a state dict num_attention_heads"
+    )
+    add_set(parser, set_help)
+    add_leave_out(parser)
     parser.add_argument("--force", action="store_true", help="replace OUTPUT if it is ours")
+
+
+def add_leave_out(parser: Parser) -> None:
+    leave_out_help = "names of tensors to leave out, with * and ? as in a shell: 'cls.chain.*'; may be repeated"
+    parser.add_argument("--leave-out", type=unicode, action="append", default=[], metavar="PATTERN", help=leave_out_help)
 
 
 def converters() -> tuple:
@@ -146,13 +155,14 @@ def convert(args: argparse.Namespace) -> None:
     from vanilla_transformer import conversion
 
     is_file = Path(args.source).is_file()
-    others = {"--to": args.to, "--dry-run": args.dry_run} if is_file else {"--embeddings": args.embeddings, "--set": args.set}
+    of_checkpoints = {"--to": args.to, "--dry-run": args.dry_run, "--leave-out": args.leave_out}
+    others = of_checkpoints if is_file else {"--embeddings": args.embeddings}
     for name, given in others.items():
         if given:
             kinds = "checkpoints" if is_file else "a file with a state dict"
             raise UsageError(f"{name} is for {kinds}, and {args.source} is none")
     if args.dry_run and (args.positional_output is None or args.output is None):  # one is of no use, two are wrong
-        say(conversion.plan_conversion(args.source, args.to))
+        say(conversion.plan_conversion(args.source, args.to, dict(args.set), args.leave_out))
         return
     output = output_of(args)
     if is_file:
@@ -160,7 +170,7 @@ def convert(args: argparse.Namespace) -> None:
         conversion.check_fields(fields)
         facts = conversion.convert_torch(args.source, output, args.embeddings, args.force, **fields)
     else:
-        facts = conversion.convert(args.source, output, args.to, args.force)
+        facts = conversion.convert(args.source, output, args.to, args.force, dict(args.set), args.leave_out)
     say(json.dumps(facts))
 
 
@@ -234,6 +244,8 @@ def export_arguments(parser: Parser) -> None:
     parser.add_argument("--generate", type=one_of("mode", MODES), metavar="MODE", help=generate_help)
     keep_help = "keep the converted checkpoint there, where CHECKPOINT is of another family; temporary if not given"
     parser.add_argument("--keep", type=path, metavar="DIR", help=keep_help)
+    add_set(parser, "field of the config.json of a CHECKPOINT of another family: architectures=BertModel ...")
+    add_leave_out(parser)
     triton_help = "also write a model of Triton there, its folder in a model repository; without generation, or with --generate"
     parser.add_argument("--triton", type=path, metavar="DIR", help=triton_help)
     parser.add_argument("--force", action="store_true", help="replace OUTPUT if it is ours")
@@ -251,6 +263,7 @@ def export(args: argparse.Namespace) -> None:
         output_path(each, [text for text in (args.shortlist, args.calibrate) if text is not None])
     names = ("target", "dtype", "shortlist", "calibrate", "tune", "generate", "opset", "keep", "image_size", "triton")
     settings = {name: getattr(args, name) for name in names}
+    settings |= {"config": dict(args.set), "leave_out": args.leave_out}
     manifest = export(args.checkpoint, output, args.force, **settings)
     files = {name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")}
     others = {f"parity of {dtype}": facts["parity"] for dtype, facts in manifest.get("other_dtypes", {}).items()}

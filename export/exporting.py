@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -74,6 +74,8 @@ def export(
     calibrate: str | os.PathLike | None = None,
     tune: str | os.PathLike | None = None,
     generate: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    leave_out: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Writes the graphs of `checkpoint` to the directory `out`, after comparing them with torch on `cases` random inputs, and
     returns the manifest. A checkpoint of a family in `conversion.FAMILIES` is converted on the way.
@@ -100,13 +102,15 @@ def export(
             see `tuning`; or the tuning.json of such an export, for the same choices.
         generate: `"greedy"`, `"sample"` or `"beam"` for one graph, of a model that generates, that takes ids and returns
             sequences by that search, see `generation`, in place of the graphs that a runtime drives.
+        config: fields that replace those in the config.json of a checkpoint of another family, see `conversion.convert`.
+        leave_out: patterns of names of tensors of such a checkpoint that are not converted, see `conversion.convert`.
 
     Raises:
         FileExistsError: if `out` or `triton` cannot be written, see `files.new_directory`.
         UsageError: for a target, dtype, opset or image size that is unknown, for several dtypes where there can be one, for
-            `keep` where nothing is converted, for an image size where there are no images, for `calibrate` where there are
-            no such products, for `tune` there or with `calibrate`, `generate` or `triton`, for a way to `generate` that there
-            is not, and if one of `out` and `triton` is inside the other.
+            `keep`, `config` or `leave_out` where nothing is converted, for an image size where there are no images, for
+            `calibrate` where there are no such products, for `tune` there or with `calibrate`, `generate` or `triton`, for a
+            way to `generate` that there is not, and if one of `out` and `triton` is inside the other.
         FileNotFoundError, OSError, ValueError: as `load_checkpoint`, `calibration.calibrate` and `Tuning.read`; ValueError for
             a target or dtype that cannot hold the model, for a pass that fails, and if the graphs do not give what torch
             gives. Half precision is compared where there is a GPU.
@@ -128,7 +132,7 @@ def export(
         inputs = [checkpoint, *texts]
         directory = outputs.enter_context(new_directory(out, force, inputs))
         model_directory = None if triton is None else outputs.enter_context(new_directory(triton, force, inputs))
-        ours = outputs.enter_context(converted(checkpoint, keep))
+        ours = outputs.enter_context(converted(checkpoint, keep, config, leave_out))
         source = Source.load(checkpoint, ours, shortlist, image_size, calibrate)
         if model_directory is not None and generate is None:
             check_whole_sequences(source)

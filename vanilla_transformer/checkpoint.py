@@ -38,6 +38,7 @@ from transformers.utils import logging
 
 import vanilla_transformer
 
+from .class_names import find_model_type
 from .configuration_vanilla_transformer import CONFIGS, VanillaTransformerConfig
 from .files import CONFIG, IMAGE_PROCESSOR, TARGET_TOKENIZER, TOKENIZER_FILES, VOCABULARIES
 from .generation_settings import drop_unused_settings, is_absent_token
@@ -268,6 +269,8 @@ def config_and_class(source: str | os.PathLike) -> tuple[VanillaTransformerConfi
 
 def read_config(directory: Path) -> tuple[VanillaTransformerConfig, type[PreTrainedModel]]:
     content, name = read_raw_config(directory)
+    if content["model_type"] is None:
+        raise ValueError(f"{directory / CONFIG} has the model_type None, expected a name")
     if (model_type := content["model_type"]) not in CONFIGS:
         known = [name for config_class in CONFIGS.values() for name in config_class.auto_classes().values()]
         found = f"{directory} is a {model_type} checkpoint of architecture {name}"
@@ -284,16 +287,19 @@ def read_config(directory: Path) -> tuple[VanillaTransformerConfig, type[PreTrai
 
 
 def read_raw_config(directory: Path) -> tuple[dict, str]:
-    """The content of config.json, which names its `model_type`, and the architecture it names, or "none"."""
+    """The content of config.json, and the architecture it names, or "none".
+
+    Where there is no `model_type`, as in files of 2019, it is that of the architecture, or None.
+    """
     path = directory / CONFIG
     if not path.is_file():
         raise FileNotFoundError(f"{directory} has no config.json: expected a checkpoint directory")
     content = read_json(path)
-    if not isinstance(model_type := content.get("model_type"), str):
+    if not isinstance(model_type := content.get("model_type"), str | None):
         raise ValueError(f"{path} has the model_type {shown(model_type)}, expected a name")
     if not isinstance(names := content.get("architectures") or ["none"], list) or not isinstance(names[0], str):
         raise ValueError(f"{path} has the architectures {shown(names)}, expected a list of names")
-    return content, names[0]
+    return content | {"model_type": model_type or find_model_type(names[0])}, names[0]
 
 
 def made_config(config_class: type[PreTrainedConfig], content: dict, directory: Path) -> PreTrainedConfig:

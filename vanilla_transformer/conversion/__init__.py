@@ -15,7 +15,7 @@ import importlib
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,14 @@ __all__ = [
 ]
 
 
-def convert(source: str | os.PathLike, out: str | os.PathLike, to: str | None = None, force: bool = False) -> dict[str, Any]:
+def convert(
+    source: str | os.PathLike,
+    out: str | os.PathLike,
+    to: str | None = None,
+    force: bool = False,
+    config: Mapping[str, Any] | None = None,
+    leave_out: Iterable[str] = (),
+) -> dict[str, Any]:
     """Converts the checkpoint `source`, a directory or Hub id, into the directory `out`: config, weights (one tensor at a
     time, in the dtypes they have), generation config and tokenizer. Returns what was written.
 
@@ -56,8 +63,11 @@ def convert(source: str | os.PathLike, out: str | os.PathLike, to: str | None = 
         to: by default another project's checkpoint becomes ours; the name of a family in `FAMILIES` that converts back, as
             `"bert"`, makes one of ours a checkpoint of that family.
         force: replace `out` if we wrote it.
+        config: fields that replace those in the config.json of `source`, such as `model_type` or `architectures`.
+        leave_out: patterns of names of tensors that are not converted, such as `"cls.chain.*"`.
 
     Raises:
+        UsageError: for `config` or `leave_out` with `to`.
         FileExistsError: if `out` cannot be written, see `files.new_directory`.
         FileNotFoundError: if there is no config.json or no weights.
         OSError: if there is no room for it on the disk.
@@ -65,30 +75,37 @@ def convert(source: str | os.PathLike, out: str | os.PathLike, to: str | None = 
             misshapen tensors, and pickles that hold more than tensors.
     """
     with new_directory(out, force, [source]) as directory:
-        plan = plan_conversion(source, to)
+        plan = plan_conversion(source, to, config, leave_out)
         plan.save(directory)
     return plan.facts(out)
 
 
 @contextlib.contextmanager
-def converted(source: str | os.PathLike, keep: str | os.PathLike | None = None) -> Iterator[Path]:
+def converted(
+    source: str | os.PathLike,
+    keep: str | os.PathLike | None = None,
+    config: Mapping[str, Any] | None = None,
+    leave_out: Iterable[str] = (),
+) -> Iterator[Path]:
     """The directory of a checkpoint of ours: that of `source`, or if `source` is of one of `FAMILIES` that of what it becomes,
-    which is written to the directory `keep`, or to a temporary one that is gone afterwards.
+    which is written to the directory `keep`, or to a temporary one that is gone afterwards. `config` and `leave_out` are as
+    in `convert`.
 
     Raises:
-        UsageError: for `keep` where nothing is converted.
+        UsageError: for `keep`, `config` or `leave_out` where nothing is converted.
         FileExistsError, FileNotFoundError, OSError, ValueError: as `convert`.
     """
     if is_ours(source):
-        if keep is not None:
-            raise UsageError(f"keep is {os.fspath(keep)!r}, and {source} needs no conversion: expected none")
+        for name, value in {"keep": keep and os.fspath(keep), "config": config, "leave_out": [*leave_out]}.items():
+            if value:
+                raise UsageError(f"{name} is {value!r}, and {source} needs no conversion: expected none")
         yield checkpoint_directory(source)
     elif keep is not None:
-        warn_of(convert(source, keep))
+        warn_of(convert(source, keep, config=config, leave_out=leave_out))
         yield Path(keep)
     else:
         with tempfile.TemporaryDirectory(prefix="vanilla-transformer-") as directory:
-            warn_of(convert(source, out := Path(directory, "converted")))
+            warn_of(convert(source, out := Path(directory, "converted"), config=config, leave_out=leave_out))
             yield out
 
 

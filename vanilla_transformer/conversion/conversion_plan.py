@@ -38,10 +38,10 @@ class ConversionPlan:
     """What `write` will write: the checkpoint of `model`, whose parameters are on the meta device, without values.
 
     `left_out` are tensors of the source that belong to its family but not to its architecture, fields that act in training
-    only, and files that change what a model does and are not converted. `remarks` are notes on what was decided for the source.
-    `image_processor` is the class of transformers that
-    reads preprocessor_config.json where that names none. `temporary` holds the files if they had to be made for this plan.
-    Printed, a plan is the mapping of tensors.
+    only, and files that change what a model does and are not converted. `foreign` are those of its tensors that no class of
+    the family has. `image_processor` is the class of transformers that reads preprocessor_config.json where that names none.
+    `remarks` are notes for users. `temporaries` hold files that had to be made for this plan. Printed, a plan is the mapping
+    of tensors.
 
     Raises:
         ValueError: for tensors of the source whose shapes do not fit the config.
@@ -55,7 +55,8 @@ class ConversionPlan:
     tokenizer: FoundTokenizer | None = None
     companions: Companions = field(default_factory=Companions)
     image_processor: str | None = None
-    temporary: TemporaryDirectory | None = None
+    temporaries: list[TemporaryDirectory] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -1,15 +1,18 @@
 """How a checkpoint converts, decided by its config and by the names and shapes of its tensors."""
 
+import copy
 import os
 import re
 import tempfile
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 from transformers import CONFIG_MAPPING, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 from transformers.utils import logging
 
 import vanilla_transformer
@@ -28,16 +31,20 @@ from ..checkpoint import (
 )
 from ..companions import companions, left_out
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..errors import UsageError
 from ..files import VERSION_KEY
 from ..generation_settings import drop_unused_settings
+from .architectures import MissingTensors, PlanAs, fitting_classes, plan_or_base, settle_architecture
 from .conversion_plan import ConversionPlan, TensorStep
 from .converter import Converter, converter_of
 from .fields import Fields, require
 from .marian_npz import is_marian, write_checkpoint
+from .overrides import Overrides, errors_name, linked_copy
 from .registry import FAMILIES, REFUSED
 from .sinusoids import check_table
 from .tensors import TensorFiles, TensorMap
 from .tokenizers import find_tokenizer
+from .unknown_tensors import check_foreign_prefix, further_heads
 
 logger = logging.get_logger(__name__)
 
@@ -52,25 +59,67 @@ TRAINING_FIELDS = ("encoder_layerdrop", "decoder_layerdrop", "layerdrop")
 COMPUTED_TOLERANCE = 2e-4  # machines differ by 6e-5 at position 1024 in float32
 
 
-def plan_conversion(source: str | PathLike, to: str | None = None) -> ConversionPlan:
+def plan_conversion(
+    source: str | PathLike,
+    to: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    leave_out: Iterable[str] = (),
+) -> ConversionPlan:
     """What `convert` would do, checked, with nothing written. Raises: as `convert`, but for `out`."""
-    return plan_to_vanilla(source) if to is None else plan_to_source(source, to)
+    overrides = Overrides(config or {}, tuple(leave_out))
+    if to is None:
+        return plan_to_vanilla(source, overrides)
+    if overrides:
+        raise UsageError(f"config and leave_out are for checkpoints of another family, and to is {to!r}: expected none")
+    return plan_to_source(source, to)
 
 
 # ------------------------------------------------------------------------------------------------------------------- ours
 
 
-def plan_to_vanilla(source: str | PathLike) -> ConversionPlan:
+def plan_to_vanilla(source: str | PathLike, overrides: Overrides = Overrides()) -> ConversionPlan:  # noqa: B008, it is frozen
     """Another project's checkpoint -> ours."""
     if os.path.isdir(source) and is_marian(Path(source)):
-        return plan_marian(Path(source))
-    path, theirs = open_checkpoint(source)
+        return plan_marian(Path(source), overrides)
+    directory = download(source)
+    before, _ = read_raw_config(directory)
+    content = overrides.apply(before)
+    remarks = []
+    if content["model_type"] is None:
+        content["model_type"] = find_family(directory, content, overrides)
+        remarks.append(f"config.json names no model_type: it is {content['model_type']} by its tensors")
+    if content == read_json(directory / CONFIG):
+        plan = plan_directory(source, directory, overrides)
+    else:
+        links = linked_copy(directory, content)
+        with errors_name(directory, Path(links.name)):
+            plan = plan_directory(source, Path(links.name), overrides)
+        plan.temporaries.append(links)
+    plan.remarks = remarks + plan.remarks
+    return plan
+
+
+def plan_directory(source: str | PathLike, path: Path, overrides: Overrides) -> ConversionPlan:
+    """Plan the conversion of the checkpoint in `path`, which users know as `source` and whose config.json is complete."""
+    theirs = read_known_config(source, path)
     if theirs.model_type in CONFIGS:
         raise ValueError(f"{source} is a {theirs.model_type} checkpoint already, expected a family to convert it to")
     converter = converter_of(theirs.model_type)
-    architecture = architecture_of(theirs, converter.ARCHITECTURES)
-    files = TensorFiles(path)
-    files.rename(lambda name: modern_name(name).removeprefix(converter.PREFIX))
+    files = open_tensors(path, converter, overrides)
+    architecture, remarks = settle_architecture(theirs, converter, files, planner(theirs, converter, files))
+    plan, more = plan_or_base(architecture, converter, planner(theirs, converter, files))
+    plan.remarks += remarks + more
+    plan.left_out += [f"{name}={value}" for name in TRAINING_FIELDS if (value := getattr(theirs, name, 0))]
+    return attach_other_files(plan, source, path)
+
+
+def planner(theirs: PreTrainedConfig, converter: Converter, files: TensorFiles) -> PlanAs:
+    """Return a function that plans the conversion as a class, with a copy of the config."""
+    return lambda architecture: plan_by_values(copy.deepcopy(theirs), converter, architecture, files)
+
+
+def plan_by_values(theirs: PreTrainedConfig, converter: Converter, architecture: str, files: TensorFiles) -> ConversionPlan:
+    """Plan by the config, and without tying where the values of tensors that the config ties differ."""
     plan = plan_by_config(theirs, converter, architecture, files)
     unequal = plan.unequal()
     if unequal and getattr(theirs, "tie_word_embeddings", False):  # transformers ties no such, whatever the config says
@@ -78,17 +127,58 @@ def plan_to_vanilla(source: str | PathLike) -> ConversionPlan:
         plan = plan_by_config(theirs, converter, architecture, files)
         unequal = plan.unequal()
     if unequal:
-        raise ValueError(f"{path}: {' and '.join(unequal[0])} differ, expected one tensor under both names")
-    plan.left_out += [f"{name}={value}" for name in TRAINING_FIELDS if (value := getattr(theirs, name, 0))]
-    return attach_other_files(plan, source, path)
+        raise ValueError(f"{files.path}: {' and '.join(unequal[0])} differ, expected one tensor under both names")
+    return plan
 
 
-def plan_marian(source: Path) -> ConversionPlan:
+def open_tensors(path: Path, converter: Converter, overrides: Overrides) -> TensorFiles:
+    """Open the tensors by the names of the base model, without those that users leave out."""
+    files = TensorFiles(path)
+    files.rename(modern_name)
+    files.strip(converter.PREFIX)
+    overrides.remove_tensors(files, converter.PREFIX)
+    return files
+
+
+def find_family(directory: Path, content: dict, overrides: Overrides) -> str:
+    """Return the only family whose classes fit the tensors, and of several the only one whose vocabulary is beside them.
+
+    Raises:
+        ValueError: if there are none or several.
+    """
+    families = [name for name in FAMILIES if fits_family(directory, content | {"model_type": name}, overrides)]
+    families = [name for name in families if has_vocabulary(directory, name)] or families
+    if len(families) != 1:
+        found = f"{directory / CONFIG} has the model_type None, expected a name"
+        raise ValueError(f"{found}: its tensors fit {' and '.join(families) or 'no family'}, --set model_type=NAME")
+    return families[0]
+
+
+def has_vocabulary(directory: Path, model_type: str) -> bool:
+    """Return whether `directory` has a file that only tokenizers like those of `model_type` read, such as vocab.txt."""
+    tokenizer_class = getattr(transformers, TOKENIZER_MAPPING_NAMES.get(model_type) or "", None)
+    names = {*getattr(tokenizer_class, "vocab_files_names", {}).values()} - {"tokenizer.json", "tokenizer_config.json"}
+    return any((directory / name).is_file() for name in names)
+
+
+def fits_family(directory: Path, content: dict, overrides: Overrides) -> bool:
+    """Return whether a class of the family that `content` names has all tensors of the checkpoint."""
+    converter = converter_of(content["model_type"])
+    try:
+        theirs = made_config(CONFIG_MAPPING[content["model_type"]], content, directory)
+        files = open_tensors(directory, converter, overrides)
+        names = theirs.architectures or converter.ARCHITECTURES
+        return 0 in fitting_classes(names, planner(theirs, converter, files)).values()
+    except (ValueError, KeyError):
+        return False
+
+
+def plan_marian(source: Path, overrides: Overrides) -> ConversionPlan:
     """A model as Marian itself writes it, by way of a checkpoint of transformers that is there as long as the plan."""
     directory = tempfile.TemporaryDirectory()
     write_checkpoint(source, Path(directory.name))
-    plan = plan_to_vanilla(directory.name)
-    plan.temporary = directory
+    plan = plan_to_vanilla(directory.name, overrides)
+    plan.temporaries.append(directory)
     return plan
 
 
@@ -103,14 +193,18 @@ def plan_by_config(theirs: PreTrainedConfig, converter: Converter, architecture:
     if hasattr(converter, "check_tensors"):
         converter.check_tensors(files, theirs)
     model = empty_model(model_class, config, files, theirs)
-    steps, unused = steps_to_vanilla(model, converter, theirs, architecture, files)
-    return ConversionPlan(model, files, steps, unused, image_processor=getattr(converter, "IMAGE_PROCESSOR", None))
+    steps, unused, foreign = steps_to_vanilla(model, converter, theirs, architecture, files)
+    plan = ConversionPlan(model, files, steps, unused, image_processor=getattr(converter, "IMAGE_PROCESSOR", None))
+    plan.foreign = foreign
+    if foreign:
+        plan.remarks.append(f"tensors that no class of {theirs.model_type} has are left out: {', '.join(foreign)}")
+    return plan
 
 
 def steps_to_vanilla(
     model: PreTrainedModel, converter: Converter, theirs: PreTrainedConfig, architecture: str, files: TensorFiles
-) -> tuple[list[TensorStep], list[str]]:
-    """The steps, and the names of tensors that only other architectures of the family have."""
+) -> tuple[list[TensorStep], list[str], list[str]]:
+    """The steps, the names of tensors that are left out, and of these the names that no architecture of the family has."""
     is_base = not hasattr(model, "model")
     wanted = model.state_dict().keys()
     steps = []
@@ -126,17 +220,19 @@ def steps_to_vanilla(
             steps.append(TensorStep((stored[0], *entry.beside), ours, entry.op.to_ours, entry.op.name, tuple(stored[1:])))
         else:
             missing += lacking if stored else [entry.theirs, *lacking]
-    check_missing(missing, architecture, files)
-    used = {name for step in steps for name in (*step.reads, *step.same)}
-    no_weights = re.compile(getattr(converter, "UNUSED", "$^"))
-    rest = [name for name in files.shapes if not no_weights.fullmatch(name) and "position_ids" not in name]
-    known = (
+    known = {
         name
         for other in converter.ARCHITECTURES
         for entry in converter.tensor_maps(model.config, theirs, other)
         for name in entry.all_theirs
-    )
-    return steps, left_over(rest, used, known, f"{files.path} has tensors that {architecture} does not know")
+    }
+    check_foreign_prefix(files, known)
+    check_missing(missing, architecture, files)
+    used = {name for step in steps for name in (*step.reads, *step.same)}
+    no_weights = re.compile(getattr(converter, "UNUSED", "$^"))
+    rest = {name for name in files.shapes if not no_weights.fullmatch(name) and "position_ids" not in name} - used
+    foreign = further_heads(rest, known, files, f"{files.path} has tensors that {architecture} does not know")
+    return steps, sorted([*rest, *files.removed]), foreign
 
 
 def stored_names(entry: TensorMap, files: TensorFiles) -> list[str]:
@@ -228,15 +324,32 @@ def steps_to_source(
 
 def open_checkpoint(source: str | PathLike) -> tuple[Path, PreTrainedConfig]:
     """The directory, downloaded if `source` is a Hub id, and its config."""
+    path = download(source)
+    return path, read_known_config(source, path)
+
+
+def download(source: str | PathLike) -> Path:
+    """Return the directory of `source`, downloaded if `source` is a Hub id."""
     path = checkpoint_directory(source)
     if not Path(source).is_dir() and not list(path.glob("*.safetensors")):
         path = checkpoint_directory(source, ("pytorch_model*.bin",))  # pickles only if there is nothing else
+    return path
+
+
+def read_known_config(source: str | PathLike, path: Path) -> PreTrainedConfig:
+    """Return the config of a family that converts, or of ours.
+
+    Raises:
+        ValueError: for another family.
+    """
     content, _ = read_raw_config(path)
     if (model_type := content["model_type"]) in REFUSED:
         raise ValueError(f"{source} is a {model_type} checkpoint, which cannot be converted: {REFUSED[model_type]}")
+    if model_type is None:
+        raise ValueError(f"{path / CONFIG} has the model_type None, expected a name")
     if model_type not in (*FAMILIES, *CONFIGS):
         raise ValueError(f"{source} is a {model_type} checkpoint, expected one of {', '.join(FAMILIES)}")
-    return path, made_config(CONFIGS.get(model_type) or CONFIG_MAPPING[model_type], content, path)
+    return made_config(CONFIGS.get(model_type) or CONFIG_MAPPING[model_type], content, path)
 
 
 def architecture_of(config: PreTrainedConfig, known: Collection[str]) -> str:
@@ -273,7 +386,7 @@ def empty_model(
 
 def check_missing(names: list[str], architecture: str, files: TensorFiles) -> None:
     if names:
-        raise ValueError(f"{files.path} lacks tensors that {architecture} needs: {', '.join(names)}")
+        raise MissingTensors(f"{files.path} lacks tensors that {architecture} needs: {', '.join(names)}")
 
 
 def left_over(names: Iterable[str], used: set[str], known: Iterable[str], fault: str) -> list[str]:

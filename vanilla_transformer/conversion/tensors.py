@@ -133,7 +133,8 @@ def tokens(theirs: str, head: str, tied: bool) -> list[TensorMap]:
 class TensorFiles:
     """The tensors of a checkpoint directory or of one file, by name, read when asked for.
 
-    `shapes` maps each name to its shape and dtype. safetensors are preferred, whole or in shards; pickles are read with
+    `shapes` maps each name to its shape and dtype. `prefixed` are the names that had the prefix of a base model.
+    `removed` are tensors that are not to be converted. safetensors are preferred, whole or in shards; pickles are read with
     `weights_only=True`, and mapped into memory, but for those of torch before 1.6, of which a warning tells.
 
     Raises:
@@ -144,6 +145,8 @@ class TensorFiles:
     def __init__(self, path: str | os.PathLike) -> None:
         self.path = Path(path)
         self.shapes: Shapes = {}
+        self.prefixed: set[str] = set()
+        self.removed: list[str] = []
         self._where: dict[str, tuple[Path, str]] = {}
         self._pickled: dict[str, torch.Tensor] = {}
         for file in [self.path] if self.path.is_file() else weight_files(self.path, (WEIGHTS, PICKLE)):
@@ -178,6 +181,17 @@ class TensorFiles:
                 raise ValueError(f"{self.path} has tensors under two names each: {sorted(names)[:5]} ...")
             names.clear()
             names.update(renamed)
+
+    def strip(self, prefix: str) -> None:
+        """Remove `prefix`, that of a base model inside of a model with a head, from all names."""
+        self.prefixed = {name.removeprefix(prefix) for name in self.shapes if name.startswith(prefix)}
+        self.rename(lambda name: name.removeprefix(prefix))
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove tensors that are not to be converted."""
+        for name in names:
+            del self.shapes[name]
+            self.removed.append(name)
 
     def read(self, name: str) -> torch.Tensor:
         if name in self._pickled:

@@ -1,0 +1,69 @@
+"""What the caller says of a source that its files do not say, or say wrongly."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ..checkpoint import CONFIG, shown
+from .tensors import TensorFiles
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """Fields that replace those of config.json, and patterns of the names of tensors to leave out, as in a shell."""
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    leave_out: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.config or self.leave_out)
+
+    def apply(self, content: dict) -> dict:
+        """Return the `content` of a config.json with the fields replaced. One architecture may be a name alone."""
+        fields = dict(self.config)
+        if isinstance(name := fields.get("architectures"), str):
+            fields["architectures"] = [name]
+        for name, kind in {"model_type": str, "architectures": list}.items():
+            if name in fields and not isinstance(fields[name], kind):
+                raise ValueError(f"{name} is {shown(fields[name])}, expected a name")
+        return content | fields
+
+    def remove_tensors(self, files: TensorFiles, prefix: str) -> None:
+        """Remove the tensors that the patterns match, with or without `prefix`, from `files`.
+
+        Raises:
+            ValueError: for a pattern that matches no tensor.
+        """
+        for pattern in self.leave_out:
+            names = [name for name in files.shapes if fnmatchcase(name, pattern) or fnmatchcase(f"{prefix}{name}", pattern)]
+            if not names:
+                some = ", ".join(sorted(files.shapes)[:5])
+                raise ValueError(f"leave_out {pattern!r} matches no tensor of {files.path}, expected a name such as {some}")
+            files.remove(names)
+
+
+def linked_copy(directory: Path, content: dict) -> TemporaryDirectory:
+    """Return a temporary directory with links to the files of `directory`, and `content` as its config.json."""
+    copy = TemporaryDirectory(prefix="vanilla-transformer-")
+    for file in directory.resolve().iterdir():
+        if file.name != CONFIG:
+            Path(copy.name, file.name).symlink_to(file)
+    Path(copy.name, CONFIG).write_text(json.dumps(content), encoding="utf-8")
+    return copy
+
+
+@contextlib.contextmanager
+def errors_name(directory: Path, copy: Path) -> Iterator[None]:
+    """Name `directory` in errors about its `copy`."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError) as error:
+        if directory == copy or str(copy) not in str(error):
+            raise
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
+        raise kind(str(error).replace(str(copy), str(directory))) from None

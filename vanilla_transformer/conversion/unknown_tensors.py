@@ -1,0 +1,37 @@
+"""Tensors of a source that no class of its family has: further heads beside the model, or parts of it that differ."""
+
+import os
+from collections.abc import Collection
+
+from .tensors import TensorFiles
+
+HEADS = "cls"  # the module in which BERT has all its heads
+
+
+def check_foreign_prefix(files: TensorFiles, known: Collection[str]) -> None:
+    """Raise ValueError if all names begin with a module that no class of the family has, as training wrappers add it."""
+    names = list(files.shapes)
+    prefix = os.path.commonprefix(names)
+    prefix = prefix[: prefix.rfind(".") + 1]
+    if prefix and not any(name.startswith(prefix) for name in known):
+        expected = f"expected names such as {min(known)}"
+        raise ValueError(f"{files.path}: all names of tensors begin with {prefix!r}, {expected}: save them without it")
+
+
+def further_heads(names: Collection[str], known: Collection[str], files: TensorFiles, fault: str) -> list[str]:
+    """Return those of `names` that are not `known`, which are heads beside the model.
+
+    Raises:
+        ValueError: that begins with `fault`, for names inside of a module that is converted.
+    """
+    modules = {module_of(name) for name in known}
+    unknown = sorted(set(names).difference(known))
+    if inside := [name for name in unknown if name in files.prefixed or module_of(name) in modules]:
+        raise ValueError(f"{fault}: {', '.join(inside)}; --leave-out PATTERN converts without them")
+    return unknown
+
+
+def module_of(name: str) -> str:
+    """Return the outermost module of a tensor; of BERT's heads the module of the head."""
+    first, _, rest = name.partition(".")
+    return f"{first}.{rest.partition('.')[0]}" if first == HEADS else first
