@@ -20,9 +20,16 @@ from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.engine.engine import Engine
 from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.runtime.language_names import MACROLANGUAGES, TABLE, TWO_LETTERS
+from vanilla_transformer_export.runtime.language_pairs import (
+    Directions,
+    language_name,
+    languages_of_model,
+    names_by_code,
+    sentence_languages,
+)
 from vanilla_transformer_export.runtime.languages import Languages
-from vanilla_transformer_export.serving.language_names import MACROLANGUAGES, TABLE, TWO_LETTERS
-from vanilla_transformer_export.serving.language_pairs import Directions, language_name, languages_of_model, names_by_code
+from vanilla_transformer_export.runtime.tasks.translation import Splitting, parts_of
 from vanilla_transformer_export.serving.libretranslate import PROTOCOL, PUBLIC_PATHS
 from vanilla_transformer_export.serving.models import ServedModel
 from vanilla_transformer_export.serving.translating import LONG, translate
@@ -420,9 +427,23 @@ def test_the_card_says_what_is_translated_if_its_name_does(directory, tmp_path, 
     if text is not None:
         (tmp_path / "README.md").write_text(text)
     assert languages_of_model(runtime) == expected
+    assert [*sentence_languages(runtime).values()] == [source for source, _ in expected]
     assert languages_of_model(runtime, [("it", "pt"), ("it", "pt")]) == [("it", "pt")]
     runtime.runtime.architecture = "VanillaSeq2SeqForSequenceClassification"
     assert languages_of_model(runtime, [("it", "pt")]) == []
+
+
+def test_sentences_are_split_in_the_language_of_the_text(alone, monkeypatch):
+    languages = Languages({"eng_Latn": 40, "spa_Latn": 41}, "eng_Latn", [None], [EOS], "forced_bos_token_id")
+    monkeypatch.setattr(alone, "languages", languages)
+    monkeypatch.setattr(alone, "sentence_languages", sentence_languages(alone))
+    text = "w1 Gov. W2"  # an abbreviation in English, not in Spanish
+
+    def count(splitting, src_lang):
+        return sum(part.is_sentence for part in parts_of(alone, text, splitting.in_language(alone, src_lang)))
+
+    assert [count(Splitting(), name) for name in (None, "eng_Latn", "spa_Latn")] == [1, 1, 2]
+    assert count(Splitting(language="es"), "eng_Latn") == 2
 
 
 def test_languages_that_are_given_must_be_those_of_the_model(alone, monkeypatch):

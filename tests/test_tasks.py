@@ -16,6 +16,7 @@ from checkpoints import EOS, SIZES, copy_of, edit_json, list_file, perturbed, se
 from families import random_config, random_model
 from heads import HEADS, LABELLED, LABELS, MANY, PAIRS, TAGS, TEXTS, close, save_head, tokenizer_for, word_pieces
 from PIL import Image
+from sentence_splitting import ours, right_texts
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -400,7 +401,21 @@ def test_sentences_end_by_the_rules(text, sentences):
     assert "".join(part for part, _ in parts) == text
 
 
-@pytest.mark.parametrize("unit, count", [(".", 1), (". A", 1), (".)", 1), (" .", 2**16), ("。", 2)])
+@pytest.mark.parametrize("language, minimum", [("en", 21), ("de", 15), ("fr", 9), ("es", 10), ("ru", 7), ("cs", 7), ("zh", 3)])
+def test_abbreviations_of_the_language_end_no_sentence(language, minimum):
+    """The texts are marked by hand. docs/runtime.md says how many are cut right."""
+    assert right_texts(ours)[language] >= minimum
+
+
+@pytest.mark.parametrize("space", ["\u2003", "\u1680", "\u00a0", "\t"])
+def test_white_space_of_any_kind_stands_between_sentences(space):
+    text = f"An S.{space}A man.{space}It runs."
+    parts = list(sentences_and_spaces(text))
+    assert [part for part, is_sentence in parts if is_sentence] == [f"An S.{space}A man.", "It runs."]
+    assert "".join(part for part, _ in parts) == text
+
+
+@pytest.mark.parametrize("unit, count", [(".", 1), (". A", 1), (".)", 1), (" .", 1), ("。", 2)])
 def test_time_to_find_sentences_does_not_grow_with_the_square_of_the_text(unit, count):
     start = time.process_time()
     found = list(sentences_and_spaces("a" + unit * 2**16 + "a"))

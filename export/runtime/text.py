@@ -15,6 +15,7 @@ from ..errors import UsageError
 from . import options as option_fields
 from .artifact import TARGET_TOKENIZER
 from .inputs import pad_sequences
+from .language_pairs import sentence_languages
 from .languages import Choice, languages_of
 from .options import special_token
 from .pieces import Pieces, TokenNames
@@ -53,6 +54,7 @@ class TextRuntime:
 
     # What is read of the export when it is first needed, and the tasks.
     tokenizer_settings = functools.cached_property(rows.tokenizer_settings)
+    sentence_languages = functools.cached_property(sentence_languages)
     sentence_modules = functools.cached_property(embedding.sentence_modules)
     translate = translation.translate
     classify = classification.classify

@@ -10,8 +10,9 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from ..engine.refusals import Refusal, TooLong
+from ..runtime.language_pairs import Direction, language_name
+from ..runtime.tasks.translation import Splitting
 from .html_text import Run, replaced, text_runs
-from .language_pairs import Direction, language_name
 from .models import ServedModel
 from .protocols import Protocol, models_of, name_in_path, settings_of
 from .translating import MOST_SENTENCES, offloaded, translate
@@ -79,10 +80,11 @@ async def translate_texts(request: Request) -> JSONResponse:
     check_counts(request, model, body)
     texts = [body.q] if isinstance(body.q, str) else body.q
     count = max(0, body.alternatives) + 1
+    splitting = Splitting(copy_letterless=body.copy_letterless, language=direction.source)
     if body.format == "html":
-        found = await translate_html(model, direction, texts, body.copy_letterless)
+        found = await translate_html(model, direction, texts, splitting)
     else:
-        found = await translate_plain(model, direction, texts, count, body.copy_letterless)
+        found = await translate_plain(model, direction, texts, count, splitting)
     return JSONResponse(answer_of(body, direction, found))
 
 
@@ -109,29 +111,29 @@ def answer_of(body: Translation, direction: Direction, found: list[list[str]]) -
 
 
 async def translate_plain(
-    model: ServedModel, direction: Direction, texts: list[str], count: int, copy_letterless: bool
+    model: ServedModel, direction: Direction, texts: list[str], count: int, splitting: Splitting
 ) -> list[list[str]]:
     """Return `count` translations of each text, best first, and a blank text itself. The search has `count` beams, or the
     model's number of beams if that is larger."""
     found = [[text] for text in texts]
     places = [place for place, text in enumerate(texts) if text.strip()]
-    options: dict[str, Any] = {"copy_letterless": copy_letterless}
+    options: dict[str, Any] = {}
     if count > 1:
         beams = max(count, model.runtime.runtime.defaults.get("num_beams") or 1)
         options |= {"num_beams": beams, "num_return_sequences": count, "do_sample": False}
     if places:
         given = [f"{direction.word} {texts[place]}" if direction.word else texts[place] for place in places]
-        translated = await translate(model, given, direction.src_lang, direction.tgt_lang, **options)
+        translated = await translate(model, given, direction.src_lang, direction.tgt_lang, splitting, **options)
         for place, own in zip(places, translated):
             found[place] = own
     return found
 
 
-async def translate_html(model: ServedModel, direction: Direction, texts: list[str], copy_letterless: bool) -> list[list[str]]:
+async def translate_html(model: ServedModel, direction: Direction, texts: list[str], splitting: Splitting) -> list[list[str]]:
     """Of each text one translation, which differs in what stands between tags alone."""
     size = sum(map(len, texts))
     runs = await offloaded(size, runs_of, texts)
-    translated = await translate_plain(model, direction, [run.text for own in runs for run in own], 1, copy_letterless)
+    translated = await translate_plain(model, direction, [run.text for own in runs for run in own], 1, splitting)
     rest = iter(translated)
     found = [[next(rest)[0] for _ in own] for own in runs]
     return await offloaded(size, lambda: [[replaced(*each)] for each in zip(texts, runs, found)])

@@ -9,8 +9,8 @@ from typing import Any
 from ..engine.engine import Engine
 from ..engine.refusals import Refusal
 from ..errors import did_you_mean
+from ..runtime.language_pairs import Directions, directions_of
 from ..runtime.predictions import GENERATORS
-from .language_pairs import Directions, directions_of
 from .reading import Reader
 
 SEQ2SEQ = GENERATORS[1]

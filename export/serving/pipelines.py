@@ -26,6 +26,7 @@ from ..runtime.predictions import GENERATORS, IMAGES_LABELLED, LABELLED
 from ..runtime.tasks.classification import checked_candidates
 from ..runtime.tasks.embedding import HEADS as STATES
 from ..runtime.tasks.rows import rows_of, run, single_texts, softmax
+from ..runtime.tasks.translation import Splitting
 from ..runtime.text import TextRuntime
 from .app import one_line, refusal_of
 from .completions import StopTexts
@@ -431,7 +432,8 @@ async def generated(model: ServedModel, task: str, body: PipelineRequest, given:
     if task == "text-generation" and (body.stream or own["details"] or own["stop"]):
         return await by_tokens(model, inputs, own, options, bool(body.stream))
     if task == "translation":
-        found = await translate(model, inputs.rows, **own, **options)
+        splitting = Splitting(copy_letterless=own.pop("copy_letterless"))
+        found = await translate(model, inputs.rows, splitting=splitting, **own, **options)
     else:
         found = await continued(model, inputs.rows, own, options)
     if own.get("return_full_text"):

@@ -20,10 +20,10 @@ from ..engine.process import EngineProcess
 from ..engine.sizing import Arrangement, arrangement
 from ..runtime.artifact import json_object
 from ..runtime.devices import processors
+from ..runtime.language_pairs import languages_of_model
 from ..runtime.predictions import open_runtime
 from . import libretranslate, open_inference, openai_api, page, pipelines, text_embeddings
 from .app import create_app
-from .language_pairs import languages_of_model
 from .lifecycle import Lifecycle
 from .logs import Log, described
 from .metrics import Metrics

@@ -20,7 +20,7 @@ async def translate(
     texts: Sequence[str],
     src_lang: str | None = None,
     tgt_lang: str | None = None,
-    copy_letterless: bool = True,
+    splitting: Splitting = Splitting(),  # noqa: B008, it cannot change
     **options: Any,
 ) -> list[list[str]]:
     """Of each text its `num_return_sequences` translations, the best first. The first is what `TextRuntime.translate` gives,
@@ -32,7 +32,6 @@ async def translate(
     """
     assert model.engine is not None  # every model that translates has one
     size = sum(map(len, texts))
-    splitting = Splitting(copy_letterless=copy_letterless)
     plan, jobs = await offloaded(size, planned, model, texts, splitting, src_lang, tgt_lang, options)
     answers = await model.engine.answers(jobs) if jobs else []
     num_results = options.get("num_return_sequences") or 1

@@ -1,24 +1,27 @@
-"""Where sentences end: one small set of rules for all languages.
+"""Sentence boundaries: the abbreviations and rules that sentencex has for a language, and rules for every language.
 
 1. A line break ends a sentence.
-2. So does a mark of `ENDS`, with the marks and closing quotes or brackets behind it, if white space follows and then anything
-   but a small letter.
-3. A mark of `WIDE_ENDS`, of Chinese and Japanese, does so without white space.
-4. A full stop behind one of `ABBREVIATIONS`, behind one letter ("J. Smith", "z. B.") or behind a number of one or two digits
-   ("am 3. Mai", "1. The first") ends none.
+2. A sentence ends at a mark of `ENDS`, with the closing quotes or brackets behind it, before white space and anything but a
+   lower-case letter. A mark of `WIDE_ENDS`, of Chinese and Japanese, needs no white space.
+3. A full stop after a single letter ("J. Smith", "z. B."), after a number of one or two digits ("am 3. Mai", "1. The
+   first") or after one of `ABBREVIATIONS` does not end a sentence.
+4. Nor does a full stop where sentencex sees no boundary: it knows the abbreviations of the text's language.
 """
 
 import re
 from collections.abc import Iterator
+from itertools import accumulate
 
-ENDS = ".!?…‼⁇⁈⁉։؟۔।॥።፧។៕။"  # with those of Armenian, Arabic, Urdu, Hindi, Amharic, Khmer and Burmese
+import sentencex
+
+ENDS = ".!?…‼⁇⁈⁉։؟۔।॥።፧៕။"  # with those of Armenian, Arabic, Urdu, Hindi, Amharic, Khmer and Burmese
 WIDE_ENDS = "。！？｡"
 CLOSING = "\"'”’»›)]}」』）】》〉"
-# What stands before a name or a number, or within a sentence; in small letters, without the last full stop.
+# Abbreviations that precede a name or a number, or stand within a sentence: of any language, without the last full stop.
 ABBREVIATIONS = re.findall(
     r"\S+",
     "mr mrs ms dr prof st sr jr rev hon gen col capt lt sgt no nos vs cf fig figs vol vols pp ed eds dept approx e.g i.e u.s"
-    " u.k hr fr nr bzw ca evtl ggf abb hrsg z.b d.h u.a mme mlle sra srta",
+    " u.k hr fr nr bspw bzw ca evtl ggf abb hrsg tel z.b d.h u.a mme mlle sra srta",
 )
 LINE_BREAKS = re.compile(r"([\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+)")
 # Each run of marks is tried once, from its start: a megabyte of them would take hours otherwise.
@@ -30,9 +33,16 @@ WORD_BEFORE = re.compile(r"[^\s\"'“‘„«‹(\[{]*$")
 LONGEST_WORD = max(map(len, ABBREVIATIONS)) + 1  # that is looked at: a longer one is no abbreviation, nor is what ends it
 
 
-def sentences_and_spaces(text: str) -> Iterator[tuple[str, bool]]:
-    """The parts of `text`, which together are `text`, and of each whether it is a sentence, without the white space around
-    it."""
+# sentencex fails on a full stop after a letter and white space of several bytes.
+WHITE_SPACE = re.compile(r"[^\S ]")
+DEFAULT_LANGUAGE = "en"
+
+
+def sentences_and_spaces(text: str, language: str = DEFAULT_LANGUAGE) -> Iterator[tuple[str, bool]]:
+    """Yield the parts of `text` in order, and whether each is a sentence or the white space around sentences.
+
+    `language` is a code of ISO 639-1, also with script or region. Other languages are split like English.
+    """
     for number, part in enumerate(LINE_BREAKS.split(text)):
         if number % 2:
             yield part, False
@@ -40,31 +50,38 @@ def sentences_and_spaces(text: str) -> Iterator[tuple[str, bool]]:
         stripped = part.strip()
         start = part.index(stripped)
         yield part[:start], False
-        yield from sentences_of_line(stripped)
+        yield from sentences_of_line(stripped, language)
         yield part[start + len(stripped) :], False
 
 
-def sentences_of_line(line: str) -> Iterator[tuple[str, bool]]:
-    """As `sentences_and_spaces`, of a line without white space around it."""
+def sentences_of_line(line: str, language: str) -> Iterator[tuple[str, bool]]:
+    """Yield the parts of a line without white space around it, like `sentences_and_spaces`."""
+    boundaries = language_boundaries(line, language) if ". " in WHITE_SPACE.sub(" ", line) else set()
     start = 0
-    for found in BOUNDARY.finditer(line):
-        if is_end(line, start, found):
-            yield line[start : found.start("space")], True
-            yield found["space"], False
-            start = found.end()
+    for match in BOUNDARY.finditer(line):
+        if is_end(line, start, match, boundaries):
+            yield line[start : match.start("space")], True
+            yield match["space"], False
+            start = match.end()
     yield line[start:], bool(line)
 
 
-def is_end(line: str, start: int, found: re.Match) -> bool:
-    """Whether the mark that was `found` ends the sentence that begins at `start`: rules 2 to 4."""
-    mark = line[found.start()]
+def language_boundaries(line: str, language: str) -> set[int]:
+    """Return the positions in `line` where sentencex begins a sentence."""
+    stem = language.partition("-")[0]
+    return set(accumulate(map(len, sentencex.segment(stem, WHITE_SPACE.sub(" ", line)))))
+
+
+def is_end(line: str, start: int, match: re.Match, boundaries: set[int]) -> bool:
+    """Return whether the mark of `match` ends the sentence that begins at `start`, by rules 2 to 4."""
+    mark = line[match.start()]
     if mark in WIDE_ENDS:
         return True
-    if line[found.end()].islower():
+    if line[match.end()].islower():
         return False
-    if mark != "." or line[found.start() : found.end()].rstrip() != ".":
+    if mark != "." or line[match.start() : match.end()].rstrip() != ".":
         return True
-    before = WORD_BEFORE.search(line, max(start, found.start() - LONGEST_WORD), found.start())
+    before = WORD_BEFORE.search(line, max(start, match.start() - LONGEST_WORD), match.start())
     word = before[0].lower() if before else ""
-    is_short = len(word) == 1 and word.isalpha()
-    return not (word in ABBREVIATIONS or is_short or (word.isdigit() and len(word) < 3))
+    is_short = len(word) == 1 and word.isalpha() or word.isdigit() and len(word) < 3
+    return match.end() in boundaries and not is_short and word not in ABBREVIATIONS

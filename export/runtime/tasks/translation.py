@@ -11,7 +11,7 @@ from ..inputs import batches
 from ..languages import LANGUAGE_WORD, Choice
 from ..options import as_list, special_token
 from .rows import check_row, require, single_texts
-from .sentences import WIDE_ENDS, sentences_and_spaces
+from .sentences import DEFAULT_LANGUAGE, WIDE_ENDS, sentences_and_spaces
 
 if TYPE_CHECKING:
     from ..text import TextRuntime
@@ -39,7 +39,8 @@ def translate(
 
     Args:
         texts: strings.
-        split: by the rules of `vanilla_transformer_export.runtime.tasks.sentences`; without, each text is one sentence.
+        split: by the rules of `vanilla_transformer_export.runtime.tasks.sentences`, in the language of the text; without, each
+            text is one sentence.
         src_lang, tgt_lang: as `generate`: one for all, or a list of one for each of `texts`.
         copy_letterless: copy sentences without a letter, such as `12:30`, `***` or an emoji, instead of translating them.
         options: as `Runtime.generate`, but one translation for each text.
@@ -55,16 +56,24 @@ def translate(
 
 
 class Splitting(NamedTuple):
-    """The options of `translate` that decide which parts of a text the model translates."""
+    """The options of `translate` that decide which parts of a text the model translates.
+
+    `language` is the code of the language whose abbreviations end no sentence, by default that of the text.
+    """
 
     split: bool = True
     copy_letterless: bool = True
+    language: str | None = None
 
     def check(self) -> None:
         """Raise UsageError if a value is not a boolean."""
-        for name, value in self._asdict().items():
+        for name, value in {"split": self.split, "copy_letterless": self.copy_letterless}.items():
             if not isinstance(value, bool):
                 raise UsageError(f"{name} must be True or False, got {value!r:.60}")
+
+    def in_language(self, runtime: "TextRuntime", src_lang: str | None) -> "Splitting":
+        """Return these options with the language of a text in `src_lang`, unless a language is set."""
+        return self._replace(language=self.language or runtime.sentence_languages.get(src_lang))
 
 
 class Part(NamedTuple):
@@ -108,7 +117,8 @@ def plan_of(
     splitting.check()
     texts = single_texts(texts)
     targets = check_arguments(runtime, texts, src_lang, tgt_lang, options)
-    parts = [parts_of(runtime, text, splitting) for text in texts]
+    languages = src_lang if isinstance(src_lang, list | tuple) else [src_lang] * len(texts)
+    parts = [parts_of(runtime, text, splitting.in_language(runtime, name)) for text, name in zip(texts, languages)]
     found = [(text, part.text) for text, own in enumerate(parts) for part in own if part.is_translated]
     sentences = [part for _, part in found]
     places = [text for text, _ in found]
@@ -153,7 +163,7 @@ def parts_of(runtime: "TextRuntime", text: str, splitting: Splitting) -> list[Pa
     prefix = f"{word[0]} " if word else ""
     return [
         sentence_part(part, prefix, splitting) if is_sentence else Part(part, False, False)
-        for part, is_sentence in sentences_and_spaces(rest)
+        for part, is_sentence in sentences_and_spaces(rest, splitting.language or DEFAULT_LANGUAGE)
     ]
 
 

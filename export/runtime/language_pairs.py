@@ -5,18 +5,19 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import UsageError
-from ..runtime.artifact import CARD, Artifact
-from ..runtime.languages import some
-from ..runtime.predictions import GENERATORS
-from ..runtime.text import TextRuntime
+from .artifact import CARD, Artifact
 from .language_names import NAMES, shorten_codes
+from .languages import some
+
+if TYPE_CHECKING:
+    from .text import TextRuntime
 
 Pair = tuple[str, str]  # the codes of a source and of a target
 
-SEQ2SEQ = GENERATORS[1]
+SEQ2SEQ = "Seq2SeqForConditionalGeneration"
 OF_CARD = re.compile(r"^---\n(.*?)^---$", re.DOTALL | re.MULTILINE)
 ALIASES = {"zh": "zh-hans", "zt": "zh-hant", "pb": "pt-br"}  # LibreTranslate's, where a model does not have these themselves
 
@@ -80,13 +81,13 @@ class Directions:
         return {source for source, _ in self.pairs}
 
 
-def directions_of(runtime: TextRuntime, pairs: Sequence[Pair]) -> Directions:
+def directions_of(runtime: "TextRuntime", pairs: Sequence[Pair]) -> Directions:
     """Those of a loaded export that translates `pairs`, which are what `languages_of_model` gives."""
     languages = runtime.languages
     return Directions(pairs, names_by_code([*languages.tokens, *languages.words]), bool(languages.words))
 
 
-def languages_of_model(runtime: TextRuntime, given: Sequence[Pair] = ()) -> list[Pair]:
+def languages_of_model(runtime: "TextRuntime", given: Sequence[Pair] = ()) -> list[Pair]:
     """The pairs of languages that an export translates: those `given`; else all pairs of the tokenizer's languages; else what
     its card says, where one direction stands in the name of the model and both languages in the metadata; else none. None, too,
     for a model that does not translate.
@@ -113,6 +114,16 @@ def languages_of_model(runtime: TextRuntime, given: Sequence[Pair] = ()) -> list
     parts = re.split(r"[^a-zA-Z]+", " ".join([*listed(card, "base_model"), runtime.runtime.artifact.directory.name]))
     found = {pair for pair in zip(parts, parts[1:]) if pair[0] != pair[1] and set(pair) <= set(spoken)}
     return list(found) if len(found) == 1 else []
+
+
+def sentence_languages(runtime: "TextRuntime") -> dict[str | None, str]:
+    """Return the code of the language to split sentences by for each `src_lang`. None is the model's own source language.
+
+    A language is missing if nothing is known of it.
+    """
+    codes: dict[str | None, str] = {name: code for code, name in names_by_code(runtime.languages.tokens).items()}
+    sources = {source for source, _ in languages_of_model(runtime)} if not codes else {codes[runtime.languages.source]}
+    return codes | ({None: sources.pop()} if len(sources) == 1 else {})
 
 
 def given_pair(pair: Pair, own: dict[str, str], has_words: bool) -> Pair:
