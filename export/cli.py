@@ -326,7 +326,7 @@ def generate_arguments(parser: Parser) -> None:
     stream_help = "one text after the other, each as it is generated; without beams"
     parser.add_argument("--stream", action="store_true", help=stream_help)
 
-    files = add_lines(parser, "a file with a text a line, .gz or plain; a line without words gives an empty one")
+    files = add_lines(parser, "a file with a text a line, plain, .gz, .bz2 or .xz; a line without words gives an empty one")
     prefix_help = "file: what the translation of each line begins with; for seq2seq"
     files.add_argument("--target-prefix", type=path, metavar="FILE", help=prefix_help)
     shape = files.add_mutually_exclusive_group()
@@ -431,7 +431,7 @@ def predict_arguments(parser: Parser) -> None:
     )
     parser.add_argument("--device", type=one_of("device", DEVICES), help=f"{', '.join(DEVICES)}; the target's if not given")
     parser.add_argument("--dtype", help="which of the export's, if it has several; the first if not given")
-    add_lines(parser, "a file with a text or JSON object a line, .gz or plain; a line without words gives null")
+    add_lines(parser, "a file with a text or JSON object a line, plain, .gz, .bz2 or .xz; a line without words gives null")
 
 
 @verb("do what an export's head is for, and print it as JSON", predict_arguments, extras="cpu")
@@ -456,12 +456,16 @@ def predict(args: argparse.Namespace) -> None:
 
 def files_arguments(parser: Parser) -> None:
     parser.add_argument("export", type=path, metavar="EXPORT", help="export directory")
-    inputs_help = "text with one on each line, .jsonl or .parquet; the first two also .gz"
+    inputs_help = "text with one on each line, .jsonl or .parquet; the first two also .gz, .bz2 or .xz"
     parser.add_argument("inputs", nargs="+", type=path, metavar="IN", help=inputs_help)
     output_help = "directory for a file of each IN with as many lines; the same call resumes one that was stopped"
     parser.add_argument("--output", type=path, required=True, metavar="DIR", help=output_help)
-    field_help = "of .jsonl and .parquet: where the text is; if not given text, or what else the task reads"
+    field_help = (
+        "of .jsonl and .parquet: where the text is, also nested as doc.text; if not given text, or what else the task reads"
+    )
     parser.add_argument("--field", type=unicode, metavar="NAME", help=field_help)
+    output_field_help = "of .jsonl and .parquet: where the results go; if not given translation, prediction or embedding"
+    parser.add_argument("--output-field", type=unicode, metavar="NAME", help=output_field_help)
     shard_help = "lines read, run and kept together: what is lost at most when a run is stopped; default: %(default)s"
     parser.add_argument("--shard-lines", type=positive, default=4096, metavar="N", help=shard_help)
     ray_help = "run on the Ray cluster of this address: auto, local or HOST:PORT; in this process if not given"
@@ -520,7 +524,7 @@ def run_files(args: argparse.Namespace, task: str | None, options: dict[str, Any
     from .runtime.predictions import Predictions, open_runtime
 
     runtime = open_runtime(args.export, args.threads, device=args.device, dtype=args.dtype, **opened)
-    bulk = Bulk(Predictions(runtime, task, options), result, args.field, args.shard_lines)
+    bulk = Bulk(Predictions(runtime, task, options), result, args.field, args.shard_lines, args.output_field)
     say(json.dumps(bulk.run(args.inputs, args.output, args.ray)))
 
 
@@ -550,7 +554,7 @@ def evaluate(args: argparse.Namespace) -> None:
 
 def add_metric_arguments(parser: Parser) -> None:
     files = parser.add_argument_group("text to measure on")
-    files.add_argument("--source", type=path, metavar="FILE", help="for BLEU: one sentence a line, .gz or plain")
+    files.add_argument("--source", type=path, metavar="FILE", help="for BLEU: one sentence a line, plain, .gz, .bz2 or .xz")
     files.add_argument("--references", type=path, metavar="FILE", help="for BLEU: their translations, line by line")
     tokenize_help = "of sacreBLEU: 13a (if not given), or none for text that is in tokens already"
     files.add_argument("--bleu-tokenize", metavar="NAME", help=tokenize_help)

@@ -1,8 +1,10 @@
 """Whole files in shards: every line once and in order, bad ones set aside, and a call that goes on wherever one stopped."""
 
+import bz2
 import functools
 import gzip
 import json
+import lzma
 import os
 import random
 import resource
@@ -153,6 +155,58 @@ def test_an_input_without_lines_gives_an_output_without_lines(bulk, tmp_path):
     assert (tmp_path / "out" / "a").read_bytes() == b""
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_nested_field_is_read_and_the_results_get_another_name(bulk, runtime_of, tmp_path, kind):
+    """As translation data sets of the Hub: the field `translation` holds both languages."""
+    lines = [line or "w5" for line in some_lines(6)]
+    rows = [{"translation": {"en": line, "de": "w9"}} for line in lines]
+    source = write(tmp_path / f"a.{kind}", map(json.dumps, rows))
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), source)
+    bulk(field="translation.en", output_field="found").run([source], tmp_path / "out")
+    written = tmp_path / "out" / source.name
+    read = (
+        pyarrow.parquet.read_table(written).to_pylist()
+        if kind == "parquet"
+        else [*map(json.loads, written.read_text().splitlines())]
+    )
+    expected = translated(runtime_of("seq2seq"), lines)
+    assert read == [row | {"found": text} for row, text in zip(rows, expected)]
+
+
+@pytest.mark.parametrize("compressed", [gzip, bz2, lzma], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("name", ["a.en", "a.jsonl"])
+def test_compressed_files_are_read_as_plain_ones(bulk, tmp_path, compressed, name):
+    suffix = {gzip: ".gz", bz2: ".bz2", lzma: ".xz"}[compressed]
+    content = "".join(f"{json.dumps({'text': line}) if name == 'a.jsonl' else line}\n" for line in some_lines(9)).encode()
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / f"{name}{suffix}").write_bytes(compressed.compress(content))
+    for source, out in ((tmp_path / name, "plain"), (tmp_path / f"{name}{suffix}", "packed")):
+        bulk().run([source], tmp_path / out)
+    assert names(tmp_path / "packed") == names(tmp_path / "plain") == [name, "manifest.json"]
+    assert (tmp_path / "packed" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("a.zst", b"w5", "a.zst is a Zstandard file, expected plain text, .gz, .bz2, .xz"),
+        ("a.tar.gz", gzip.compress(b"w5"), "a.tar.gz is a tar file, expected plain text"),
+        ("a", bytes.fromhex("28b52ffd2010810000"), "has the first bytes of a Zstandard file, expected plain text"),
+        ("a", bz2.compress(b"w5"), "has the first bytes of a bzip2 file, expected a name that ends with .bz2"),
+        ("a", bz2.compress(b""), "has the first bytes of a bzip2 file, expected a name that ends with .bz2"),
+        ("a.jsonl", gzip.compress(b"w5"), "has the first bytes of a gzip file, expected a name that ends with .gz"),
+        ("a.en", b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n", "git-lfs pointer.*git lfs pull"),
+        ("a.parquet", b"version https://git-lfs.github.com/spec/v1\n", "is a git-lfs pointer"),
+    ],
+)
+def test_files_that_hold_no_lines_are_refused_before_anything_is_written(bulk, tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        bulk().run([tmp_path / name], tmp_path / "out")
+    assert names(tmp_path) == [name]
+
+
 # --------------------------------------------------------------------------------------------------------------- bad lines
 
 
@@ -185,6 +239,23 @@ def test_bad_json_lines(bulk, tmp_path):
     assert numbers == (2, 3, 4, 5, 7)
     for reason, words in zip(reasons, ("no JSON", "expected a JSON object", "expected text", "its text is None", "no Unicode")):
         assert words in reason
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e999", "NaN", "Infinity", '[{"a": 1E+400}]'])
+def test_numbers_that_json_cannot_hold_are_set_aside(bulk, tmp_path, number):
+    lines = [f'{{"text": "w5", "score": {number}}}', '{"text": "w5", "score": 1e300, "id": 123456789012345678901234567890}']
+    report = bulk().run([write(tmp_path / "a.jsonl", lines)], tmp_path / "out")
+    first, second = (tmp_path / "out" / "a.jsonl").read_text().splitlines()
+    assert first == "null" and json.loads(second)["id"] == 123456789012345678901234567890 and report["bad"] == 1
+    [(place, reason)] = bad_lines(tmp_path / "out" / "a.jsonl.bad.jsonl")
+    assert place == 1 and number.strip('[{}]"a: ') in reason
+
+
+def test_an_escaped_name_of_the_output_field_is_set_aside(bulk, tmp_path):
+    lines = ['{"text": "w5", "\\u0074ranslation": 1}', '{"text": "w5"}']
+    bulk().run([write(tmp_path / "a.jsonl", lines)], tmp_path / "out")
+    [(place, reason)] = bad_lines(tmp_path / "out" / "a.jsonl.bad.jsonl")
+    assert place == 1 and "has a field translation already" in reason
 
 
 def test_what_is_too_long_for_the_model_is_bad_and_its_neighbours_are_not(bulk, runtime_of, tmp_path):
@@ -401,14 +472,22 @@ def test_wrong_usage_is_refused_before_anything_is_written(bulk, tmp_path):
     text = write(tmp_path / "a", ["w5"])
     pyarrow.parquet.write_table(pyarrow.table({"translation": ["w5"], "text": ["w5"]}), tmp_path / "b.parquet")
     pyarrow.parquet.write_table(pyarrow.table({"other": ["w5"]}), tmp_path / "c.parquet")
+    doubled = pyarrow.table([["w5"], ["w6"]], names=["text", "text"])
+    pyarrow.parquet.write_table(doubled, tmp_path / "e.parquet")
+    jsonl = write(tmp_path / "e.jsonl", ['{"text": "w5", "a": "translation"}', '{"text": "w5", "translation": {"de": "w7"}}'])
     for settings, inputs, kind, message in (
         ({"options": {"src_lang": "de"}}, [text], UsageError, "src_lang is 'de', expected None"),
         ({"options": {"num_beams": 0}}, [text], UsageError, "num_beams"),
         ({"field": "en"}, [text], UsageError, "lines of text have no fields"),
-        ({}, [tmp_path / "b.parquet"], ValueError, "has a column translation already"),
+        ({"output_field": "de"}, [text], UsageError, "output_field is 'de', expected None"),
+        ({}, [tmp_path / "b.parquet"], UsageError, "has a column translation already: .*--output-field NAME"),
+        ({"output_field": "text"}, [tmp_path / "b.parquet"], UsageError, "has a column text already"),
+        ({}, [tmp_path / "e.parquet"], ValueError, "e.parquet has several columns of the name text, expected one"),
+        ({}, [jsonl], UsageError, "line 2 of .*e.jsonl has a field translation already: .*--output-field NAME"),
+        ({"output_field": "text"}, [jsonl], UsageError, "line 1 of .*e.jsonl has a field text already"),
         ({}, [tmp_path / "c.parquet"], UsageError, "it has the fields .'other'., expected text"),
         ({}, [write(tmp_path / "d.parquet", ["w5"])], ValueError, "d.parquet is not a whole Parquet file"),
-        ({}, [write(tmp_path / "d.parquet.gz", ["w5"])], UsageError, "Parquet in gzip"),
+        ({}, [write(tmp_path / "d.parquet.gz", ["w5"])], UsageError, "compressed Parquet, expected a name without .gz"),
     ):
         with pytest.raises(kind, match=message):
             bulk(**settings).run(inputs, tmp_path / "out")
@@ -431,6 +510,11 @@ def test_what_a_task_reads_of_an_object():
     assert Fields([TEXT, PAIR]).of_record(pair).example == {"text": "a", "text_pair": "b"}
     assert Fields([TEXT, PAIR]).of_record({"text": "a", "id": 1}).example == {"text": "a"}
     assert Fields([TEXT], "en").of_record({"en": "a", "text": "b"}).example == {"text": "a"}
+    nested = {"a": {"b": {"c": "x"}, "b.c": "y"}, "a.d": "z", "e": ["w"]}
+    for name, text in {"a.b.c": "y", "a.d": "z"}.items():
+        assert Fields([TEXT], name).of_record(nested).example == {"text": text}
+    for name in ("a.x", "a.b.c.d", "e.0", "a.", ".a", "x.y"):
+        assert "it has the fields" in Fields([TEXT], name).of_record(nested).fault
     assert Fields([CHOICES]).of_record({"text": "a", "choices": ["b"]}).example == {"text": "a", "choices": ["b"]}
 
 

@@ -1,7 +1,9 @@
 """What is read of text files, what is refused, and which bad rows may be skipped."""
 
+import bz2
 import gzip
 import json
+import lzma
 import tracemalloc
 
 import pytest
@@ -13,17 +15,21 @@ from vanilla_transformer.training.data import BadRows, lines, lines_of, read_lin
 from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import Recipe
 from vanilla_transformer.training.tasks import TASKS
+from vanilla_transformer_export.runtime import lines as export_lines
 
 SEPARATORS = "\x0b \x0c \x1c \x85 \u2028 \u2029 \r"  # all of which `str.splitlines` ends a line at
 
 
-@pytest.fixture(params=["a.txt", "a.txt.gz"])
+PACKED = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+
+
+@pytest.fixture(params=PACKED)
 def write(tmp_path, request):
     """Bytes -> a file of them, plain or compressed."""
 
     def made(content):
-        path = tmp_path / request.param
-        path.write_bytes(gzip.compress(content) if request.param.endswith(".gz") else content)
+        path = tmp_path / f"a.txt{request.param}"
+        path.write_bytes(PACKED[request.param](content))
         return path
 
     return made
@@ -84,6 +90,23 @@ def test_a_line_may_have_a_megabyte(write, character):
             read_lines(path)
         assert [len(line) < 100 for line in lines(path)] == [True] * 3  # the fault in place of the line, then the next one
         assert read_text(path) == f"one\n{longer}\ntwo\n"  # a text without line breaks is one, as long as it is
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
+def test_a_compressed_file_that_is_cut_short_or_damaged_is_named(tmp_path, suffix):
+    path, content = tmp_path / f"a{suffix}", PACKED[suffix]("".join(f"{number}\n" for number in range(9999)).encode())
+    for damaged in (content[:-9], b"no such file", content[:100] + b"x" * 100 + content[200:]):
+        path.write_bytes(damaged)
+        for read in (read_text, lambda path: [*export_lines.read_lines(path)]):
+            with pytest.raises(ValueError, match=f"a{suffix} is not a whole (gzip|bzip2|xz) file: "):
+                read(path)
+
+
+def test_a_compression_that_python_does_not_read_is_named(tmp_path):
+    (tmp_path / "a.zst").write_bytes(bytes.fromhex("28b52ffd2010810000"))
+    for read in (read_text, read_lines, lambda path: [*export_lines.read_lines(path)]):
+        with pytest.raises(ValueError, match="a.zst is a Zstandard file, expected plain text, .gz, .bz2, .xz"):
+            read(tmp_path / "a.zst")
 
 
 def bomb(path, line, megabytes):

@@ -1,5 +1,6 @@
 """Text, JSON lines and Parquet: how a file is read in shards, and how the results of these are written and joined."""
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -9,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..compression import check_lines, open_lines, without_compression
 from ..errors import UsageError
-from ..runtime.lines import LINE_BREAKS, opened, raw_lines
+from ..runtime.lines import LINE_BREAKS, raw_lines
 from .rows import Fields, Row
 
 TEXT, JSON, PARQUET = "text", "JSON lines", "Parquet"
@@ -40,45 +42,76 @@ class Format(Protocol):
 
 
 def kind_of(path: Path) -> str:
-    """By its name, without .gz.
+    """By its name, without .gz, .bz2 or .xz.
 
     Raises:
-        UsageError: for Parquet with .gz, which has compression of its own.
+        UsageError: for Parquet with one of these, which has compression of its own.
     """
-    name = path.name.removesuffix(".gz")
+    name = without_compression(path.name)
     kind = SUFFIXES.get(Path(name).suffix, TEXT)
     if kind == PARQUET and name != path.name:
-        raise UsageError(f"{path} is Parquet in gzip, expected a name without .gz")
+        raise UsageError(f"{path} is compressed Parquet, expected a name without {path.suffix}")
     return kind
 
 
 def output_name(path: Path, result: str) -> str:
     """Of the results of a file: its own name, with .jsonl where those of a text are JSON."""
-    name = path.name.removesuffix(".gz")
+    name = without_compression(path.name)
     return f"{name}.jsonl" if kind_of(path) == TEXT and result != "translation" else name
 
 
-def format_of(path: Path, fields: Fields, result: str) -> Format:
-    """For the file `path`; `result` is the name of what comes out: translation, prediction or embedding.
+def format_of(path: Path, fields: Fields, result: str, output_field: str | None = None) -> Format:
+    """For the file `path`; `result` is what comes out: translation, prediction or embedding. It is written to the field
+    `output_field`, by default of the same name.
 
     Raises:
         ImportError: for Parquet without pyarrow.
-        ValueError: for a table that has a column `result`.
-        UsageError: for a table without what the task reads, and for lines of text where it reads several.
+        ValueError: for a table with two columns of one name, a compression that cannot be read, and a git-lfs pointer.
+        UsageError: for a table without what the task reads, and for lines of text where it reads several; for records that
+            have the output field already.
     """
+    check_lines(path)
+    name = output_field or result
     match kind_of(path):
         case "Parquet":
             from .parquet import Parquet
 
-            return Parquet(fields, result).checked(path)
+            return Parquet(fields, result, name).checked(path)
         case "JSON lines":
-            return Lines(fields.of_json, lambda row, found: json_line(row, found, result))
+            check_output_field(path, name)
+            read = lambda line: without_field(fields.of_json(line), name)  # noqa: E731
+            return Lines(read, lambda row, found: json_line(row, found, name))
     if len(keys := fields.forms[0]) > 1:
         found = f"{path} has one text on each line, and the task reads {' and '.join(keys)}"
         raise UsageError(f"{found}: expected JSON lines, a name with .jsonl")
-    if fields.field is not None:
-        raise UsageError(f"field is {fields.field!r}, expected None for {path}: lines of text have no fields")
+    for option, value in {"field": fields.field, "output_field": output_field}.items():
+        if value is not None:
+            raise UsageError(f"{option} is {value!r}, expected None for {path}: lines of text have no fields")
     return Lines(fields.of_text, text_line if result == "translation" else lambda row, found: to_json(found))
+
+
+def check_output_field(path: Path, name: str) -> None:
+    """Raise UsageError if a JSON object of the file has the field `name` already: it would be overwritten."""
+    if number := first_line_with(path, name):
+        found = f"line {number} of {path} has a field {name} already"
+        raise UsageError(f"{found}: expected another name for the results, --output-field NAME")
+
+
+def first_line_with(path: Path, name: str) -> int | None:
+    """Return the number, from 1, of the first JSON object with the field `name`. A damaged file is searched to the damage."""
+    key = to_json(name).encode()
+    with contextlib.suppress(ValueError), open_lines(path) as file:
+        for number, line in enumerate(raw_lines(file, str(path)), 1):
+            if key in line and name in (Fields(()).of_json(line).record or ()):
+                return number
+    return None
+
+
+def without_field(row: Row, name: str) -> Row:
+    """Return `row`, or a bad one if its record has the field `name` by an escaped name, which no search finds."""
+    if row.record is None or name not in row.record:
+        return row
+    return Row(fault=f"it has a field {name} already, expected another name for the results, --output-field NAME")
 
 
 @dataclass(frozen=True)
@@ -90,12 +123,12 @@ class Lines:
 
     def count(self, path: Path) -> int:
         """As `Format`."""
-        with opened(path) as file:
+        with open_lines(path) as file:
             return sum(1 for _ in raw_lines(file, str(path)))
 
     def shards(self, path: Path, size: int) -> Iterator[list[bytes]]:
         """As `Format`."""
-        with opened(path) as file:
+        with open_lines(path) as file:
             lines = raw_lines(file, str(path))
             while shard := list(itertools.islice(lines, size)):
                 yield shard

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,26 +17,30 @@ from .rows import Fields, Row
 
 @dataclass(frozen=True)
 class Parquet:
-    """The `Format` of tables: a shard is a batch of rows. What is written has all columns and `result`: a string, a list of
-    numbers where it is the embedding, or the JSON of a prediction."""
+    """The `Format` of tables: a shard is a batch of rows. What is written has all columns and `output_field`: a string,
+    a list of numbers where `result` is the embedding, or the JSON of a prediction."""
 
     fields: Fields
     result: str
+    output_field: str
 
     def checked(self, path: Path) -> "Parquet":
         """Itself, if `path` is a table for it.
 
         Raises:
-            ValueError: for what is none, or has a column `result` already.
-            UsageError: for one without the columns that the task reads.
+            ValueError: for what is none, or has two columns of one name.
+            UsageError: for one without the columns that the task reads, or with a column `output_field` already.
         """
         try:
-            names = pyarrow.parquet.read_schema(path).names
+            schema = pyarrow.parquet.read_schema(path)
         except pyarrow.ArrowInvalid as error:
             raise ValueError(f"{path} is not a whole Parquet file: {error}") from None
-        if self.result in names:
-            raise ValueError(f"{path} has a column {self.result} already, expected none: the results are to be there")
-        if fault := self.fields.of_record(dict.fromkeys(names, "a")).fault:
+        if doubles := [name for name, count in Counter(schema.names).items() if count > 1]:
+            raise ValueError(f"{path} has several columns of the name {', '.join(doubles)}, expected one of each name")
+        if self.output_field in schema.names:
+            found = f"{path} has a column {self.output_field} already"
+            raise UsageError(f"{found}: expected another name for the results, --output-field NAME")
+        if fault := self.fields.of_record(sample_record(schema)).fault:
             raise UsageError(f"{path}: {fault}")
         return self
 
@@ -60,7 +65,9 @@ class Parquet:
     def rows(self, shard: pyarrow.RecordBatch) -> list[Row]:
         """As `Format`."""
         read = [name for form in self.fields.forms for name in form] if self.fields.field is None else [self.fields.field]
-        known = shard.select([name for name in dict.fromkeys(read) if name in shard.schema.names])
+        names = shard.schema.names
+        columns = dict.fromkeys(name if name in names else name.partition(".")[0] for name in read)
+        known = shard.select([name for name in columns if name in names])
         return [self.fields.of_record(record) for record in known.to_pylist()]
 
     def write(self, path: Path, shard: pyarrow.RecordBatch, rows: list[Row], results: list[Any]) -> None:
@@ -68,7 +75,7 @@ class Parquet:
         is_json = self.result == "prediction"
         values = [json.dumps(found, ensure_ascii=False) if is_json and found is not None else found for found in results]
         kind = pyarrow.list_(pyarrow.float32()) if self.result == "embedding" else pyarrow.string()
-        table = pyarrow.Table.from_batches([shard]).append_column(self.result, pyarrow.array(values, kind))
+        table = pyarrow.Table.from_batches([shard]).append_column(self.output_field, pyarrow.array(values, kind))
         pyarrow.parquet.write_table(table, path)
 
     def join(self, parts: Iterable[Path], path: Path) -> None:
@@ -79,3 +86,8 @@ class Parquet:
             writer.write_table(first)
             for table in tables:
                 writer.write_table(table)
+
+
+def sample_record(fields: Iterable[pyarrow.Field]) -> dict[str, Any]:
+    """Return a record with these fields, nested ones included, and a text in each."""
+    return {field.name: sample_record(field.type) if pyarrow.types.is_struct(field.type) else "a" for field in fields}

@@ -1,10 +1,11 @@
 """What the lines of a shard hold: what the task reads of each, or why that cannot be read."""
 
 import json
+import math
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from ..errors import UsageError
 from ..runtime.lines import text_of
@@ -19,10 +20,13 @@ class Row(NamedTuple):
     fault: str | None = None
 
 
+MISSING = object()
+
+
 @dataclass(frozen=True)
 class Fields:
     """What a task reads of a record: the keys of one of its `forms`, the one with the most keys that are there; or `field`, in
-    place of the only key of the first form.
+    place of the only key of the first form. Dots in `field` lead into nested records, unless a field has the whole name.
 
     Raises:
         UsageError: for a `field` where the task reads several.
@@ -51,9 +55,9 @@ class Fields:
         if not text.strip():
             return Row()
         try:
-            found = json.loads(text)
+            found = json.loads(text, parse_float=finite_number, parse_constant=reject_constant)
         except (ValueError, RecursionError) as error:
-            return Row(fault=f"it is no JSON: {error}")
+            return Row(fault=f"it is no JSON that can be read: {error}")
         if not isinstance(found, dict):
             return Row(fault=f"it is {reprlib.repr(found)}, expected a JSON object")
         return self.of_record(found)
@@ -61,12 +65,13 @@ class Fields:
     def of_record(self, record: Mapping[str, Any]) -> Row:
         """A JSON object, or the row of a table."""
         named = [(self.field,)] if self.field is not None else self.forms
-        found = max((form for form in named if {*form} <= record.keys()), key=len, default=None)
+        present = (form for form in named if all(find_value(record, name) is not MISSING for name in form))
+        found = max(present, key=len, default=None)
         if found is None:
             expected = ", or ".join(" and ".join(form) for form in named)
             return Row(record, fault=f"it has the fields {reprlib.repr(list(record))}, expected {expected}")
         keys = found if self.field is None else self.forms[0]
-        return self.row(record, {key: record[name] for key, name in zip(keys, found)})
+        return self.row(record, {key: find_value(record, name) for key, name in zip(keys, found)})
 
     def row(self, record: Mapping[str, Any] | None, example: dict[str, Any]) -> Row:
         for key, value in example.items():
@@ -74,3 +79,24 @@ class Fields:
                 return Row(record, fault=f"its {key} is {reprlib.repr(value)}, expected a string")
         is_blank = len(example) == 1 and not str(*example.values()).strip()
         return Row(record, None if is_blank else example)
+
+
+def find_value(record: Mapping[str, Any], name: str) -> Any:
+    """Return the field `name`, or the nested field that its dots lead to; `MISSING` if there is none."""
+    if name in record:
+        return record[name]
+    outer, dot, inner = name.partition(".")
+    nested = record.get(outer)
+    return find_value(nested, inner) if dot and isinstance(nested, Mapping) else MISSING
+
+
+def finite_number(text: str) -> float:
+    """Return the number. Raises ValueError if it overflows: the infinity that Python reads is no JSON."""
+    if math.isinf(number := float(text)):
+        raise ValueError(f"the number {text:.40} is beyond float64, expected at most 1.8e308")
+    return number
+
+
+def reject_constant(name: str) -> NoReturn:
+    """Raise ValueError for NaN and Infinity, which Python reads but JSON does not have."""
+    raise ValueError(f"{name} is not in JSON, expected a number or null")

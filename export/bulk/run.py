@@ -28,7 +28,8 @@ OF_TEXTS = ("split", "copy_letterless", "src_lang", "tgt_lang", "target_prefix",
 @dataclass(frozen=True)
 class Bulk:
     """What is done with files: `predictions` for each line, named `result` ("translation", "prediction" or "embedding"), of the
-    `field` of JSON objects and tables, so many `shard_lines` at a time.
+    `field` of JSON objects and tables, so many `shard_lines` at a time. There `output_field` is the field of the results, by
+    default `result`.
 
     Raises:
         UsageError: for a `field` where the task reads several, and options of generation that do not fit the model.
@@ -38,6 +39,7 @@ class Bulk:
     result: str
     field: str | None = None
     shard_lines: int = SHARD_LINES
+    output_field: str | None = None
 
     def __post_init__(self) -> None:
         assert self.fields  # which checks itself
@@ -71,10 +73,11 @@ class Bulk:
         """
         names = checked_names(inputs, output, self.result)
         check_outside(output, inputs, self.predictions.runtime.runtime.artifact.directory)
-        formats = [format_of(path, self.fields, self.result) for path in inputs]
+        formats = [format_of(path, self.fields, self.result, self.output_field) for path in inputs]
         facts = self.predictions.facts() | {
             "verb": self.result,
             "field": self.field,
+            "output_field": self.output_field,
             "shard_lines": self.shard_lines,
             "inputs": [str(path) for path in inputs],
         }

@@ -5,14 +5,12 @@ lines how many lines have been read and how long the partial file is. The same c
 """
 
 import contextlib
-import gzip
 import hashlib
 import io
 import itertools
 import json
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 from tqdm import tqdm
 
+from ..compression import READABLE, decompression_errors, open_lines
 from ..errors import UsageError
 from . import options as option_fields
 from .artifact import stamp_of
@@ -46,10 +45,10 @@ def raw_lines(file: BinaryIO | io.BufferedIOBase, name: str) -> Iterator[bytes]:
     beginning, which has more too.
 
     Raises:
-        ValueError: for a damaged .gz file.
+        ValueError: for a damaged compressed file.
     """
     most = LONGEST + 5  # with a byte order mark and the end
-    try:
+    with decompression_errors(name):
         for number in itertools.count(1):
             if not (line := file.readline(most)):
                 return
@@ -58,15 +57,13 @@ def raw_lines(file: BinaryIO | io.BufferedIOBase, name: str) -> Iterator[bytes]:
             yield line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
             while is_cut and (rest := file.readline(most)):
                 is_cut = not rest.endswith(b"\n")
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{name} is not a whole gzip file: {error}") from None
 
 
 def lines_of(file: BinaryIO | io.BufferedIOBase, name: str) -> Iterator[str]:
     """As `raw_lines`, of UTF-8 text.
 
     Raises:
-        ValueError: for a line that is not UTF-8 or has more than `LONGEST` bytes, and for a damaged .gz file.
+        ValueError: for a line that is not UTF-8 or has more than `LONGEST` bytes, and for a damaged compressed file.
     """
     for number, line in enumerate(raw_lines(file, name), 1):
         yield text_of(line, f"line {number} of {name}")
@@ -82,14 +79,9 @@ def text_of(line: bytes, name: str) -> str:
         raise ValueError(f"{name} is not UTF-8 text: {error}") from None
 
 
-def opened(path: Path) -> BinaryIO | io.BufferedIOBase:
-    """A file of lines, .gz or plain."""
-    return gzip.open(path, "rb") if path.name.endswith(".gz") else open(path, "rb")
-
-
 def read_lines(path: Path) -> Iterator[str]:
-    """As `lines_of`, of a file, .gz or plain."""
-    with opened(path) as file:
+    """As `lines_of`, of a file, plain or compressed."""
+    with open_lines(path) as file:
         yield from lines_of(file, str(path))
 
 
@@ -240,7 +232,8 @@ def errors_in(first: int, places: list[int]) -> Iterator[None]:
 def generate_file(
     batches: "Batches | Predictions", source: Path, output: Path, target_prefix: Path | None = None, force: bool = False
 ) -> None:
-    """Writes to the file `output` what `batches` gives for the lines of `source`, .gz or plain, with those of `target_prefix`.
+    """Writes to the file `output` what `batches` gives for the lines of `source`, with those of `target_prefix`; both plain or
+    compressed.
 
     A progress bar is drawn where standard error is a terminal. A call that was stopped, in whatever way, goes on where it was;
     the result is the same, byte for byte.
@@ -251,7 +244,7 @@ def generate_file(
             what was begun there depends on anything else than this call.
         ValueError: as `TextRuntime.generate`, with the lines; for an input that is no text or changes meanwhile, and for
             another number of prefixes than lines.
-        UsageError: for an `output` that is an input, within the export or named .gz.
+        UsageError: for an `output` that is an input, within the export or named as a compressed file.
     """
     if target_prefix is not None and "encoder" not in batches.runtime.runtime.specs:
         raise UsageError("a target prefix is for seq2seq, and this export is a decoder: its prompt is what it goes on from")
@@ -276,8 +269,8 @@ def generate_file(
 def checked_output(output: Path, inputs: list[Path], export: Path, force: bool) -> Path:
     """The place that `output` leads to."""
     out = Path(os.path.realpath(output))
-    if out.name.endswith(".gz"):
-        raise UsageError(f"the output is {output}, but it is written as plain text: expected a name without .gz")
+    if out.name.endswith(READABLE):
+        raise UsageError(f"the output is {output}, but it is written as plain text: expected a name without {out.suffix}")
     if out.is_relative_to(export):
         raise UsageError(f"the output is {output}, inside the export: expected a place outside")
     if any(out.exists() and path.exists() and out.samefile(path) for path in inputs):

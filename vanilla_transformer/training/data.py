@@ -1,16 +1,17 @@
-"""Text from files, plain or gzip-compressed, one example a line, and from `datasets`.
+"""Text from files, plain or compressed (.gz, .bz2, .xz), one example a line, and from `datasets`.
 
 A file is UTF-8 unless another encoding is given. What is read of it has neither a byte order mark at its start nor the
 ends of its lines, LF or CRLF, and all else as it stands.
 """
 
-import gzip
+import io
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from vanilla_transformer_export.compression import READABLE, check_lines, decompressed, decompression_errors
 
 from ..errors import UsageError
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 LONGEST = 1_000_000  # bytes of a line, in UTF-8
 PART = LONGEST + 3  # characters that are read at once: such a line, its end, and a byte order mark
-MAX_EXPANSION = 100  # what is read of a .gz file may be so many times its size; that of text is 3 to 10 times
+MAX_EXPANSION = 100  # what is read of a compressed file may be so many times its size; that of text is 3 to 10 times
 ALWAYS_READ = 1 << 24  # or so many bytes
 NO_TEXT = re.compile("[\udc80-\udcff]")  # what stands for a byte that is none
 REPORTED = 3  # bad rows of which a report has what is wrong
@@ -31,26 +32,30 @@ def parts(path: str | Path, encoding: str, how: str) -> Iterator[str]:
 
     Raises:
         FileNotFoundError: if it is missing.
-        ValueError: for a damaged .gz file, and one that unpacks to more than text does.
+        ValueError: for a damaged compressed file, one that unpacks to more than text does, and as `check_lines`.
     """
     try:
         "".encode(encoding)
     except (LookupError, TypeError):
         raise UsageError(f"encoding is {encoding!r}, expected one that Python knows") from None
-    is_packed = str(path).endswith(".gz")
-    with (gzip.open if is_packed else open)(path, "rt", encoding=encoding, errors="surrogateescape", newline="\n") as file:
+    check_lines(Path(path))
+    is_packed = str(path).endswith(READABLE)
+    with (
+        decompression_errors(str(path)),
+        open(path, "rb") as stored,
+        decompressed(stored, str(path)) as content,
+        io.TextIOWrapper(content, encoding, "surrogateescape", "\n") as file,
+    ):
         try:
             while part := getattr(file, how)(PART):
-                size = file.buffer.tell() if is_packed else 0
-                if size > ALWAYS_READ and size > MAX_EXPANSION * file.buffer.fileobj.tell():
+                size = content.tell() if is_packed else 0
+                if size > ALWAYS_READ and size > MAX_EXPANSION * stored.tell():
                     raise ValueError(
                         f"{path} unpacks to {size:,} bytes and more, expected at most {MAX_EXPANSION} times its own"
                     )
                 yield part
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not {encoding} text: {error}") from None
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise ValueError(f"{path} is not a whole gzip file: {error}") from None
 
 
 def read_text(path: str | Path, encoding: str = "UTF-8") -> str:
