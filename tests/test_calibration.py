@@ -1,6 +1,7 @@
 """`export --calibrate`: one scale for all rows, found on a text."""
 
 import collections
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,14 @@ from heads import MANY, save_head, tokenizer_for
 
 from vanilla_transformer.checkpoint import load_tokenizer
 from vanilla_transformer_export import Runtime, cli, export, load_checkpoint
-from vanilla_transformer_export.activations import Calibration, Inputs
+from vanilla_transformer_export.activations import SAMPLED, Calibration, Inputs, choose
+from vanilla_transformer_export.calibration import calibrate
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.passes.quantization import (
     CALIBRATED,
     name_of_weights,
     quantize_calibrated,
+    quantize_products,
 )
 
 CARD = Path(__file__).resolve().parents[1] / "model_cards" / "vanilla-encoder-tiny-trec"
@@ -122,24 +125,169 @@ def test_features_of_unlike_size_are_made_alike():
         assert np.abs(found - unseen @ matrix).std() < plain * (0.5 if is_smoothed else 2)
 
 
-def product_by_calibration(seen, rows, matrix):
-    """`rows` x `matrix` in integers, with the scales that `seen` has led to; whether features were made alike."""
+def product_by_calibration(seen, rows, matrix, kept=0):
+    """`rows` x `matrix` in integers, with the scales that `seen` has led to; whether features were made alike. Of the product,
+    `kept` keep a scale for each row."""
     import onnxruntime
 
-    x, w = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["n", 64])), ir.tensor(matrix, name="w")
+    shape = ir.Shape(["n", len(matrix)])
+    x, w = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=shape), ir.tensor(matrix, name="w")
     weights = ir.Value(name="w", type=ir.TensorType(ir.DataType.FLOAT), shape=w.shape, const_value=w)
     product = ir.node("MatMul", [x, weights])
     [y] = product.outputs
-    y.name, y.type, y.shape = "y", ir.TensorType(ir.DataType.FLOAT), ir.Shape(["n", 32])
+    y.name, y.type, y.shape = "y", ir.TensorType(ir.DataType.FLOAT), ir.Shape(["n", matrix.shape[1]])
     graph = ir.Graph([x], [y], nodes=[product], initializers=[weights], opset_imports={"": 21, "com.microsoft": 1}, name="g")
     model = ir.Model(graph, ir_version=10)
     model.meta[CALIBRATED] = Calibration()
     for rows_of_batch in (seen[:100], seen[100:]):
         inputs = Inputs.sample(rows_of_batch, np.random.default_rng(len(rows_of_batch)))
         model.meta[CALIBRATED].observe(name_of_weights(matrix), "w", inputs)
-    assert quantize_calibrated(model) == 1
+    assert [quantize_calibrated(model), quantize_products(model)] == [1 - kept, kept]
     session = onnxruntime.InferenceSession(ir.serde.serialize_model(model).SerializeToString())
     return session.run(None, {"x": rows})[0], any(node.op_type == "Mul" for node in graph)
+
+
+def relative_errors(products, exact):
+    """Of each row, ||lost||^2 / ||value||^2."""
+    return np.square(products - exact).sum(axis=1) / np.square(exact).sum(axis=1)
+
+
+def rows_with_special_tokens():
+    """As after GELU: most values are near 0, and in each tenth row two features are as large as 100."""
+    rng = np.random.default_rng(0)
+    matrix = rng.normal(0, 0.05, (512, 32))
+    matrix[:2] *= 4  # smoothing cannot move the size of the large features there
+    rows = np.maximum(rng.normal(-1, 1, (400, 512)), -0.17)
+    rows[::10] *= 0.1
+    rows[::10, :2] = 100
+    return rows.astype(np.float32), matrix.astype(np.float32)
+
+
+def test_rows_keep_their_scales_where_a_few_large_ones_would_ruin_the_others():
+    rows, matrix = rows_with_special_tokens()
+    exact = rows.astype(np.float64) @ matrix
+    step = (rows.max() - rows.min()) / 255
+    lost_with_one_scale = np.median(relative_errors(np.rint(rows / step) * step @ matrix, exact))
+    found, _ = product_by_calibration(rows[:200], rows, matrix, kept=1)
+    assert np.median(relative_errors(found, exact)) < 0.001 < 0.01 < lost_with_one_scale
+    choice = choose(Inputs.sample(rows, np.random.default_rng(0)), [matrix])
+    assert choice.steps is None and 0.01 < choice.error < lost_with_one_scale  # smoothing helps, and not enough
+    assert choice.row_error == pytest.approx(np.median(relative_errors(found, exact)), rel=0.3)
+    usual = np.delete(rows, np.s_[::10], axis=0)  # without the large rows one scale is enough
+    assert choose(Inputs.sample(usual, np.random.default_rng(0)), [matrix]).error < 0.001
+
+
+def test_the_matrix_that_loses_the_most_decides_for_all_that_read_the_same_rows():
+    """The first reads a feature that is large in all rows, the second reads the others, and no smoothing suits both."""
+    rows, second = rows_with_special_tokens()
+    rows[:, 0] = np.where(rows[:, 0] == 100, 100, 20)
+    rows[:, 1], second[0] = 0, 0
+    first = np.zeros_like(second)
+    first[0] = 10
+    inputs = Inputs.sample(rows, np.random.default_rng(0))
+    assert all(choose(inputs, [matrix]).steps is not None for matrix in (first, second))
+    expected = np.median(relative_errors(np.rint(rows / (100 / 255)) * (100 / 255) @ second, rows @ second))
+    for matrices in ([first, second], [second, first]):
+        together = choose(inputs, matrices)
+        assert together.steps is None and together.error == pytest.approx(expected, rel=0.2) and expected > 0.01
+
+
+def test_rows_of_zeros_have_no_error():
+    rows, matrix = rows_with_special_tokens()
+    usual = np.delete(rows, np.s_[::10], axis=0)[:80]
+    padded = np.concatenate([usual, np.zeros_like(usual), np.zeros_like(usual)])
+    alone, beside = (choose(Inputs.sample(part, np.random.default_rng(0)), [matrix]) for part in (usual, padded))
+    assert beside.error == pytest.approx(alone.error, rel=1e-3)
+    assert beside.row_error == pytest.approx(alone.row_error, rel=1e-3)
+    nothing = choose(Inputs.sample(np.zeros_like(usual), np.random.default_rng(0)), [matrix])
+    assert nothing.steps is not None and nothing.error == nothing.row_error == 0
+
+
+@pytest.mark.parametrize("batch", [1, 8, 16])
+def test_errors_are_measured_on_rows_of_all_positions_and_texts(batch):
+    """Row i of 6400 holds the number i. Of 256, 25.6 are of each of ten positions and 128 of the first half of the texts."""
+    rows = np.arange(6400, dtype=np.float32)[:, None]
+    generator = np.random.default_rng(0)
+    first, *others = (Inputs.sample(part, generator) for part in np.split(rows, 640 // batch))
+    for inputs in others:
+        first = inputs.merge(first)
+    kept = first.rows[:, 0]
+    assert len(set(kept.tolist())) == len(kept) == SAMPLED
+    per_position = np.bincount(kept.astype(int) % 10, minlength=10)
+    assert per_position.min() >= 8 and per_position.max() <= 45  # four deviations of the binomial distribution
+    assert 96 <= (kept < 3200).sum() <= 160
+    assert (first.lowest.item(), first.highest.item()) == (0, 6399)
+
+
+def test_decoders_are_calibrated_on_what_they_read_when_each_line_is_translated_alone(tmp_path, text):
+    tokenizer = saved(tmp_path / "model", GENERATORS[0], encoder_layers=1, decoder_layers=1)
+    model = load_checkpoint(tmp_path / "model")
+    calibration = calibrate(model, tokenizer, text)
+    read = collections.defaultdict(list)
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer.register_forward_pre_hook(lambda layer, inputs, name=name: read[name].append(inputs[0].flatten(0, -2)))
+    for line in text.read_text().splitlines():
+        ids = torch.tensor([tokenizer(line)["input_ids"]])
+        model.generate(ids, num_beams=1, do_sample=False, max_new_tokens=2 * ids.shape[1] + 10)
+    assert set(calibration.modules.values()) == set(read)
+    for key, name in calibration.modules.items():
+        rows, inputs = torch.cat(read[name]).numpy(), calibration.inputs[key]
+        np.testing.assert_allclose(inputs.lowest, rows.min(axis=0), atol=1e-4)
+        np.testing.assert_allclose(inputs.highest, rows.max(axis=0), atol=1e-4)
+        assert len(inputs.rows) == min(len(rows), SAMPLED)
+
+
+def save_with_a_large_feature(directory):
+    """An encoder in whose first layer one feature is 1e5 in the row of the first token, and 0 in others."""
+    tokenizer = saved(directory, tokenizer="pieces")
+    model = load_checkpoint(directory)
+    up = model.model.layers[0].feed_forward.up_proj
+    with torch.no_grad():
+        model.get_input_embeddings().weight[tokenizer.cls_token_id, 0] = 10  # unlike all other tokens
+    states = []
+    hook = up.register_forward_pre_hook(lambda layer, inputs: states.append(inputs[0][0]))
+    with torch.no_grad():
+        for line in MANY:
+            model(torch.tensor([tokenizer(line)["input_ids"]]))
+        hook.remove()
+        firsts, others = torch.stack([rows[0] for rows in states]), torch.cat([rows[1:] for rows in states])
+        direction = firsts.mean(axis=0) - others.mean(axis=0)
+        low, high = (others @ direction).max(), (firsts @ direction).min()
+        assert high > low
+        size = 1e5 / (high - low)
+        up.weight[0], up.bias[0] = direction * size, -low * size
+    model.save_pretrained(directory)
+    return model, tokenizer
+
+
+def test_export_ends_with_both_errors_and_the_number_of_products_with_a_scale_of_a_row(tmp_path, text, capsys):
+    model, tokenizer = save_with_a_large_feature(tmp_path / "model")
+    arguments = [str(tmp_path / "model"), str(tmp_path / "out"), "--target", "cpu", "--dtype", "int8"]
+    cli.main(["export", *arguments, "--calibrate", str(text)])
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    reported = json.loads(capsys.readouterr().out.splitlines()[-1])["calibration"]
+    left_out = manifest["calibration"].pop("left_out")
+    assert reported == manifest["calibration"]
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)}
+    assert reported["matmuls"] == 6  # queries, keys, values, output, two of feed-forward
+    [counts] = manifest["optimized"].values()
+    assert reported["row_scales"] == counts["quantize_products"] == 1 and counts["quantize_calibrated"] == 5
+    [(name, errors)] = left_out.items()
+    rows = []
+    layers[name].register_forward_pre_hook(lambda layer, inputs: rows.append(inputs[0][0].numpy()))
+    with torch.no_grad():
+        for line in MANY:
+            model(torch.tensor([tokenizer(line)["input_ids"]]))
+    rows, matrix = np.concatenate(rows), layers[name].weight.detach().numpy().T
+    divisor = np.sqrt(rows.max(axis=0).clip(1e-5) / np.abs(matrix).max(axis=1))  # SmoothQuant, equation 4
+    step = (rows / divisor).max() / 255
+    weights = matrix * divisor[:, None]
+    scales = np.abs(weights).max(axis=0) / 127
+    products = np.rint(rows / divisor / step) * step @ (np.rint(weights / scales) * scales)
+    expected = np.median(relative_errors(products, rows @ matrix))
+    assert errors["error"] == pytest.approx(expected, rel=0.2) and expected > 0.01 > errors["row_error"]
+    assert errors["row_error"] / 6 < reported["row_error"] <= reported["error"] < 0.01
 
 
 @pytest.mark.parametrize(
