@@ -414,6 +414,14 @@ def test_head_is_answered_as_get_without_the_body():
             assert (body != b"", DATE.sub(b"", found)) == (True, DATE.sub(b"", head + b"\r\n\r\n")), path
 
 
+def test_the_page_and_the_embeddings_share_the_root():
+    with served(TOKEN, PROTOCOLS) as server:
+        assert httpx.get(server.url).headers["content-type"].startswith("text/html")  # the page needs no token
+        assert [httpx.post(server.url, json={}).status_code, httpx.delete(server.url).status_code] == [401, 401]
+        found = httpx.delete(server.url, headers={"Authorization": "Bearer not-a-secret"})
+        assert (found.status_code, found.headers["allow"]) == (405, "GET, HEAD, POST")
+
+
 def test_head_needs_the_token_where_get_does(token_server):
     assert [token_server.head(path).status_code for path in ("/health", "/openapi.json")] == [200, 401]
 

@@ -27,6 +27,7 @@ BODIES = {
     "/v1/embeddings": {"model": "poet", "input": "w5", "encoding_format": "float", "dimensions": None},
     "/page/stream": {"text": "w5", "model": "poet", "source": "en", "target": "de", "max_new_tokens": 3, "temperature": 0.5},
     "/models/pair/page/stream": {"text": "w5. w6", "source": "en", "target": "de"},
+    "/": {"inputs": "w5", "query": "w5", "texts": ["w6"], "model": "poet", "truncate": False},
     "/embed": {"inputs": "w5", "normalize": True, "truncate": False},
     "/predict": {"inputs": "w5", "truncate": False, "raw_scores": False},
     "/rerank": {"query": "w5", "texts": ["w6", "w7"], "truncate": False, "return_text": False, "raw_scores": False},

@@ -86,6 +86,35 @@ def test_embeddings(embedder):
     np.testing.assert_allclose(client.feature_extraction(TEXTS, normalize=True), wanted, atol=1e-5)
 
 
+def test_the_root_embeds_for_the_client_of_huggingface_hub(embedder):
+    """It posts to the URL of the server itself, or of one of its models."""
+    model, url = embedder
+    for root in (url, f"{url}/", f"{url}/models/it", f"{url}/models/it/"):
+        np.testing.assert_allclose(InferenceClient(model=root).feature_extraction(TEXTS), model.encode(TEXTS), atol=1e-5)
+    found = InferenceClient(model=url).feature_extraction(TEXTS[0], prompt_name="query", normalize=True, truncate=True)
+    np.testing.assert_allclose(found, model.encode([TEXTS[0]], prompt_name="query"), atol=1e-5)
+    refused(post(url, "/", inputs=TEXTS, query="a"), 422, "Validation", "query is 'a', expected no such field")
+    refused(post(url, "/", inputs=TEXTS, model="that"), 422, "Validation", "no model 'that'")
+    refused(post(url, "/models/that", inputs=TEXTS), 422, "Validation", "no model 'that'")
+
+
+@pytest.mark.parametrize(
+    "name, path, body",
+    [
+        ("classify", "/predict", {"inputs": TEXTS[0]}),
+        ("one label", "/rerank", {"query": TEXTS[0], "texts": TEXTS}),
+    ],
+)
+def test_the_root_does_what_the_model_does(head, name, path, body):
+    url = head(name)[1]
+    found, expected = post(url, "/", **body), post(url, path, **body)
+    assert found.status_code == 200 and found.json() == expected.json()
+
+
+def test_the_root_of_other_models_says_what_is_served(head):
+    refused(post(head("fill_mask")[1], "/", inputs="a"), 424, "Backend", "none of the models here can embed")
+
+
 def test_texts_that_are_too_long_are_cut_only_if_that_is_asked_for(embedder):
     model, url = embedder
     long = " ".join(["the old man"] * 30)

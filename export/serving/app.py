@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
@@ -24,7 +25,7 @@ from .protocols import Protocol
 from .settings import Settings
 
 OF_A_MODEL = "/models/{model}"
-IN_PATH = re.compile(r"^/models/[^/]+(?=/)")
+IN_PATH = re.compile(r"^/models/[^/]+(?=/|$)")
 SHOWN = 80  # characters of a wrong value in an error
 LONGEST = 1000  # characters of an error
 NESTED = "the body is nested too deeply, expected fewer brackets"
@@ -55,11 +56,21 @@ def create_app(
     for protocol in protocols:
         describe_errors(protocol)
         app.include_router(protocol.router, prefix=OF_A_MODEL)
+        add_roots(app, protocol)
     for kind in (Refusal, RequestValidationError, RecursionError, ValueError, HTTPException):
         app.add_exception_handler(kind, respond)
     app.add_exception_handler(Exception, respond_to_mistake)
     app.openapi = functools.partial(document, app)  # type: ignore[method-assign]
     return app
+
+
+def add_roots(app: FastAPI, protocol: Protocol) -> None:
+    """Answer POST /models/NAME as POST /models/NAME/, for clients that take the URL of a model without a slash at its end.
+
+    GET needs the slash: what the page asks for is relative to its address."""
+    for route in protocol.router.routes:
+        if isinstance(route, APIRoute) and route.path == "/" and "POST" in route.methods:
+            app.add_api_route(OF_A_MODEL, route.endpoint, methods=["POST"], include_in_schema=False)
 
 
 def document(app: FastAPI) -> dict[str, Any]:
@@ -134,7 +145,7 @@ class Errors:
         route = scope.get("route") or next(
             (each for each, _ in self.routes if each.path_regex.match(within(scope["path"]))), None
         )
-        return "none" if route is None else route.path.removeprefix(OF_A_MODEL)
+        return "none" if route is None else route.path.removeprefix(OF_A_MODEL) or "/"
 
     def protocol(self, path: str) -> Protocol | None:
         """That of the route at `path`; for a path without one, that of the routes below the same first name."""
@@ -147,7 +158,7 @@ class Errors:
 
 def within(path: str) -> str:
     """`path` without the model that it names."""
-    return IN_PATH.sub("", path, count=1)
+    return IN_PATH.sub("", path, count=1) or "/"
 
 
 def headers_of(refusal: Refusal, error: BaseException) -> dict[str, str]:

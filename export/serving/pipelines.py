@@ -4,7 +4,6 @@ huggingface_hub is a client, where `url` is that of the task."""
 import base64
 import binascii
 import codecs
-import contextlib
 import functools
 import inspect
 import io
@@ -15,9 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from ..engine.jobs import LENGTH, STOP, Job
 from ..engine.refusals import Refusal, TooLong
@@ -32,7 +30,7 @@ from .app import one_line, refusal_of
 from .completions import StopTexts
 from .event_stream import EventStream, event
 from .models import ServedModel
-from .protocols import Protocol, checked_options, models_of, name_in_path, settings_of
+from .protocols import Protocol, checked_options, models_of, name_in_path, settings_of, validated
 from .text_embeddings import in_json, listed
 from .translating import offloaded, translate
 
@@ -138,16 +136,6 @@ def body_of(content: bytes, media_type: str, kind: "Kind") -> PipelineRequest:
 def begins_an_object(content: bytes) -> bool:
     """Return whether `content` begins as a JSON object does, after a byte order mark too."""
     return content.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"{"
-
-
-@contextlib.contextmanager
-def validated(value: Any, *place: str) -> Any:
-    """What pydantic raises, as FastAPI does."""
-    try:
-        yield
-    except ValidationError as error:
-        found = [{**each, "loc": (*place, *each["loc"])} for each in error.errors()]
-        raise RequestValidationError(found, body=value) from None
 
 
 # ------------------------------------------------------------------------------------------------------------------- inputs

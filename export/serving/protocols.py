@@ -1,10 +1,13 @@
 """What the endpoints of all protocols share."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 
 from ..errors import UsageError
 from ..runtime import options
@@ -38,6 +41,16 @@ def settings_of(request: Request) -> Settings:
 def name_in_path(request: Request) -> str | None:
     """Of the model, under `/models/{model}/`."""
     return request.path_params.get("model")
+
+
+@contextlib.contextmanager
+def validated(value: Any, *place: str) -> Iterator[None]:
+    """Raise the errors of pydantic as FastAPI does, for `value` at `place`."""
+    try:
+        yield
+    except ValidationError as error:
+        found = [{**each, "loc": (*place, *each["loc"])} for each in error.errors()]
+        raise RequestValidationError(found, body=value) from None
 
 
 def checked_options(given: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import UsageError, did_you_mean
 from ..targets.spec import TensorSpec
-from .pipelines import validated
+from .protocols import validated
 
 JSON_LENGTH = "Inference-Header-Content-Length"  # header: how many bytes of a body are JSON, where others follow
 TEXTS = "bytes"  # dtype of a TensorSpec, beside numpy's

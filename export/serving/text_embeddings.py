@@ -21,7 +21,7 @@ from ..runtime.tasks.classification import FUNCTIONS, HEAD, sentence_config
 from ..runtime.tasks.rows import Cut, Pair, Row, check_text, decode, errors_of, labels_of, rows_of, run
 from ..runtime.text import TextRuntime
 from .models import ServedModel
-from .protocols import Protocol, models_of, name_in_path, settings_of
+from .protocols import Protocol, models_of, name_in_path, settings_of, validated
 from .reading import WORKERS
 
 router = APIRouter(tags=["text-embeddings-inference"])
@@ -133,6 +133,17 @@ PROTOCOL = Protocol("text-embeddings-inference", router, error_body, validation=
 # ---------------------------------------------------------------------------------------------------------------- endpoints
 
 
+@router.post("/")
+async def answer(request: Request, body: dict[str, Any]) -> Response:
+    """As /embed, /rerank or /predict, by what the model does: `InferenceClient(model=url)` of huggingface_hub posts here."""
+    name = body.get("model")
+    model = chosen(request, reads, "embed or label texts", name if isinstance(name, str) else None)
+    endpoint, form = next(pair for fits, *pair in ENDPOINTS if fits(model))
+    with validated(body, "body"):
+        checked = form.model_validate(body)
+    return await endpoint(request, checked)
+
+
 @router.post("/embed")
 async def embed(request: Request, body: EmbedRequest) -> Response:
     """One vector for each input: the pooling and the linear maps of the export, and its normalisation if asked for."""
@@ -236,6 +247,14 @@ async def info(request: Request, model: str | None = None) -> Response:
         "docker_label": None,
     }
     return JSONResponse(facts)
+
+
+# What POST / does with a model, of the first line that fits.
+ENDPOINTS: tuple[tuple[Callable[[Any], bool], Callable[..., Any], type[Fields]], ...] = (
+    (lambda model: embeds(model), embed, EmbedRequest),
+    (lambda model: reranks(model), rerank, RerankRequest),
+    (lambda model: classifies(model), predict, PredictRequest),
+)
 
 
 # ------------------------------------------------------------------------------------------------------------------- models
