@@ -402,7 +402,7 @@ def bytes_of_answer(server, method, path):
 def test_head_is_answered_as_get_without_the_body():
     """Monitors and `wget --spider` send it. RFC 9110 wants it wherever GET is, with the headers of GET."""
     routes = [route for router in (health.router, *(each.router for each in PROTOCOLS)) for route in router.routes]
-    paths = ["/openapi.json", *(route.path.format(name="x", id="x") for route in routes if "GET" in route.methods)]
+    paths = ["/openapi.json", *(route.path.format(name="x", id="x", version="1") for route in routes if "GET" in route.methods)]
     assert {"/", "/health", "/v1/models", "/v2/models/x", "/metrics", "/info"} <= set(paths)
     with served(None, PROTOCOLS) as server:
         for path in [*paths, "/models/x/v1/models", "/nowhere", "/translate"]:

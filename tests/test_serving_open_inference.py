@@ -104,6 +104,7 @@ def test_what_serves_and_what_it_serves(server, client):
     assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("encoder")
     assert client.get_server_metadata()["extensions"] == ["binary_tensor_data"]
     assert not client.is_model_ready("another")
+    assert client.is_model_ready("encoder", "1") and not client.is_model_ready("encoder", "2")
     text = {"name": "text", "datatype": "BYTES", "shape": [-1]}
     ids, mask = ({"name": name, "datatype": "INT64", "shape": [-1, -1]} for name in ("input_ids", "attention_mask"))
     found = client.get_model_metadata("encoder")
@@ -112,6 +113,7 @@ def test_what_serves_and_what_it_serves(server, client):
         {"name": "last_hidden_state", "datatype": "FP32", "shape": [-1, -1, WIDTH]},
         {"name": "embedding", "datatype": "FP32", "shape": [-1, -1]},
     ]
+    assert found["versions"] == ["1"] and client.get_model_metadata("encoder", "1") == found
     assert client.get_model_metadata("pretraining")["inputs"] == [text, ids, mask, {**ids, "name": "token_type_ids"}]
     logits = {"name": "logits", "datatype": "FP32", "shape": [-1, 3]}
     assert client.get_model_metadata("classification")["outputs"] == [logits]
@@ -167,6 +169,20 @@ def test_texts_are_the_tokens_that_the_export_makes_of_them(server, client, expo
     np.testing.assert_allclose(found["embedding"], [own[row].mean(axis=0) for own, row in zip(wanted, ones)], atol=1e-5)
     found = asked(client, "classification", texts(in_binary=sends), in_binary=receives)
     np.testing.assert_allclose(found["logits"], states_of(exported, "classification").logits, atol=1e-5)
+
+
+def test_a_model_has_version_1(server, client):
+    wanted = asked(client, "classification", texts())["logits"]
+    np.testing.assert_array_equal(asked(client, "classification", texts(), model_version="1")["logits"], wanted)
+    assert client.infer("classification", texts(), model_version="1").get_response()["model_version"] == "1"
+    with pytest.raises(InferenceServerException, match="no version '2', expected 1") as refused:
+        asked(client, "classification", texts(), model_version="2")
+    assert refused.value.status() == "404"
+    with pytest.raises(InferenceServerException, match="no model 'another'"):
+        client.get_model_metadata("another", "1")
+    paths = httpx.get(f"{server.url}/openapi.json").json()["paths"]
+    [name, version] = paths["/v2/models/{name}/versions/{version}/infer"]["post"]["parameters"]
+    assert (name["name"], version["name"]) == ("name", "version")
 
 
 def test_data_may_be_nested_and_outputs_are_all_unless_chosen(server, exported):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 from tokenizers import Encoding
 
@@ -45,6 +45,7 @@ TEXT = TensorSpec("text", TEXTS, ("batch_size",))
 GENERATED = TensorSpec("generated_text", TEXTS, ("batch_size",))
 EMBEDDING = TensorSpec("embedding", "float32", ("batch_size", "embedding_size"))
 LANGUAGES = ("src_lang", "tgt_lang")
+VERSION = "1"  # of every model: Triton's name of the first
 READING = ("truncate",)  # parameters of models that read
 SCHEMA = {
     "type": "object",
@@ -95,15 +96,27 @@ async def ready(request: Request) -> JSONResponse:
     return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
 
+async def check_version(version: str) -> None:
+    """Raise Refusal 404 for a version of a model that is not served."""
+    if version != VERSION:
+        raise Refusal(404, f"no version {version!r:.60}, expected {VERSION}: each model here has one version")
+
+
+VERSIONED: dict[str, Any] = {"dependencies": [Depends(check_version)]}
+
+
 @router.get("/v2/models/{name}")
+@router.get("/v2/models/{name}/versions/{version}", **VERSIONED)
 async def metadata(request: Request, name: str) -> JSONResponse:
     """The inputs and outputs of a model. Of its inputs there are to be `text`, or all others that have no default."""
     model = named(request, name)
     inputs, outputs = map(list, (map(described, inputs_for(model)), map(described, outputs_for(model))))
-    return JSONResponse({"name": name, "platform": "onnxruntime_onnx", "inputs": inputs, "outputs": outputs})
+    about = {"name": name, "versions": [VERSION], "platform": "onnxruntime_onnx"}
+    return JSONResponse({**about, "inputs": inputs, "outputs": outputs})
 
 
 @router.get("/v2/models/{name}/ready")
+@router.get("/v2/models/{name}/versions/{version}/ready", **VERSIONED)
 async def model_ready(request: Request, name: str) -> JSONResponse:
     """200 for a model that is served."""
     return JSONResponse({"name": named(request, name).name, "ready": True})
@@ -159,13 +172,14 @@ class Asked:
         return self.inputs[TEXT.name].tolist() if TEXT.name in self.inputs else None
 
     def answer(self, model: ServedModel, found: dict[str, np.ndarray]) -> Response:
-        about = {"model_name": model.name, **({} if self.id is None else {"id": self.id})}
+        about = {"model_name": model.name, "model_version": VERSION, **({} if self.id is None else {"id": self.id})}
         chosen = {name: found[name] for name in self.outputs}
         content, headers = write_answer(about, chosen, [name for name, in_binary in self.outputs.items() if in_binary])
         return Response(content, headers=headers)
 
 
 @router.post("/v2/models/{name}/infer", openapi_extra=BODY)
+@router.post("/v2/models/{name}/versions/{version}/infer", openapi_extra=BODY, **VERSIONED)
 async def infer(request: Request, name: str) -> Response:
     """The outputs of a model for inputs, which are texts or token ids; images are pixel values."""
     model = named(request, name)
