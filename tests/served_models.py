@@ -4,11 +4,11 @@ import contextlib
 
 from served import served
 
-from vanilla_transformer_export.serving import open_inference, pipelines, text_embeddings
+from vanilla_transformer_export.serving import open_inference, openai_api, pipelines, text_embeddings
 from vanilla_transformer_export.serving.models import ServedModel
 from vanilla_transformer_export.serving.reading import batched
 
-PROTOCOLS = (text_embeddings.PROTOCOL, pipelines.PROTOCOL, open_inference.PROTOCOL)
+PROTOCOLS = (openai_api.PROTOCOL, text_embeddings.PROTOCOL, pipelines.PROTOCOL, open_inference.PROTOCOL)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import contextlib
 import httpx
 import huggingface_hub
 import numpy as np
+import openai
 import pytest
 from heads import HEADS, MANY, PAIRS, TEXTS, close, save_head, tokenizer_for, word_pieces
 from huggingface_hub import InferenceClient
@@ -84,6 +85,19 @@ def test_embeddings(embedder):
     np.testing.assert_allclose(post(url, "/embed", inputs=[TEXTS[0], ids[1]]).json(), wanted[:2], atol=1e-5)
     client = InferenceClient(model=f"{url}/embed")
     np.testing.assert_allclose(client.feature_extraction(TEXTS, normalize=True), wanted, atol=1e-5)
+
+
+def test_openai_s_dimensions_are_those_of_sentence_transformers(embedder):
+    """Cut and normalized, as a model of matryoshka embeddings is used; the whole width is allowed too."""
+    model, url = embedder
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    for dimensions in (1, 5, 32):
+        wanted = model.encode(TEXTS, truncate_dim=dimensions, normalize_embeddings=True)
+        for encoding_format in ("float", openai.omit):  # the client decodes base64 by itself
+            found = client.embeddings.create(model="it", input=TEXTS, dimensions=dimensions, encoding_format=encoding_format)
+            np.testing.assert_allclose([each.embedding for each in found.data], wanted, atol=1e-5)
+    with pytest.raises(openai.BadRequestError, match="dimensions is 33, expected at most 32"):
+        client.embeddings.create(model="it", input=TEXTS, dimensions=33)
 
 
 def test_the_root_embeds_for_the_client_of_huggingface_hub(embedder):

@@ -29,6 +29,7 @@ from .completions import Chunk, Completion, joined
 from .event_stream import EventStream, event, json_of
 from .models import ServedModel
 from .protocols import Protocol, checked_options, models_of, name_in_path, settings_of
+from .text_embeddings import check_dimensions
 from .translating import offloaded
 
 router = APIRouter(tags=["OpenAI"])
@@ -106,7 +107,9 @@ class EmbeddingRequest(Fields):
     encoding_format: Literal["float", "base64"] | None = Field(
         "float", description="base64 is that of the vector's numbers, float32, the lowest byte first."
     )
-    dimensions: int | None = Field(None, description="Not supported.")
+    dimensions: int | None = Field(
+        None, ge=1, description="Length of the vectors: their first values, normalized; those of the model if not given."
+    )
 
 
 if TYPE_CHECKING:
@@ -386,14 +389,11 @@ async def events(
 async def embed(request: Request, body: EmbeddingRequest) -> Any:
     """One vector for each input, as `TextRuntime.embed` gives it. Token ids are embedded as they are."""
     model = models_of(request).choose(embeds, "embed texts", name_in_path(request), body.model)
-    if body.dimensions is not None:
-        raise UsageError(f"dimensions is {body.dimensions}, expected null: it is not supported here")
     inputs = inputs_of("input", body.input, settings_of(request).max_batch, model.runtime)
     about = {"object": "list", "model": model.name}
     assert model.reader is not None  # every model that embeds has one
-    as_base64 = body.encoding_format == "base64"
     try:
-        content = await model.reader.call(len(inputs), embeddings_of, model.runtime, inputs, as_base64, about)
+        content = await model.reader.call(len(inputs), embeddings_of, model.runtime, inputs, body, about)
     except TooLong as error:
         raise Refusal(400, f"{TOO_LONG}{error}") from None
     return Response(content, media_type="application/json")
@@ -403,11 +403,14 @@ def embeds(model: ServedModel) -> bool:
     return model.architecture.endswith(embedding.HEADS)
 
 
-def embeddings_of(runtime: TextRuntime, inputs: list[Any], as_base64: bool, about: dict[str, Any]) -> bytes:
+def embeddings_of(runtime: TextRuntime, inputs: list[Any], body: EmbeddingRequest, about: dict[str, Any]) -> bytes:
     """The answer, in JSON. Raises as `TextRuntime.embed`."""
     rows, prompt_length = rows_of(runtime, inputs)
-    vectors = embedding.vectors(runtime, rows, prompt_length)
-    values = [base64_of(vector) for vector in vectors] if as_base64 else vectors.tolist()
+    vectors = embedding.vectors(runtime, rows, prompt_length, body.dimensions)
+    if body.dimensions is not None:
+        check_dimensions(body.dimensions, vectors.shape[1])
+        vectors = embedding.normalized(vectors)
+    values = [base64_of(vector) for vector in vectors] if body.encoding_format == "base64" else vectors.tolist()
     data = [{"object": "embedding", "index": index, "embedding": value} for index, value in enumerate(values)]
     tokens = sum(len(row.ids) for row in rows)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}

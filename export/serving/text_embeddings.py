@@ -436,9 +436,15 @@ def vectors(
         steps = steps[:-1]
     states, prompt_length = states_of(model, inputs, how)
     found = [replace(modules, steps=steps).embedding(each, prompt_length) for each in states]
-    if width is not None and width > len(found[0]):
-        raise UsageError(f"dimensions is {width}, expected at most {len(found[0])}")
+    if width is not None:
+        check_dimensions(width, len(found[0]))
     return [vector[:width] for vector in found]
+
+
+def check_dimensions(dimensions: int, width: int) -> None:
+    """Raise UsageError for more `dimensions` than vectors of this `width` have."""
+    if dimensions > width:
+        raise UsageError(f"dimensions is {dimensions}, expected at most {width}")
 
 
 def vectors_in_json(model: ServedModel, inputs: Sequence[str | list[int]], body: EmbedRequest) -> bytes:
