@@ -321,7 +321,6 @@ WRONG = {
     ),
     "memory": (one(data=None, parameters={"shared_memory_region": "x"}), 400, "input_ids is in shared memory"),
     "binary size": (one(data=None, parameters={"binary_data_size": 8}), 400, "of input_ids is 8, expected at most 0"),
-    "no words": ({"inputs": [{**TEXT, "data": [" "]}]}, 400, "text 0 of 1 is ' ', expected words"),
     "axes of text": ({"inputs": [{**TEXT, "shape": [1, 1]}]}, 400, "text has shape [1, 1], expected [n]"),
     "a field": ({**one(), "input": 1}, 400, "input is 1, expected no such field"),
     "list": ([], 400, "the body is [], expected an object with inputs"),

@@ -112,7 +112,6 @@ WRONG = {
     "no JSON": (b"{", "the body is not JSON"),
     "no inputs": (b"{}", "inputs is missing"),
     "an empty list": (b'{"inputs": []}', "inputs is empty, expected at least one"),
-    "an empty text": (b'{"inputs": " "}', "expected words"),
     "a number": (b'{"inputs": 5}', "text 0 of 1 is 5, expected two texts"),
     "an unknown option": (b'{"inputs": "a", "parameters": {"topk": 1}}', "'topk', expected some of .*did you mean 'top_k'"),
     "another type": (b'{"inputs": "a", "parameters": {"top_k": "3"}}', "parameters.top_k is '3', expected a valid integer"),

@@ -87,6 +87,42 @@ def test_embeddings(embedder):
     np.testing.assert_allclose(client.feature_extraction(TEXTS, normalize=True), wanted, atol=1e-5)
 
 
+def test_blank_texts_are_embedded_by_every_route(embedder):
+    """text-embeddings-inference refuses "" only, so that an empty chunk of a document does not fail its batch."""
+    model, url = embedder
+    texts = [TEXTS[0], " ", "\n", TEXTS[1]]
+    wanted = model.encode(texts)
+    for path in ("/embed", "/"):
+        np.testing.assert_allclose(post(url, path, inputs=texts).json(), wanted, atol=1e-5)
+    for given in (texts, " "):
+        found = post(url, "/v1/embeddings", input=given).json()["data"]
+        np.testing.assert_allclose([each["embedding"] for each in found], model.encode(np.atleast_1d(given)), atol=1e-5)
+    assert list(map(len, post(url, "/embed_all", inputs=texts).json())) == [
+        len(row) for row in model.tokenizer(texts).input_ids
+    ]
+    inputs = {"source_sentence": " ", "sentences": texts}
+    found = post(url, "/similarity", inputs=inputs).json()
+    np.testing.assert_allclose(found, model.similarity(wanted[1], wanted)[0], atol=1e-4)
+    tensor = {"name": "text", "shape": [4], "datatype": "BYTES", "data": texts}
+    body = {"inputs": [tensor], "outputs": [{"name": "embedding"}]}
+    found = post(url, "/v2/models/it/infer", **body).json()["outputs"][0]["data"]
+    np.testing.assert_allclose(np.reshape(found, wanted.shape), wanted, atol=1e-5)
+    assert [post(url, path, **body).status_code for path, body in EMPTY.items()] == [422, 422, 400]
+
+
+EMPTY = {"/embed": {"inputs": ["a", ""]}, "/embed_all": {"inputs": ""}, "/v1/embeddings": {"input": ["a", ""]}}
+
+
+def test_blank_texts_are_labelled(head):
+    checkpoint, url = head("classify")
+    pipe = pipeline("text-classification", model=checkpoint)
+    wanted = [pipe(each, top_k=None) for each in (" ", {"text": "a", "text_pair": " "})]
+    found = post(url, "/predict", inputs=[[" "], ["a", " "]]).json()
+    close([[{"label": each["label"], "score": each["score"]} for each in row] for row in found], wanted, absolute=1e-4)
+    assert len(post(url, "/predict/text-classification", inputs=["a", " "]).json()) == 2
+    refused(post(url, "/predict", inputs=""), 422, "Validation", "inputs is '', expected at least one character")
+
+
 def test_openai_s_dimensions_are_those_of_sentence_transformers(embedder):
     """Cut and normalized, as a model of matryoshka embeddings is used; the whole width is allowed too."""
     model, url = embedder
@@ -204,7 +240,7 @@ def test_what_is_served_is_told(embedder):
 WRONG = [
     ("/embed", {}, 422, "Validation", "inputs is missing"),
     ("/embed", {"inputs": []}, 400, "Empty", "inputs is empty"),
-    ("/embed", {"inputs": ""}, 422, "Validation", "expected words"),
+    ("/embed", {"inputs": ""}, 422, "Validation", "inputs 0 of 1 is '', expected at least one character"),
     ("/embed", {"inputs": 5}, 422, "Validation", "inputs is 5, expected a text"),
     ("/embed", {"inputs": [["a"]]}, 422, "Validation", "expected a text or token ids"),
     ("/embed", {"inputs": [10**9]}, 422, "Validation", "the token 1000000000, expected ids in"),

@@ -16,7 +16,7 @@ from ..engine.jobs import Job
 from ..engine.refusals import Refusal, TooLong
 from ..errors import UsageError
 from ..runtime.inputs import check_contiguous, check_inputs
-from ..runtime.tasks.rows import Row, run, single_texts
+from ..runtime.tasks.rows import Row, run, strings
 from ..runtime.text import TextRuntime
 from ..targets.sequences import READS_CHOICES, READS_TARGETS, token_inputs
 from ..targets.spec import TensorSpec
@@ -265,7 +265,7 @@ def outputs_of_texts(model: ServedModel, texts: list[str], wanted: dict[str, boo
         ValueError: for what is no text.
         TooLong: for one of too many tokens, unless it is to be cut.
     """
-    single_texts(texts)
+    strings(texts)
     how = SimilarityParameters.model_validate({"truncate": truncates})
     rows: Sequence[Encoding | Row]
     prompt_length = 0

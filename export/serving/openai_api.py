@@ -29,7 +29,7 @@ from .completions import Chunk, Completion, joined
 from .event_stream import EventStream, event, json_of
 from .models import ServedModel
 from .protocols import Protocol, checked_options, models_of, name_in_path, settings_of
-from .text_embeddings import check_dimensions
+from .text_embeddings import check_dimensions, check_input
 from .translating import offloaded
 
 router = APIRouter(tags=["OpenAI"])
@@ -422,8 +422,7 @@ def rows_of(runtime: TextRuntime, inputs: list[Any]) -> tuple[Sequence[Encoding 
     if not isinstance(inputs[0], str):
         return [Row(ids, [0] * len(ids)) for ids in inputs], 0
     for place, text in enumerate(inputs):
-        if not text.strip():
-            raise UsageError(f"input {place} of {len(inputs)} is {shown(text)}, expected words")
+        check_input(text, f"input {place} of {len(inputs)}")
     return embedding.rows_to_embed(runtime, inputs, embedding.chosen_prompt(embedding.sentence_config(runtime), None, None))
 
 

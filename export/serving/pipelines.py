@@ -23,7 +23,7 @@ from ..errors import UsageError, did_you_mean
 from ..runtime.predictions import GENERATORS, IMAGES_LABELLED, LABELLED
 from ..runtime.tasks.classification import checked_candidates
 from ..runtime.tasks.embedding import HEADS as STATES
-from ..runtime.tasks.rows import rows_of, run, single_texts, softmax
+from ..runtime.tasks.rows import rows_of, run, single_texts, softmax, strings
 from ..runtime.tasks.translation import Splitting
 from ..runtime.text import TextRuntime
 from .app import one_line, refusal_of
@@ -335,7 +335,7 @@ def filled(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Se
 
 def features(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
     """The states of the tokens of each text, with the axis of a batch of one, as in the pipeline."""
-    found = rows_of(runtime, single_texts(rows))
+    found = rows_of(runtime, strings(rows))
     states: list[Any] = [None] * len(found)
     for index, outputs in run(runtime, found):
         states[index] = [outputs["last_hidden_state"].tolist()]

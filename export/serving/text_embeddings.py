@@ -18,7 +18,7 @@ from ..errors import UsageError
 from ..runtime.runtime import MAX_TOKENS
 from ..runtime.tasks import embedding
 from ..runtime.tasks.classification import FUNCTIONS, HEAD, sentence_config
-from ..runtime.tasks.rows import Cut, Pair, Row, check_text, decode, errors_of, labels_of, rows_of, run
+from ..runtime.tasks.rows import Cut, Pair, Row, check_string, decode, errors_of, labels_of, rows_of, run
 from ..runtime.text import TextRuntime
 from .models import ServedModel
 from .protocols import Protocol, models_of, name_in_path, settings_of, validated
@@ -316,6 +316,13 @@ def check_number(name: str, inputs: Sequence[Any], most: int) -> None:
         raise TooLong(f"{name} has {len(inputs)} items, expected at most {most}")
 
 
+def check_input(text: str, name: str) -> str:
+    """Return `text`, which must not be empty; white space is embedded, as in text-embeddings-inference."""
+    if not text:
+        raise UsageError(f"{name} is '', expected at least one character")
+    return check_string(text, name)
+
+
 def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[str | list[int]]:
     """Texts, and rows of ids."""
     inputs = [given] if isinstance(given, str) else given
@@ -327,7 +334,7 @@ def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[st
     size = runtime.runtime.config["vocab_size"]
     for place, each in enumerate(inputs):
         if isinstance(each, str):
-            check_text(each, f"{name} {place} of {len(inputs)}")
+            check_input(each, f"{name} {place} of {len(inputs)}")
             continue
         if not isinstance(each, list) or not each or not all(type(token) is int for token in each):
             raise UsageError(f"{name} has {each!r:.80}, expected a text or token ids")
@@ -339,7 +346,7 @@ def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[st
 def sequences_of(given: Any) -> tuple[list[str | Pair], bool]:
     """Texts and pairs, and whether they were given as a list of them."""
     if isinstance(given, str):
-        return [check_text(given, "inputs")], False
+        return [check_input(given, "inputs")], False
     if isinstance(given, list) and given and all(isinstance(each, list) for each in given):
         return [sequence_of(each, f"inputs {place} of {len(given)}") for place, each in enumerate(given)], True
     if given == []:
@@ -350,7 +357,7 @@ def sequences_of(given: Any) -> tuple[list[str | Pair], bool]:
 def sequence_of(given: Any, name: str) -> str | Pair:
     if not isinstance(given, list) or len(given) not in (1, 2) or not all(isinstance(part, str) for part in given):
         raise UsageError(f"{name} is {given!r:.80}, expected a text, or a list of one or two texts")
-    parts = [check_text(part, name) for part in given]
+    parts = [check_input(part, name) for part in given]
     return parts[0] if len(parts) == 1 else (parts[0], parts[1])
 
 

@@ -60,8 +60,9 @@ def classify(
 
     Raises:
         UsageError: for another `top_k` or `function_to_apply`.
-        ValueError: for an export without a sequence classification head, a text that is empty, is none, or has more tokens
-            than the model has positions, a label without a name in the config, and a recorded activation that is not known.
+        ValueError: for an export without a sequence classification head, a text that is none, has no tokens or more
+            tokens than the model has positions, a label without a name in the config, and a recorded activation that is
+            not known.
     """
     require(runtime, "classify", HEAD)
     if top_k is not None:

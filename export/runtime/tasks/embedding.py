@@ -14,7 +14,7 @@ from ...errors import UsageError, did_you_mean
 from ..artifact import json_object
 from ..options import as_list
 from .classification import activation, sentence_config
-from .rows import Cut, Row, check_count, check_one_of, require, rows_of, run, single_texts
+from .rows import Cut, Row, check_count, check_one_of, require, rows_of, run, strings
 
 if TYPE_CHECKING:
     from ..artifact import Artifact
@@ -68,7 +68,7 @@ def embed(
     normalisation of the export's modules.json; the mean over all tokens without one, as there.
 
     Args:
-        texts: strings; what is longer than the folder's `max_seq_length` is cut, as there.
+        texts: strings, blank ones too; what is longer than the folder's `max_seq_length` is cut, as there.
         prompt_name: of one of the prompts of config_sentence_transformers.json, by default its `default_prompt_name`.
         prompt: what is put before each text, in place of one by name.
         truncate_dim: only so many first values of each vector, by default the `truncate_dim` of the folder, else all. They
@@ -76,12 +76,12 @@ def embed(
 
     Raises:
         UsageError: for a name that is no prompt's, both a prompt and a name, and a `truncate_dim` that is no number from 1 on.
-        ValueError: for an export that gives no states, a text that is empty or a pair, and a module that this runtime cannot
-            apply.
+        ValueError: for an export that gives no states, a text that is a pair or has no tokens, and a module that this runtime
+            cannot apply.
     """
     require(runtime, "embed", *HEADS)
     prompt = chosen_prompt(sentence_config(runtime), prompt_name, prompt)
-    return vectors(runtime, *rows_to_embed(runtime, single_texts(texts), prompt), truncate_dim)
+    return vectors(runtime, *rows_to_embed(runtime, strings(texts), prompt), truncate_dim)
 
 
 def rows_to_embed(runtime: "TextRuntime", texts: Sequence[str], prompt: str = "") -> tuple[list[Encoding], int]:

@@ -121,13 +121,18 @@ def listed(texts: object, expected: str) -> Sequence[Any]:
 
 
 def check_text(text: object, name: str) -> str:
-    """`text`, which must be a string with words. `name` is for errors."""
+    """Return `text`, which must be a string with words. `name` is for errors."""
+    if not (checked := check_string(text, name)).strip():
+        raise ValueError(f"{name} is {text!r:.40}, expected words")
+    return checked
+
+
+def check_string(text: object, name: str) -> str:
+    """Return `text`, which must be a string; it may be blank. `name` is for errors."""
     if isinstance(text, dict) or (isinstance(text, list | tuple) and len(text) == 2):
         raise ValueError(f"{name} is the pair {reprlib.repr(text)}, expected one text, which is what this head takes")
     if not isinstance(text, str):
         raise ValueError(f"{name} is {reprlib.repr(text)}, expected a string")
-    if not text.strip():
-        raise ValueError(f"{name} is {text!r:.40}, expected words")
     check_unicode(text, name)
     return text
 
@@ -144,10 +149,15 @@ def single_texts(texts: object) -> list[str]:
     return [check_text(text, name) for text, name in named(listed(texts, "strings"))]
 
 
+def strings(texts: object) -> list[str]:
+    """Return `texts`, which must be a list of strings; they may be blank."""
+    return [check_string(text, name) for text, name in named(listed(texts, "strings"))]
+
+
 def texts_or_pairs(texts: object) -> list[str | Pair]:
-    """`texts`, each a string, or a pair in one of the forms of `pair_of`."""
+    """`texts`, each a string, or a pair in one of the forms of `pair_of`. They may be blank."""
     given = named(listed(texts, "strings or pairs"))
-    return [check_text(text, name) if isinstance(text, str) else pair_of(text, name) for text, name in given]
+    return [check_string(text, name) if isinstance(text, str) else pair_of(text, name) for text, name in given]
 
 
 def pairs_only(texts: object) -> list[Pair]:
@@ -168,7 +178,7 @@ def pair_of(given: object, name: str) -> Pair:
         parts = given["text"], given["text_pair"]
     if not isinstance(parts, list | tuple) or len(parts) != 2:
         raise ValueError(f"{name} is {reprlib.repr(given)}, expected two texts, (text, text_pair)")
-    return check_text(parts[0], f"the first part of {name}"), check_text(parts[1], f"the second part of {name}")
+    return check_string(parts[0], f"the first part of {name}"), check_string(parts[1], f"the second part of {name}")
 
 
 def check_one_of(name: str, value: object, known: Iterable[object]) -> None:

@@ -16,8 +16,8 @@ from .rows import (
     require,
     rows_of,
     run,
-    single_texts,
     softmax,
+    strings,
 )
 
 if TYPE_CHECKING:
@@ -55,13 +55,13 @@ def tag(
 
     Raises:
         UsageError: for another strategy, a stride for `"none"`, and one that is no less than `model_max_length`.
-        ValueError: for an export without a token classification head, a text that is empty, is a pair, or has more tokens
+        ValueError: for an export without a token classification head, a text that is a pair, has no tokens or more tokens
             than the model has positions, and a label without a name in the config.
     """
     require(runtime, "tag", HEAD)
     check_one_of("aggregation_strategy", aggregation_strategy, STRATEGIES)
     labels = labels_of(runtime)
-    texts = single_texts(texts)
+    texts = strings(texts)
     rows = rows_of(runtime, texts, cut_of(runtime, aggregation_strategy, stride))
     sources = list(range(len(rows)))
     for source, row in enumerate(rows[:]):
