@@ -511,6 +511,7 @@ def test_what_is_counted(monkeypatch):
         engine.stepped(3, 2)
         engine.stepped(1, 1)
         server.server.service.metrics.watch_rows("a-model", lambda: 7, lambda: 5)
+        server.server.service.metrics.watch_slots("a-model", 8, lambda: 5)
         answer = client.get("/metrics")
     found = dict(line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#"))
     assert answer.headers["content-type"].startswith("text/plain; version=")
@@ -528,6 +529,7 @@ def test_what_is_counted(monkeypatch):
         f"tokens_total{model}": 3,
         f"rows_waiting{model}": 7,
         f"rows_running{model}": 5,
+        f"slots_used_ratio{model}": 0.625,
     }
     assert {name: float(found[prefix + name]) for name in expected} == expected
     assert float(found["process_resident_memory_bytes"]) > 1e6 and float(found["process_cpu_seconds_total"]) > 0

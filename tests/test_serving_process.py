@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import urllib.error
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,18 @@ def test_what_the_child_counts_is_measured(export, tmp_path):
         server.post("/translate", json.loads(body("w5 w6")))
         expected = [tokens, tokens, 1, 1, 0]
         wait_until(lambda: [after - first for after, first in zip(measured(), before)] == expected)
+
+
+def test_the_share_of_slots_in_use_is_measured(export, load, tmp_path):
+    def share():
+        return metric(server, "vanilla_transformer_slots_used_ratio")
+
+    with serving(export, tmp_path / "log", "--slots", "2", "--lanes", "1") as server, ThreadPoolExecutor(1) as pool:
+        assert share() == 0
+        loading = pool.submit(server.load, **load, connections=8, seconds=2.0)
+        wait_until(lambda: share() == 1)
+        assert_no_harm(loading.result())
+        wait_until(lambda: share() == 0)
 
 
 def test_rows_that_wait_in_the_child_are_counted_and_what_is_too_much_is_refused(export, load, tmp_path):

@@ -77,7 +77,7 @@ class Engine:
         try:
             return ThreadLanes(Queue(queue), [self.batch() for _ in range(self.arrangement.lanes)], events)
         except MemoryError:
-            found = f"no memory for {self.arrangement.lanes * self.room.rows} slots of {self.describe_room()}"
+            found = f"no memory for {self.slots} slots of {self.describe_room()}"
             raise UsageError(f"{found}: expected fewer slots, or a smaller max_source or max_length") from None
 
     def batch(self) -> Batch:
@@ -96,7 +96,7 @@ class Engine:
 
     def describe_room(self) -> str:
         """What a slot holds, and what all of them take."""
-        size = self.arrangement.lanes * self.room.rows * slot_bytes(self.runtime, self.room) / 1e6
+        size = self.slots * slot_bytes(self.runtime, self.room) / 1e6
         source = f"{self.room.source} source tokens and " if self.room.source else ""
         return f"{source}{self.room.length} tokens, {size:.0f} MB"
 
@@ -178,6 +178,11 @@ class Engine:
     def running(self) -> int:
         """Rows of all lanes."""
         return self.lanes.running
+
+    @property
+    def slots(self) -> int:
+        """Slots of all lanes, each for one running row."""
+        return self.arrangement.lanes * self.room.rows
 
     # ------------------------------------------------------------------------------------------------------------- requests
 

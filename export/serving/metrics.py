@@ -46,6 +46,7 @@ class Metrics:
         self._tokens = self._counter("tokens", "New tokens.", "model")
         self._waiting = self._gauge("rows_waiting", "Rows that wait for a place in a batch.", "model")
         self._running = self._gauge("rows_running", "Rows that are in a batch.", "model")
+        self._slots_used = self._gauge("slots_used_ratio", "Slots that have a running row, from 0 to 1.", "model")
         self.failed = self._errors.inc
         # Finding the child of labels costs more than counting.
         self._count = functools.cache(lambda route, status: self._requests.labels(route, str(status)).inc)
@@ -67,6 +68,10 @@ class Metrics:
         """Asks the engine of `model` whenever the metrics are read."""
         self._waiting.labels(model).set_function(waiting)
         self._running.labels(model).set_function(running)
+
+    def watch_slots(self, model: str, slots: int, running: Callable[[], int]) -> None:
+        """Report the share of the `slots` of `model` in use whenever the metrics are read."""
+        self._slots_used.labels(model).set_function(lambda: running() / slots)
 
     def text(self) -> tuple[bytes, str]:
         """And its media type."""

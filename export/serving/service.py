@@ -66,6 +66,8 @@ async def load(source: Source, settings: Settings, metrics: Metrics, cores: int,
         reader = batched(runtime, arranged.lanes, settings.queue, longest=settings.max_source, events=events)
         model = ServedModel(source.name, runtime, reader=reader)
     metrics.watch_rows(source.name, lambda: model.worker.waiting, lambda: model.worker.running)
+    if model.engine is not None:
+        metrics.watch_slots(source.name, model.engine.slots, lambda: model.worker.running)
     return model
 
 
