@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from families import random_config, random_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
@@ -98,6 +99,64 @@ def test_facts_and_model_are_those_of_the_converted_checkpoint(theirs, temporary
     found, expected = load_checkpoint(directory).state_dict(), load_checkpoint(tmp_path / "ours").state_dict()
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
     assert list(temporary.iterdir()) == []
+
+
+# The shapes of ELECTRA-small and OPT-350m: token embeddings narrower than the layers.
+NARROW = {
+    "electra": ("ElectraForMaskedLM", dict(embedding_size=16, type_vocab_size=2)),
+    "opt": ("OPTForCausalLM", dict(word_embed_proj_dim=16, do_layer_norm_before=False, _remove_final_layer_norm=False)),
+}
+TARGETS = [("portable", "fp32"), ("portable", "int8"), ("cpu", "fp32"), ("cpu", "int8"), ("cuda", "fp32")]
+
+
+def narrow_model(family, directory):
+    architecture, fields = NARROW[family]
+    config = random_config(family, architecture, 0)
+    config.update(dict(fields, hidden_size=24, num_attention_heads=3))
+    model = random_model(architecture, config)
+    model.save_pretrained(directory)
+    return model
+
+
+@pytest.mark.parametrize("target, dtype", TARGETS)
+@pytest.mark.parametrize("family", NARROW)
+def test_models_with_narrow_embeddings_give_the_logits_of_transformers(family, target, dtype, tmp_path):
+    theirs = narrow_model(family, tmp_path / "theirs")
+    manifest = export(tmp_path / "theirs", tmp_path / "out", cases=2, target=target, dtype=dtype)
+    if dtype == "int8":  # the table of token embeddings is in 8 bits too
+        lookups = "quantize_lookups" if target == "portable" else "quantize_embeddings"
+        assert {steps[lookups] for steps in manifest["optimized"].values()} == {1}
+    ids = torch.randint(4, theirs.config.vocab_size, (3, 7))
+    with torch.no_grad():
+        expected = theirs(ids).logits[:, -1].numpy()
+    found = last_logits(Runtime(tmp_path / "out", device="cpu"), ids.numpy())
+    if dtype == "fp32":
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert cosines(found, expected).min() > 0.99
+
+
+def last_logits(runtime, ids):
+    mask = np.ones_like(ids)
+    if runtime.architecture == "VanillaEncoderForMaskedLM":
+        return runtime.outputs(ids, mask)["logits"][:, -1]
+    request = runtime.request(ids, mask, None, {})
+    return runtime.decoder_factory().start(request).prefill(request.input_ids, request.attention_mask)[:, -1]
+
+
+def cosines(x, y):
+    return (x * y).sum(-1) / np.linalg.norm(x, axis=-1) / np.linalg.norm(y, axis=-1)
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_opt_with_narrow_embeddings_generates_the_tokens_of_transformers(target, tmp_path):
+    theirs = narrow_model("opt", tmp_path / "theirs")
+    export(tmp_path / "theirs", tmp_path / "out", cases=2, target=target)
+    ids = torch.randint(4, theirs.config.vocab_size, (3, 5))
+    settings = dict(max_new_tokens=8, no_repeat_ngram_size=1)
+    for beams in (1, 3):
+        expected = theirs.generate(ids, attention_mask=torch.ones_like(ids), num_beams=beams, do_sample=False, **settings)
+        found = Runtime(tmp_path / "out").generate(ids.numpy(), np.ones(ids.shape, int), num_beams=beams, **settings)
+        assert found.tolist() == expected.tolist() and len(expected.unique()) > 4
 
 
 def test_a_family_that_does_not_convert_is_named(tmp_path):

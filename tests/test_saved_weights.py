@@ -44,10 +44,17 @@ from vanilla_transformer import (
 AUTO = [(auto_name, model_class) for classes in AUTO_CLASSES.values() for auto_name, model_class in classes.items()]
 
 
-@pytest.mark.parametrize("changes", [{}, dict(pooler_act="tanh", lm_transform_act="gelu")], ids=["plain", "pooler, transform"])
+NARROW = dict(embedding_size=10)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, dict(pooler_act="tanh", lm_transform_act="gelu"), NARROW, dict(embedding_norm=True, **NARROW)],
+    ids=["plain", "pooler, transform", "narrow", "narrow, norm"],
+)
 @pytest.mark.parametrize("auto_name, model_class", AUTO, ids=[name_of(c) for c in ALL])
 def test_auto_classes_load_what_was_saved(auto_name, model_class, changes, tmp_path):
-    model = build(model_class, **changes if model_class in ENCODERS else {})
+    model = build(model_class, **changes if model_class in ENCODERS or "embedding_size" in changes else {})
     given = inputs(model)
     model.save_pretrained(tmp_path)
     loaded = getattr(transformers, auto_name).from_pretrained(tmp_path)
@@ -238,9 +245,10 @@ def test_a_source_embedding_learns_from_its_own_side_only_where_it_is_not_shared
 @pytest.mark.parametrize("size", [V + 7, V - 7], ids=["larger", "smaller"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("changes", [{}, NARROW], ids=["", "narrow"])
 @over(LANGUAGE_MODELS)
-def test_a_resized_vocabulary_keeps_the_old_logits_and_still_generates(model_class, bias, tied, size, tmp_path):
-    model = build(model_class, tie_word_embeddings=tied, lm_head_bias=bias)
+def test_a_resized_vocabulary_keeps_the_old_logits_and_still_generates(model_class, changes, bias, tied, size, tmp_path):
+    model = build(model_class, tie_word_embeddings=tied, lm_head_bias=bias, **changes)
     given = {name: ids.clamp(max=V - 8) for name, ids in inputs(model).items()}
     old, common = model(**given).logits, min(size, V)
     model.resize_token_embeddings(size)
@@ -260,9 +268,10 @@ def test_a_resized_vocabulary_keeps_the_old_logits_and_still_generates(model_cla
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("changes", [{}, NARROW], ids=["", "narrow"])
 @over(BASE)
-def test_a_base_model_with_a_resized_vocabulary(model_class, tied):
-    model = build(model_class, tie_word_embeddings=tied)
+def test_a_base_model_with_a_resized_vocabulary(model_class, changes, tied):
+    model = build(model_class, tie_word_embeddings=tied, **changes)
     given = inputs(model)
     expected = result(model(**given))
     model.resize_token_embeddings(V + 7)

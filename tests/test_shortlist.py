@@ -15,7 +15,10 @@ from vanilla_transformer_export.shortlist import shortlist_from_text
 SIZES = dict(vocab_size=48, hidden_size=32, intermediate_size=40, num_attention_heads=4)
 MODELS = {
     "seq2seq": ("VanillaSeq2SeqForConditionalGeneration", dict(encoder_layers=1, decoder_layers=1)),
-    "causal": ("VanillaDecoderForCausalLM", dict(num_hidden_layers=1, tie_word_embeddings=False, lm_head_bias=False)),
+    "causal": (
+        "VanillaDecoderForCausalLM",
+        dict(num_hidden_layers=1, tie_word_embeddings=False, lm_head_bias=False, embedding_size=24),
+    ),
 }
 TOKENS = [9, 4, 30, 31, 32, 40, 47, 9]
 
