@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from .lfs import check_no_pointer
+
 
 class Compression(NamedTuple):
     """A format, the first bytes of its files, and the module of the standard library that reads it, if there is one."""
@@ -31,7 +33,6 @@ COMPRESSIONS = {
     ".tgz": Compression("tar and gzip"),
 }
 READABLE = tuple(suffix for suffix, compression in COMPRESSIONS.items() if compression.module is not None)
-LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 HEAD = 64  # bytes
 
 
@@ -67,10 +68,9 @@ def check_lines(path: Path) -> None:
     """
     if not path.is_file():
         return
+    check_no_pointer(path)
     with open(path, "rb") as file:
         head = file.read(HEAD)
-    if head.startswith(LFS_POINTER):
-        raise ValueError(f"{path} is a git-lfs pointer, expected the file itself: run `git lfs pull` where it was cloned")
     for suffix, (name, magic, module) in COMPRESSIONS.items():
         has_suffix = suffix in (Path(path.name).suffix, Path(without_compression(path.name)).suffix)
         if has_suffix and module is None:

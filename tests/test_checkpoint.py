@@ -228,7 +228,7 @@ def test_a_matrix_that_is_tied_has_to_be_there_under_the_name_it_is_saved_by(tmp
         (b'"x"', ["holds 'x', expected a JSON object"]),
         (b"{}", ["the model_type None, expected a name"]),
         (b'{"model_type": [5]}', ["the model_type [5], expected a name"]),
-        (b'{"model_type": "nope"}', ["is a nope checkpoint"]),
+        (b'{"model_type": "nope"}', ["has model_type nope"]),
     ],
     ids=lambda value: str(value)[:30] if isinstance(value, bytes) else "",
 )
@@ -531,5 +531,5 @@ def test_a_decoder_with_the_config_of_an_encoder_is_refused(tmp_path):
     assert isinstance(model, VanillaDecoderForCausalLM)
     model.save_pretrained(tmp_path)
     edit_json(tmp_path / "config.json", model_type="vanilla-encoder")
-    with pytest.raises(ValueError, match="is a vanilla-encoder checkpoint of architecture VanillaDecoderForCausalLM, expected"):
+    with pytest.raises(ValueError, match="has model_type vanilla-encoder and architecture VanillaDecoderForCausalLM, expected"):
         load_checkpoint(tmp_path)

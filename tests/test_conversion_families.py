@@ -50,7 +50,7 @@ def test_a_line_and_a_module_are_all_that_a_family_needs(registered, tmp_path):
     )  # fmt: skip
     theirs = random_model("Data2VecTextForMaskedLM", theirs, torch.float64)
     theirs.save_pretrained(tmp_path / "theirs")
-    with pytest.raises(ValueError, match="is a data2vec-text checkpoint, expected one of bert, .*, marian, "):
+    with pytest.raises(ValueError, match="has model_type data2vec-text, expected one of bert, .*, marian, "):
         convert(tmp_path / "theirs", tmp_path / "ours")
     registered(Family("data2vec-text", "data2vec", "encoder"), KIN)
     facts = convert(tmp_path / "theirs", tmp_path / "ours")

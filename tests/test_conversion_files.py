@@ -297,7 +297,7 @@ def test_an_architecture_without_a_counterpart_is_refused(bert):
 
 def test_another_family_is_refused(bert):
     edit_json(bert[0] / "config.json", model_type="gemma")
-    with pytest.raises(ValueError, match="is a gemma checkpoint, expected one of bert, roberta, "):
+    with pytest.raises(ValueError, match="has model_type gemma, expected one of bert, roberta, "):
         plan_conversion(bert[0])
 
 
@@ -305,15 +305,15 @@ def test_another_family_is_refused(bert):
 def test_a_family_that_is_known_is_refused_with_the_reason(model_type, bert):
     assert model_type in transformers.CONFIG_MAPPING and model_type not in FAMILIES
     edit_json(bert[0] / "config.json", model_type=model_type)
-    with pytest.raises(ValueError, match=f"is a {model_type} checkpoint, which cannot be converted: {REFUSED[model_type]}$"):
+    with pytest.raises(ValueError, match=f"has model_type {model_type}, which cannot be converted: {REFUSED[model_type]}$"):
         plan_conversion(bert[0])
 
 
 def test_one_of_ours_needs_a_family(bert, tmp_path):
     convert(bert[0], tmp_path / "ours")
-    with pytest.raises(ValueError, match="is a vanilla-encoder checkpoint already, expected a family to convert it to"):
+    with pytest.raises(ValueError, match="has model_type vanilla-encoder already, expected a family to convert it to"):
         plan_conversion(tmp_path / "ours")
-    with pytest.raises(ValueError, match="is a bert checkpoint, expected one of vanilla-encoder, "):
+    with pytest.raises(ValueError, match="has model_type bert, expected one of vanilla-encoder, "):
         plan_conversion(bert[0], to="bert")
 
 

@@ -162,5 +162,5 @@ def test_opt_with_narrow_embeddings_generates_the_tokens_of_transformers(target,
 def test_a_family_that_does_not_convert_is_named(tmp_path):
     Path(tmp_path, "config.json").write_text('{"model_type": "mamba", "architectures": ["MambaModel"]}')
     for run in (info, load_checkpoint, lambda source: export(source, tmp_path / "out")):
-        with pytest.raises(ValueError, match="is a mamba checkpoint, expected one of bert, "):
+        with pytest.raises(ValueError, match="has model_type mamba, expected one of bert, "):
             run(tmp_path)

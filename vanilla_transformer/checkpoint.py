@@ -37,6 +37,7 @@ from transformers import (
 from transformers.utils import logging
 
 import vanilla_transformer
+from vanilla_transformer_export.lfs import check_no_pointer
 
 from .class_names import find_model_type
 from .configuration_vanilla_transformer import CONFIGS, VanillaTransformerConfig
@@ -107,6 +108,7 @@ def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
         ValueError: for files that are damaged, and for a tokenizer that is code beside them.
     """
     directory = checkpoint_directory(source)
+    check_tokenizer_files(directory)
     found = [directory / name for name in TOKENIZER_FILES if (directory / name).is_file()]
     if not has_tokenizer(directory):
         raise FileNotFoundError(f"{directory} has no tokenizer, expected one of {', '.join(VOCABULARIES)}")
@@ -155,6 +157,12 @@ def load_image_processor(source: str | os.PathLike) -> BaseImageProcessor:
     read_json(path)
     with readers_errors(path):
         return AutoImageProcessor.from_pretrained(directory, backend="pil", trust_remote_code=False)
+
+
+def check_tokenizer_files(directory: Path) -> None:
+    """Raise ValueError if a file of the tokenizer is a git-lfs pointer: a vocabulary would be read from its lines."""
+    for name in TOKENIZER_FILES:
+        check_no_pointer(directory / name)
 
 
 def has_tokenizer(directory: Path) -> bool:
@@ -222,7 +230,7 @@ def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FIL
     if name and path.is_dir():
         return path
     if name and os.path.lexists(path):
-        raise NotADirectoryError(f"{source} is not a directory, {expected}")
+        raise NotADirectoryError(f"{source} is not a directory, {expected}{parent_hint(path)}")
     try:
         validate_repo_id(name)
     except HFValidationError:
@@ -243,6 +251,11 @@ def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FIL
             check_cached(name, directory)
         return directory
     raise FileNotFoundError(f"{source} is neither a checkpoint directory nor on the Hub: {reason}")
+
+
+def parent_hint(file: Path) -> str:
+    """Return the end of an error about a file in place of a directory: the directory that holds it, if it is a checkpoint."""
+    return f", such as {file.parent}" if (file.parent / CONFIG).is_file() else ""
 
 
 def check_cached(name: str, directory: Path) -> None:
@@ -273,11 +286,11 @@ def read_config(directory: Path) -> tuple[VanillaTransformerConfig, type[PreTrai
         raise ValueError(f"{directory / CONFIG} has the model_type None, expected a name")
     if (model_type := content["model_type"]) not in CONFIGS:
         known = [name for config_class in CONFIGS.values() for name in config_class.auto_classes().values()]
-        found = f"{directory} is a {model_type} checkpoint of architecture {name}"
+        found = f"{directory} has model_type {model_type} and architecture {name}"
         raise ValueError(f"{found}, expected one of {', '.join(known)}: convert it first")
     config_class = CONFIGS[model_type]
     if name not in (known := config_class.auto_classes().values()):
-        raise ValueError(f"{directory} is a {model_type} checkpoint of architecture {name}, expected one of {', '.join(known)}")
+        raise ValueError(f"{directory} has model_type {model_type} and architecture {name}, expected one of {', '.join(known)}")
     for flag, allowed in {"return_dict": [True], "output_hidden_states": FLAGS, "output_attentions": FLAGS}.items():
         if not any(content.get(flag, allowed[0]) is value for value in allowed):
             raise ValueError(f"{directory / CONFIG} has {flag} {shown(content[flag])}, expected {allowed[0]}")
@@ -372,10 +385,11 @@ def weight_files(directory: Path, names: tuple[str, ...] = (WEIGHTS,)) -> list[P
 
     Raises:
         FileNotFoundError: if there is none, or a shard is missing.
-        ValueError: for an index that is none.
+        ValueError: for an index that is none, and for a git-lfs pointer.
     """
     for name in names:
         if (directory / name).is_file():
+            check_no_pointer(directory / name)
             return [directory / name]
         if (index := directory / f"{name}.index.json").is_file():
             return shards(index, Path(name).suffix)
@@ -395,6 +409,8 @@ def shards(index: Path, suffix: str) -> list[Path]:
         raise ValueError(f"{index} names {shown(wrong)}, expected {suffix} files beside it")
     if missing := [name for name in names if not (index.parent / name).is_file()]:
         raise FileNotFoundError(f"{index.parent} lacks {', '.join(missing[:5])}, which {index.name} names")
+    for name in names:
+        check_no_pointer(index.parent / name)
     return [index.parent / name for name in names]
 
 
@@ -465,6 +481,7 @@ def read_json(path: Path) -> dict:
     Raises:
         ValueError: if it holds something else.
     """
+    check_no_pointer(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

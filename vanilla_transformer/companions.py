@@ -17,6 +17,8 @@ import torch
 from huggingface_hub.errors import CachedRepoTreeNotFoundError
 from safetensors.torch import save_file
 
+from vanilla_transformer_export.lfs import check_no_pointer
+
 from .checkpoint import CONFIG, checkpoint_directory, read_json, readers_errors, shown
 from .files import COMPANION, MODULES
 
@@ -83,6 +85,7 @@ def companions(source: str | os.PathLike) -> Companions:
     names = [name for name in sorted(os.listdir(directory)) if COMPANION.fullmatch(name)]
     names += [name for module in modules for name in files_of(directory, module)]
     for name in names:
+        check_no_pointer(directory / name)
         if name.endswith(".json") and name != MODULES:
             read_json(directory / name)
     return Companions(modules, {name: directory / name for name in names})
@@ -92,6 +95,7 @@ def read_modules(path: Path) -> tuple[Module, ...]:
     """Those after the model; none without a file."""
     if not path.is_file():
         return ()
+    check_no_pointer(path)
     with readers_errors(path):
         content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, list) or not content:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..lfs import check_no_pointer
+
 MANIFEST = "manifest.json"
 CARD = "README.md"  # not in the manifest: people edit it
 SCHEMA_VERSION = 1
@@ -178,6 +180,7 @@ def open_file(path: Path, facts: dict) -> tuple[tuple, io.BufferedReader]:
     found = os.fstat(file.fileno())
     if found.st_size != facts["bytes"]:
         file.close()
+        check_no_pointer(path)
         raise ValueError(f"{path} has {found.st_size} bytes, expected {facts['bytes']}: export again")
     return stamp_of(found), file
 

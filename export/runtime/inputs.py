@@ -96,7 +96,8 @@ def check_positions(length: int, config: dict) -> None:
     """Raises ValueError for more tokens than a learned table has rows."""
     rows = position_limit(config)
     if rows is not None and length > rows:
-        raise ValueError(f"{length} tokens, prompt and new ones together, are more than the {rows} learned positions")
+        counted = "" if config.get("model_type") == "vanilla-encoder" else ", prompt and new ones together,"
+        raise ValueError(f"{length} tokens{counted} are more than the {rows} learned positions")
 
 
 def check_patches(pixel_values: np.ndarray, config: dict) -> None:

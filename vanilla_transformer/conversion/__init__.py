@@ -31,7 +31,7 @@ from .marian_npz import is_marian
 from .planning import plan_conversion
 from .registry import FAMILIES, Family
 from .tensors import TensorFiles
-from .torch_nn import check_fields, from_torch
+from .torch_nn import check_fields, check_state_dict, from_torch
 
 logger = logging.get_logger(__name__)
 
@@ -137,6 +137,8 @@ def convert_torch(
         UsageError: without `num_attention_heads` or `embeddings`, and for a field that no config has.
         FileExistsError, FileNotFoundError, ValueError: as `convert`; ValueError as `from_torch`.
     """
+    if Path(source).is_file():
+        check_state_dict(Path(source))
     if "num_attention_heads" not in fields:
         raise UsageError(f"num_attention_heads must be given, a state dict does not hold it; got {sorted(fields)}")
     if embeddings is None:

@@ -103,7 +103,7 @@ def plan_directory(source: str | PathLike, path: Path, overrides: Overrides) -> 
     """Plan the conversion of the checkpoint in `path`, which users know as `source` and whose config.json is complete."""
     theirs = read_known_config(source, path)
     if theirs.model_type in CONFIGS:
-        raise ValueError(f"{source} is a {theirs.model_type} checkpoint already, expected a family to convert it to")
+        raise ValueError(f"{source} has model_type {theirs.model_type} already, expected a family to convert it to")
     converter = converter_of(theirs.model_type)
     files = open_tensors(path, converter, overrides)
     architecture, remarks = settle_architecture(theirs, converter, files, planner(theirs, converter, files))
@@ -256,7 +256,7 @@ def plan_to_source(source: str | PathLike, to: str) -> ConversionPlan:
         raise ValueError(f"checkpoints can be converted to {', '.join(families)}, got {to!r}")
     path, ours = open_checkpoint(source)
     if ours.model_type not in CONFIGS:
-        raise ValueError(f"{source} is a {ours.model_type} checkpoint, expected one of {', '.join(CONFIGS)}")
+        raise ValueError(f"{source} has model_type {ours.model_type}, expected one of {', '.join(CONFIGS)}")
     converter = converter_of(to)
     names = {our_name: name for name, our_name in converter.ARCHITECTURES.items()}
     architecture = names[architecture_of(ours, names)]
@@ -344,11 +344,11 @@ def read_known_config(source: str | PathLike, path: Path) -> PreTrainedConfig:
     """
     content, _ = read_raw_config(path)
     if (model_type := content["model_type"]) in REFUSED:
-        raise ValueError(f"{source} is a {model_type} checkpoint, which cannot be converted: {REFUSED[model_type]}")
+        raise ValueError(f"{source} has model_type {model_type}, which cannot be converted: {REFUSED[model_type]}")
     if model_type is None:
         raise ValueError(f"{path / CONFIG} has the model_type None, expected a name")
     if model_type not in (*FAMILIES, *CONFIGS):
-        raise ValueError(f"{source} is a {model_type} checkpoint, expected one of {', '.join(FAMILIES)}")
+        raise ValueError(f"{source} has model_type {model_type}, expected one of {', '.join(FAMILIES)}")
     return made_config(CONFIGS.get(model_type) or CONFIG_MAPPING[model_type], content, path)
 
 

@@ -5,17 +5,21 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from vanilla_transformer_export.lfs import check_no_pointer
+
 from .. import configuration_vanilla_transformer as configurations
 from .. import modeling_vanilla_transformer as models
-from ..checkpoint import CONFIGS, check_depth, one_line
+from ..checkpoint import CONFIGS, check_depth, one_line, parent_hint
 from ..errors import UsageError
 from .fields import Fields
+from .tensors import TensorFiles
 
 Tensors = dict[str, torch.Tensor]
 EMBEDDINGS = ("embed_tokens", "embed_positions", "decoder_embed_tokens", "decoder_embed_positions")
@@ -27,6 +31,7 @@ ENCODER_NAMES = {
 }
 DECODER_NAMES = ENCODER_NAMES | {"norm2": "cross_attn_norm", "norm3": "feed_forward_norm"}
 ATTENTION = re.compile(r"(layers\.\d+)\.(self_attn|multihead_attn)\.(in_proj_|out_proj\.)(weight|bias)")
+LAYER = re.compile(r"layers\.\d+\.(self_attn\.in_proj_|linear1\.)")
 OTHER_PARTS = re.compile(r"(layers\.\d+)\.(\w+)\.(weight|bias)")
 
 
@@ -58,6 +63,22 @@ def from_torch(state_dict: Tensors, num_attention_heads: int, embeddings: Tensor
     if "encoder." in stacks:
         found["tie_word_embeddings"] = "decoder_embed_tokens" not in embeddings
     return build(found | {"num_attention_heads": num_attention_heads} | fields, weights)
+
+
+def check_state_dict(file: Path) -> None:
+    """Check by its names that `file` is the state dict of a torch module.
+
+    Raises:
+        ValueError: for a file without tensors, or with those of another library, as the weights of a checkpoint are.
+    """
+    check_no_pointer(file)
+    expected = f"expected a checkpoint directory{parent_hint(file)}, or the file of a torch.nn.Transformer's state dict"
+    try:
+        names = list(TensorFiles(file).shapes)
+    except ValueError as error:
+        raise ValueError(f"{file} is a file without tensors, {expected}: {error}") from None
+    if not any(LAYER.search(name) for name in names):
+        raise ValueError(f"{file} is a file with the tensors {', '.join(names[:3])[:200]} ..., {expected}")
 
 
 def check_matrices(state_dict: Tensors, embeddings: Tensors) -> None:

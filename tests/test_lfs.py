@@ -1,0 +1,84 @@
+"""Clones without git-lfs, whose large files are pointers; and files in place of directories."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from checkpoints import copy_of
+from command_line import error_of
+from safetensors.torch import save_file
+
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d' * 32}\nsize 12345\n"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A BERT of transformers with a tokenizer."""
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    folder = tmp_path_factory.mktemp("bert")
+    sizes = dict(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    BertModel(BertConfig(**sizes)).save_pretrained(folder)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c"]
+    (folder / "vocab.txt").write_text("\n".join(words))
+    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"])
+@pytest.mark.parametrize("verb", ["convert", "export"])
+def test_a_pointer_in_place_of_a_file_is_named(checkpoint, tmp_path, name, verb):
+    source = copy_of(checkpoint, tmp_path / "source")
+    (source / name).write_text(POINTER)
+    said = error_of(verb, source, tmp_path / "out")
+    assert f"{source / name} is a git-lfs pointer" in said and "git lfs pull" in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model-00001-of-00001.safetensors"])
+def test_weights_of_another_form_are_named_too(checkpoint, tmp_path, name):
+    source = copy_of(checkpoint, tmp_path / "source")
+    (source / "model.safetensors").unlink()
+    (source / name).write_text(POINTER)
+    if name.startswith("model"):
+        (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    for arguments in (["info", source], ["convert", source, tmp_path / "out"]):
+        assert f"{name} is a git-lfs pointer" in error_of(*arguments)
+
+
+def test_a_pointer_in_an_export_is_named(exported, tmp_path):
+    export = copy_of(exported("encoder").directory, tmp_path)
+    [graph, *_] = sorted(export.rglob("*.onnx"))
+    graph.write_text(POINTER)
+    assert f"{graph} is a git-lfs pointer" in error_of("predict", export, "a")
+
+
+def test_a_file_of_a_checkpoint_is_no_source_and_its_directory_is_named(checkpoint, tmp_path):
+    for name in ("model.safetensors", "config.json", "vocab.txt"):
+        file = checkpoint / name
+        assert f"is not a directory, expected a checkpoint directory or a Hub id, such as {checkpoint}" in error_of(
+            "info", file
+        )
+        for flags in ([], ["--set", "num_attention_heads=2"]):
+            said = error_of("convert", file, tmp_path / "out", *flags)
+            assert f"{file} is a file with" in said and f"expected a checkpoint directory, such as {checkpoint}, or" in said
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "package-1.0-py3-none-any.whl", "model.pt", "model.gguf"])
+def test_files_of_other_kinds_are_no_source(tmp_path, name):
+    file = tmp_path / name
+    file.write_bytes(b"\x08\x07\x12\x07pytorch")
+    if name.endswith(".whl"):
+        shutil.make_archive(str(tmp_path / "a"), "zip", tmp_path)
+        (tmp_path / "a.zip").rename(file)
+    if name.endswith(".pt"):
+        torch.save({"epoch": 3}, file)
+    said = error_of("convert", file, tmp_path / "out")
+    assert f"{file} is a file without tensors, expected a checkpoint directory, or the file of a torch.nn" in said
+
+
+def test_tensors_of_another_library_are_no_state_dict_of_torch(tmp_path):
+    save_file({"bert.encoder.layer.0.output.dense.weight": torch.ones(2, 2)}, tmp_path / "a.safetensors")
+    said = error_of("convert", tmp_path / "a.safetensors", tmp_path / "out", "--set", "num_attention_heads=2")
+    assert "with the tensors bert.encoder.layer.0.output.dense.weight ..., expected a checkpoint directory, or" in said
