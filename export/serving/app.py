@@ -69,7 +69,7 @@ def add_roots(app: FastAPI, protocol: Protocol) -> None:
 
     GET needs the slash: what the page asks for is relative to its address."""
     for route in protocol.router.routes:
-        if isinstance(route, APIRoute) and route.path == "/" and "POST" in route.methods:
+        if isinstance(route, APIRoute) and route.path == "/" and "POST" in (route.methods or ()):
             app.add_api_route(OF_A_MODEL, route.endpoint, methods=["POST"], include_in_schema=False)
 
 

@@ -138,7 +138,7 @@ async def answer(request: Request, body: dict[str, Any]) -> Response:
     """As /embed, /rerank or /predict, by what the model does: `InferenceClient(model=url)` of huggingface_hub posts here."""
     name = body.get("model")
     model = chosen(request, reads, "embed or label texts", name if isinstance(name, str) else None)
-    endpoint, form = next(pair for fits, *pair in ENDPOINTS if fits(model))
+    endpoint, form = next((endpoint, form) for fits, endpoint, form in ENDPOINTS if fits(model))
     with validated(body, "body"):
         checked = form.model_validate(body)
     return await endpoint(request, checked)
