@@ -197,8 +197,6 @@ ENGINES = {
     "cpu-fp32": Onnx,
     "cpu-int8": Onnx,
     "cpu-calibrated": Onnx,
-    "cpu-latency": Onnx,
-    "cpu-throughput": Onnx,
     "cpu-int4": Onnx,
     "cuda-fp32": Onnx,
     "cuda-fp16": Onnx,

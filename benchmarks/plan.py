@@ -50,14 +50,12 @@ class Plan:
 
 # ------------------------------------------------------------------------------------------------------------------ CPUs
 
-TUNED = ("cpu-latency", "cpu-throughput")
-TUNED_ROWS = 8  # from which on throughput counts, and up to which latency does
 QUANTIZED = (
     *("ctranslate2-int8", "openvino-int8", "openvino-ptq", "openvino-int4", "llamacpp-q8", "llamacpp-q4"),
-    *("cpu-int8", "cpu-calibrated", *TUNED, "cpu-int4"),
+    *("cpu-int8", "cpu-calibrated", "cpu-int4"),
 )
 GROWTH = ("length", "encoder-length", "batch")
-LARGE_ENGINES = ("transformers", "ctranslate2-int8", "openvino-ptq", "cpu-int8", "cpu-calibrated", *TUNED)
+LARGE_ENGINES = ("transformers", "ctranslate2-int8", "openvino-ptq", "cpu-int8", "cpu-calibrated")
 GROWTH_ENGINES = (*LARGE_ENGINES, "ctranslate2-float32", "cpu-fp32")
 CAPTIONS_ENGINES = ("ctranslate2-float32", "ctranslate2-int8", "cpu-fp32", "cpu-int8", "cpu-calibrated")  # which have a queue
 # In the order of their size, since the most memory a process ever had is what is reported.
@@ -99,8 +97,6 @@ def left_out_on_cpu(engine: str, cell: Cell) -> str | None:
         return "left out: growth is measured for fewer engines"
     if (rows > 32 or cell.length > 512) and engine not in LARGE_ENGINES:
         return "left out: more than 32 rows, or 512 tokens, are measured for fewer engines"
-    if engine == "cpu-latency" and rows > TUNED_ROWS or engine == "cpu-throughput" and rows < TUNED_ROWS:
-        return f"left out: it is tuned for {'more' if engine == 'cpu-throughput' else 'fewer'} rows"
     if cell.new_tokens > 512 and engine not in QUANTIZED:
         return "left out: more than 512 new tokens are measured with 8 bits"
     if engine == "transformers-compile" and (rows > 8 or cell.beams > 1 or cell.shape == "load"):
@@ -132,7 +128,7 @@ PLANS = {
         engines=(
             *("transformers", "transformers-compile", "ctranslate2-float32", "ctranslate2-int8", "openvino-fp32"),
             *("openvino-int8", "openvino-ptq", "openvino-int4", "llamacpp-f32", "llamacpp-q8", "llamacpp-q4", "vanilla"),
-            *("portable-fp32", "cpu-fp32", "cpu-int8", "cpu-calibrated", *TUNED, "cpu-int4"),
+            *("portable-fp32", "cpu-fp32", "cpu-int8", "cpu-calibrated", "cpu-int4"),
         ),
         rounded=QUANTIZED,
         shapes=CPU_SHAPES,

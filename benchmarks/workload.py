@@ -1,6 +1,5 @@
 """What is measured: the models, from a seed, in the files each engine reads. Runs in a process of its own."""
 
-import json
 import time
 from pathlib import Path
 
@@ -78,7 +77,7 @@ def write_text(root: Path, vocabulary: int) -> None:
 
 
 def prepare(engine: str, kind: str, root: Path) -> dict:
-    """Writes what `engine` loads to `root / engine`: how long that took, its size in bytes, what tuning chose."""
+    """Writes what `engine` loads to `root / engine`: how long that took, its size in bytes."""
     start = time.perf_counter()
     group, dtype = engine.rsplit("-", 1)
     if group == "ctranslate2":
@@ -95,15 +94,12 @@ def prepare(engine: str, kind: str, root: Path) -> dict:
         from vanilla_transformer_export import export
 
         export(root / "vanilla", root / engine, cases=1, target=group, **export_settings(dtype, root / "text"))
-    facts = {"seconds": time.perf_counter() - start, "bytes": size(root / engine)}
-    tuning = root / engine / "tuning.json"
-    return {**facts, "choices": json.loads(tuning.read_text())["choices"]} if tuning.exists() else facts
+    return {"seconds": time.perf_counter() - start, "bytes": size(root / engine)}
 
 
 def export_settings(name: str, text: Path) -> dict:
-    """Of `export`, for a dtype or for one of the special kinds of int8."""
-    special = {"calibrated": {"calibrate": text}, **{goal: {"tune": goal} for goal in ("latency", "throughput")}}
-    return {"dtype": "int8", **special[name]} if name in special else {"dtype": name}
+    """Return the settings of `export` for a dtype, or for calibrated int8."""
+    return {"dtype": "int8", "calibrate": text} if name == "calibrated" else {"dtype": name}
 
 
 def size(directory):

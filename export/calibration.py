@@ -17,8 +17,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer.training.data import lines_of
 
-from .activations import Calibration, Inputs
-from .passes.quantization import name_of_weights
+from .graphs.input_scales import Calibration, Inputs
+from .graphs.weights import bare
+from .shortlist import SHORTLISTED
 from .targets.sequences import READS_CHOICES
 
 LINES = 512  # of the text, the first ones
@@ -86,14 +87,16 @@ def read(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str |
 
 @contextmanager
 def observed(model: PreTrainedModel) -> Iterator[Calibration]:
-    """Record what the linear layers of `model` read. Layers with the same weights count as one."""
+    """Record what the linear layers of `model` read."""
     calibration, generator = Calibration(), np.random.default_rng(0)
 
     def observe(module: nn.Linear, inputs: tuple[torch.Tensor], name: str) -> None:
         rows = inputs[0].reshape(-1, inputs[0].shape[-1]).numpy()
-        calibration.observe(name_of_weights(module.weight.numpy().T), name, Inputs.sample(rows, generator))
+        calibration.observe(name, Inputs.sample(rows, generator))
 
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    layers = {
+        bare(name.removesuffix(SHORTLISTED)): layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)
+    }
     hooks = [layer.register_forward_pre_hook(partial(observe, name=name)) for name, layer in layers.items()]
     try:
         yield calibration

@@ -238,8 +238,6 @@ def export_arguments(parser: Parser) -> None:
     parser.add_argument("--shortlist", type=path, metavar="FILE", help=shortlist_help)
     calibrate_help = "text: int8 products of the cpu target get one scale for all rows, by what they read of it; faster"
     parser.add_argument("--calibrate", type=path, metavar="FILE", help=calibrate_help)
-    tune_help = "latency, throughput or a tuning.json: int8 products of the cpu target as is fastest here, or as chosen there"
-    parser.add_argument("--tune", type=source, metavar="GOAL", help=tune_help)
     generate_help = "one graph that takes ids and returns sequences, of a model that generates: greedy, sample or beam search"
     parser.add_argument("--generate", type=one_of("mode", MODES), metavar="MODE", help=generate_help)
     keep_help = "keep the converted checkpoint there, where CHECKPOINT is of another family; temporary if not given"
@@ -261,7 +259,7 @@ def export(args: argparse.Namespace) -> None:
 
     for each in [output] if args.triton is None else [output, args.triton]:
         output_path(each, [text for text in (args.shortlist, args.calibrate) if text is not None])
-    names = ("target", "dtype", "shortlist", "calibrate", "tune", "generate", "opset", "keep", "image_size", "triton")
+    names = ("target", "dtype", "shortlist", "calibrate", "generate", "opset", "keep", "image_size", "triton")
     settings = {name: getattr(args, name) for name in names}
     settings |= {"config": dict(args.set), "leave_out": args.leave_out}
     manifest = export(args.checkpoint, output, args.force, **settings)

@@ -1,21 +1,15 @@
-"""Checkpoint -> graphs: the modeling code, traced. It stays the only definition of the model."""
+"""Checkpoint -> an export directory: graphs, configs, tokenizer, and a manifest."""
 
 import contextlib
-import inspect
-import logging
 import os
 import shutil
 import tempfile
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
-import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from vanilla_transformer import checkpoint as checkpoints
@@ -25,7 +19,6 @@ from vanilla_transformer.conversion import converted
 from vanilla_transformer.conversion.tokenizers import FoundTokenizer, find_tokenizer
 from vanilla_transformer.files import new_directory
 
-from .activations import Calibration
 from .calibration import calibrate as calibrated_on
 from .clients import (
     base_name,
@@ -40,23 +33,17 @@ from .clients import (
 from .errors import UsageError
 from .generation import ROLE
 from .generation.writing import check_mode, check_model, write_generator
+from .graphs.build import GraphFormat, GraphSource, write_graphs
+from .graphs.config import Config
+from .graphs.input_scales import Calibration
 from .languages import languages_of
 from .parity import verify
-from .passes import pipeline
-from .passes.quantization import CALIBRATED, TUNED
 from .runtime.artifact import CARD, TOKENIZER_FILES, write_manifest
 from .shortlist import shortlist_from_text, with_shortlist, with_special_tokens
 from .targets.registry import default_target, get_target, known_targets, targets
-from .targets.sequence_modules import sequence_module
 from .targets.sequences import EXPORTABLE, IMAGE_SIZES, READS_IMAGES
-from .targets.spec import GraphSpec, Target, example_inputs
+from .targets.spec import GraphSpec, Target
 from .triton import write_triton_model
-from .tuning import GOALS, Tuning, tuning_of
-
-logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is not installed
-# The last opset without an operator for attention, as which onnxruntime refuses cross-attention here. 23 adds operators and
-# types to this one and changes no meaning, so that what is traced for 22 is valid in 23.
-STANDARD_TRACED = 22
 
 
 def export(
@@ -72,7 +59,6 @@ def export(
     image_size: str | None = None,
     triton: str | os.PathLike | None = None,
     calibrate: str | os.PathLike | None = None,
-    tune: str | os.PathLike | None = None,
     generate: str | None = None,
     config: Mapping[str, Any] | None = None,
     leave_out: Iterable[str] = (),
@@ -98,8 +84,6 @@ def export(
             sequences or images, or with `generate`.
         calibrate: a text, a line each, on which the ranges are found of what int8 products of the cpu target read: faster than
             a scale for each row, see `calibration`.
-        tune: `"latency"` or `"throughput"`: int8 products of the cpu target in the ways that are the fastest on this machine,
-            see `tuning`; or the tuning.json of such an export, for the same choices.
         generate: `"greedy"`, `"sample"` or `"beam"` for one graph, of a model that generates, that takes ids and returns
             sequences by that search, see `generation`, in place of the graphs that a runtime drives.
         config: fields that replace those in the config.json of a checkpoint of another family, see `conversion.convert`.
@@ -109,24 +93,20 @@ def export(
         FileExistsError: if `out` or `triton` cannot be written, see `files.new_directory`.
         UsageError: for a target, dtype, opset or image size that is unknown, for several dtypes where there can be one, for
             `keep`, `config` or `leave_out` where nothing is converted, for an image size where there are no images, for
-            `calibrate` where there are no such products, for `tune` there or with `calibrate`, `generate` or `triton`, for a
-            way to `generate` that there is not, and if one of `out` and `triton` is inside the other.
-        FileNotFoundError, OSError, ValueError: as `load_checkpoint`, `calibration.calibrate` and `Tuning.read`; ValueError for
-            a target or dtype that cannot hold the model, for a pass that fails, and if the graphs do not give what torch
-            gives. Half precision is compared where there is a GPU.
+            `calibrate` where there are no such products, for a way to `generate` that there is not, and if one of `out` and
+            `triton` is inside the other.
+        FileNotFoundError, OSError, ValueError: as `load_checkpoint` and `calibration.calibrate`; ValueError for
+            a target or dtype that cannot hold the model, and if the graphs do not give what torch gives. Half precision is
+            compared where there is a GPU.
     """
     to = checked_target(default_target() if target is None else target)
     dtypes = checked_dtypes(to, dtype)
     opset = checked_opset(to, opset)
     if image_size not in (None, *IMAGE_SIZES):
         raise UsageError(f"no image size {image_size!r}, expected one of {', '.join(IMAGE_SIZES)}")
-    check_integers("calibrate", calibrate, to, dtypes)
-    check_integers("tune", tune, to, dtypes)
+    check_calibrated(calibrate, to, dtypes)
     check_mode(generate, to, image_size)
-    check_alone(tune, calibrate=calibrate, generate=generate, triton=triton)
-    tuning = tuning_of(tune)
-    choices = None if tune in GOALS else tune
-    texts = [text for text in (shortlist, calibrate, choices) if isinstance(text, str | os.PathLike)]
+    texts = [text for text in (shortlist, calibrate) if isinstance(text, str | os.PathLike)]
     check_apart(out, triton)
     with contextlib.ExitStack() as outputs:
         inputs = [checkpoint, *texts]
@@ -139,10 +119,10 @@ def export(
         if generate is not None:
             settings = source.model.generation_config.to_dict() if source.model.can_generate() else {}
             check_model(checkpoint, source.architecture, generate, settings, source.config)
-        made = Graphs.trace(source, to, dtypes, opset, tuning)
+        made = Graphs.plan(source, to, dtypes, opset)
         if generate is not None:
             return save_generator(source, made, (directory, model_directory), generate, cases)
-        made.save(directory)
+        made.write(source, directory)
         if model_directory is not None:
             made.save_for_triton(directory, model_directory)
         facts = write_companions(source, made, directory)
@@ -156,7 +136,7 @@ def save_generator(
     are that of the export, and that of the model of Triton, if there is to be one."""
     directory, model_directory = directories
     with tempfile.TemporaryDirectory() as parts:
-        made.save(Path(parts))
+        made.write(source, Path(parts))
         facts = write_companions(source, made, Path(parts))
         check_parity(source, made, Path(parts), facts, cases)
         card = checkpoint_directory(source.checkpoint, (CONFIG,)) / CARD
@@ -176,26 +156,13 @@ def check_apart(out: str | os.PathLike, triton: str | os.PathLike | None) -> Non
         raise UsageError(f"the output {out} and the model of Triton {triton} hold each other, expected two places")
 
 
-def check_integers(name: str, given: str | os.PathLike | None, target: Target, dtypes: list[str | None]) -> None:
-    """Raises UsageError if the setting `name` of products in integers is `given` where there are none."""
-    if given is None or (len(dtypes) == 1 and dtypes[0] in target.integer_dtypes):
+def check_calibrated(text: str | os.PathLike | None, target: Target, dtypes: list[str | None]) -> None:
+    """Raise UsageError if there is a `text` to calibrate and no matrix multiplications in integers."""
+    if text is None or (len(dtypes) == 1 and dtypes[0] in target.integer_dtypes):
         return
-    found = f"{name} is {os.fspath(given)!r} for the target {target.name!r} with dtype {dtypes[0]!r}"
-    fits = [f"{each.name!r} with {dtype!r}" for each in targets() for dtype in each.integer_dtypes]
+    found = f"calibrate is {os.fspath(text)!r} for the target {target.name!r} with dtype {dtypes[0]!r}"
+    fits = [f"{known.name!r} with {dtype!r}" for known in targets() for dtype in known.integer_dtypes]
     raise UsageError(f"{found}, expected {', '.join(fits)}")
-
-
-def check_alone(tune: str | os.PathLike | None, **others: str | os.PathLike | None) -> None:
-    """Raises UsageError for `tune` with what its choices do not hold for."""
-    reasons = {
-        "calibrate": "what is calibrated has one scale for all rows, and the choices are for others",
-        "generate": "no runtime would refuse a processor that lacks the instructions",
-        "triton": "Triton would not refuse a processor that lacks the instructions",
-    }
-    for name, other in others.items():
-        if None not in (tune, other):
-            found = f"tune is {str(tune)!r} and {name} {str(other)!r}, expected one of them"
-            raise UsageError(f"{found}: {reasons[name]}")
 
 
 def check_whole_sequences(source: "Source") -> None:
@@ -304,53 +271,30 @@ class Source:
 
 @dataclass(frozen=True)
 class Graphs:
-    """What was traced of a source for `target`, in each of `dtypes`: the specs and the graphs by role, and how often each pass
-    applied; `tuning` has chosen the ways of products, if any has."""
+    """The graphs of an export for `target`, in each of `dtypes`: the specs by role."""
 
     target: Target
     dtypes: list[str]
     activations: str
     opset: int
-    tuning: Tuning | None = None
-    specs: dict[str, dict[str, GraphSpec]] = field(default_factory=dict)
-    graphs: dict[str, dict[str, ir.Model]] = field(default_factory=dict)
-    counts: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
+    specs: dict[str, dict[str, GraphSpec]]
 
     @classmethod
-    def trace(
-        cls, source: Source, target: Target, dtypes: list[str | None], opset: int, tuning: Tuning | None = None
-    ) -> "Graphs":
-        """Raises ValueError for a model that `target` cannot hold, and for a pass that fails."""
-        has_own_operators = uses_target(source.model)
-        if has_own_operators:
+    def plan(cls, source: Source, target: Target, dtypes: list[str | None], opset: int) -> "Graphs":
+        """Raises ValueError for a model that `target` cannot hold."""
+        if uses_target(source.model):
             check_fields(source.model, target)
         activations = target.activations(source.model, dtypes[0])
-        made = cls(target, [dtype or activations for dtype in dtypes], activations, opset, tuning)
-        model = target.prepare(source.model, activations)
-        traced_opset = min(opset, STANDARD_TRACED) if target.is_standard else opset
-        for dtype in made.dtypes:
-            made.specs[dtype] = target.graph_specs(source.config, source.architecture, dtype, activations)
-            made.graphs[dtype] = {}
-            made.counts[dtype] = {}
-            for role, spec in made.specs[dtype].items():
-                with with_shortlist(model, source.shortlist):
-                    module = target.trace_module(model, role) if has_own_operators else sequence_module(model)
-                    graph = trace(module, spec, source.config.get("vocab_size", 0), traced_opset)
-                graph.opset_imports[""] = opset
-                if source.calibration is not None:
-                    graph.meta[CALIBRATED] = source.calibration
-                if tuning is not None:
-                    graph.meta[TUNED] = tuning.chooser(role)
-                made.counts[dtype][role] = pipeline.apply(graph, target.passes(dtype))
-                made.graphs[dtype][role] = graph
-        source.model.set_attn_implementation("sdpa")  # what is compared with
-        return made
+        known = [dtype or activations for dtype in dtypes]
+        specs = {dtype: target.graph_specs(source.config, source.architecture, dtype, activations) for dtype in known}
+        return cls(target, known, activations, opset, specs)
 
-    def save(self, directory: Path) -> None:
-        for dtype, graphs in self.graphs.items():
-            self.target.save({directory / self.specs[dtype][role].file: graph for role, graph in graphs.items()})
-        if self.tuning is not None:
-            self.tuning.write(directory)
+    def write(self, source: Source, directory: Path) -> None:
+        """Write the graphs and their weights to `directory`."""
+        config = Config(source.config, source.architecture)
+        model = GraphSource.read(source.directory, config, source.shortlist, source.calibration)
+        for dtype, specs in self.specs.items():
+            write_graphs(model, GraphFormat(self.target, dtype, self.activations, self.opset), specs, directory)
 
     def save_for_triton(self, export: Path, directory: Path) -> None:
         """The one graph of the first dtype, which was saved to `export`."""
@@ -368,7 +312,6 @@ class Graphs:
         first, *others = [
             {
                 "graphs": {role: spec.file for role, spec in self.specs[dtype].items()},
-                "optimized": self.counts[dtype],
                 **({"parity": parity[dtype]} if dtype in parity else {}),
             }
             for dtype in self.dtypes
@@ -377,8 +320,8 @@ class Graphs:
 
 
 def uses_target(model: PreTrainedModel) -> bool:
-    """Whether the graphs of `model` are those of its target: models with a decoder that only read whole sequences have the
-    same, of standard operators, for every target."""
+    """Whether the graphs of `model` have the attention of its target: those of models with a decoder that only read whole
+    sequences have standard operators on every target."""
     return model.can_generate() or model.config.model_type in ("vanilla-encoder", "vanilla-vision")
 
 
@@ -386,55 +329,6 @@ def check_fields(model: PreTrainedModel, target: Target) -> None:
     for name, expected in target.unsupported_fields(model.config).items():
         found = f"{name}={getattr(model.config, name)!r} does not fit the {target.name} target"
         raise ValueError(f"{found}, expected {expected}: use --target {default_target()}")
-
-
-def trace(module: nn.Module, spec: GraphSpec, vocab_size: int, opset: int) -> ir.Model:
-    """`module` as an ONNX model with the names and axes of `spec`."""
-    types = {tensor.name: getattr(torch, tensor.dtype) for tensor in spec.inputs}
-    inputs = {name: torch.from_numpy(array).to(types[name]) for name, array in example_inputs(spec, vocab_size).items()}
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that an axis is named twice, which is what shared axes are
-        program = torch.onnx.export(
-            module,
-            tuple(inputs.values()),
-            dynamo=True,
-            opset_version=opset,
-            input_names=[tensor.name for tensor in spec.inputs],
-            output_names=[tensor.name for tensor in spec.outputs],
-            dynamic_shapes=dynamic_shapes(module, spec),
-            verbose=False,
-        )
-    assert program is not None  # dynamo=True returns one
-    graph = program.model.graph
-    for index, (value, tensor) in enumerate(zip(graph.outputs, spec.outputs, strict=True)):
-        if tensor.dtype == "float32" and value.dtype != ir.DataType.FLOAT:
-            graph.outputs[index] = cast(graph, value)
-    for value, tensor in zip([*graph.inputs, *graph.outputs], [*spec.inputs, *spec.outputs], strict=True):
-        value.shape = ir.Shape(tensor.shape)
-    return program.model
-
-
-def dynamic_shapes(module: nn.Module, spec: GraphSpec) -> tuple:
-    """The axes of each parameter of `module.forward`, as `torch.onnx.export` takes them."""
-    # A name torch accepts for each axis; the sums get their real name afterwards.
-    dims = {axis: torch.export.Dim(axis.replace(" + ", "_plus_")) for tensor in spec.inputs for axis in tensor.axes.values()}
-    shapes = [{index: dims[axis] for index, axis in tensor.axes.items()} for tensor in spec.inputs]
-    parameters = inspect.signature(module.forward).parameters.values()
-    if not any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
-        return tuple(shapes)
-    named = len(parameters) - 1
-    return *shapes[:named], tuple(shapes[named:])
-
-
-def cast(graph: ir.Graph, value: ir.Value) -> ir.Value:
-    """`value` in float32, under its name."""
-    node = ir.node("Cast", [value], {"to": ir.DataType.FLOAT})
-    graph.append(node)
-    [result] = node.outputs
-    result.type = ir.TensorType(ir.DataType.FLOAT)
-    result.name = value.name
-    value.name = f"{value.name}.half"
-    return result
 
 
 def write_companions(source: Source, made: Graphs, directory: Path) -> dict[str, Any]:
@@ -457,7 +351,6 @@ def write_companions(source: Source, made: Graphs, directory: Path) -> dict[str,
         "shortlist": source.shortlist,
         "opset": made.opset,
         "sentence_modules": modules.facts(),
-        **({} if made.tuning is None else made.tuning.facts()),
         **({} if source.calibration is None else {"calibration": source.calibration.facts()}),
         **({"step": step} if (step := made.target.step_role(source.config, source.architecture)) else {}),
         **language_facts(source, directory),

@@ -22,6 +22,7 @@ SPECIAL_TOKENS = (
     "forced_bos_token_id",
     "forced_eos_token_id",
 )
+SHORTLISTED = ".product"  # after the name of the projection to the vocabulary, its rows of the shortlist
 
 
 class ShortlistHead(nn.Module):

@@ -18,17 +18,11 @@ import transformers
 from checkpoints import Exported, build, save_and_export
 from filelock import FileLock
 from targets import build as build_for_target
-from torch.onnx._internal.exporter._registration import ONNXRegistry
-from traces import once
 
-from vanilla_transformer_export import export, exporting
+from vanilla_transformer_export import export
 
 # A million objects are made before the first test, and they stay: to look at them again and again takes a tenth of all time.
 gc.disable()
-
-# torch makes it anew for each export, which takes a fifth of its time, and changes it only where an export asks for that.
-ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
-exporting.trace = once(exporting.trace)
 
 # The same examples each time in `make test`; many others, and new ones, in `make test-all`.
 hypothesis.settings.register_profile("default", max_examples=50, deadline=None, derandomize=True)

@@ -118,7 +118,6 @@ def test_a_lead_is_over_the_fastest_other_engine_of_the_same_precision():
         cell("openvino-int8", 1, (0.5, 0.5, 0.5), 150, arrangement=both),
         cell("openvino-fp32", 1, (0.1, 0.1, 0.1), 150),
         cell("cpu-int8", 1, (0.25, 0.25, 0.25), 300, arrangement={"workers": 1, "threads": 2}),
-        cell("cpu-latency", 1, (0.2, 0.2, 0.2), 300, arrangement=alone),
         cell("cpu-int4", 1, (0.2, 0.2, 0.2), 300),  # of which there is no other engine
         cell("ctranslate2-int8", 128, (4.0, 4.0, 4.0), 150, shape="batch"),
         cell("cpu-int8", 128, (5.0, 5.0, 5.0), 150, shape="batch"),
@@ -131,13 +130,11 @@ def test_a_lead_is_over_the_fastest_other_engine_of_the_same_precision():
     sides = {key: {batch: [side["engine"] for side in pair] for batch, pair in each.items()} for key, each in found.items()}
     assert sides == {
         ("seq2seq, greedy", "cpu-int8"): {1: ["cpu-int8", "openvino-int8"], 128: ["cpu-int8", "ctranslate2-int8"]},
-        ("seq2seq, greedy", "cpu-latency"): {1: ["cpu-latency", "openvino-int8"]},
         ("BERT, 32 tokens", "cpu-int8"): {1: ["cpu-int8", "openvino-ptq"]},
     }
     text = report.lead_table({**RESULT, "cells": cells})
     [line] = lines_of(text, "seq2seq, greedy: ours, cpu int8")
     assert line[1:] == ["2.00 (1 x 2 / OpenVINO int8 weights, 2 x 1)", "0.80 (CTranslate2 int8)"]
-    assert lines_of(text, "seq2seq, greedy: ours, cpu int8, tuned for latency")[0][1].startswith("2.50 (1 x 1 / ")
     assert lines_of(text, "BERT, 32 tokens: ours, cpu int8")[0][1:] == ["0.50 (OpenVINO int8, calibrated)", "-"]
 
 
@@ -215,12 +212,8 @@ def test_the_file_of_results_is_that_of_the_processor(flags, name, monkeypatch):
         *(("seq2seq", 4, batch, "cpu-int8", "ctranslate2-int8") for batch in (1, 8, 32)),
         *(("gpt2", 1, batch, "cpu-int8 cpu-int4", "ctranslate2-int8 llamacpp-q8 llamacpp-q4") for batch in (1, 8)),
         *(("bert", 1, batch, "cpu-fp32 cpu-int8 cpu-calibrated", "openvino-fp32 openvino-ptq") for batch in (1, 8)),
-        *((shape, 1, 1, "cpu-latency", "ctranslate2-int8") for shape in ("seq2seq", "gpt2", "bert", "encoder-length")),
-        *((shape, 1, 8, "cpu-latency cpu-throughput", "ctranslate2-int8") for shape in ("seq2seq", "gpt2", "bert")),
-        *(("seq2seq", 4, *each, "ctranslate2-int8") for each in ((1, "cpu-latency"), (8, "cpu-throughput"))),
-        ("seq2seq", 1, 32, "cpu-throughput", "openvino-int8"),
         ("encoder-length", 1, 1, "cpu-int8 cpu-calibrated", "openvino-ptq"),
-        ("batch", 1, 128, "cpu-int8 cpu-calibrated cpu-throughput", "ctranslate2-int8"),
+        ("batch", 1, 128, "cpu-int8 cpu-calibrated", "ctranslate2-int8"),
         ("captions", 1, 1000, "cpu-fp32 cpu-int8 cpu-calibrated", "ctranslate2-float32 ctranslate2-int8"),
     ],
 )
@@ -233,15 +226,8 @@ def test_what_is_to_be_compared_is_measured_for_both_sides(shape, beams, batch, 
         assert [plan.left_out(engine, each) for each in cells] == [None] * len(cells)
 
 
-def test_tuned_exports_are_measured_for_the_rows_they_are_tuned_for():
-    plan = PLANS["cpu"]
-    one, many = (plan.shapes["seq2seq"][place] for place in (0, 4))
-    assert (one.batch, many.batch) == (1, 32)
-    assert plan.left_out("cpu-latency", many) == "left out: it is tuned for fewer rows"
-    assert plan.left_out("cpu-throughput", one) == "left out: it is tuned for more rows"
+def test_special_exports_have_settings_beside_the_dtype():
     text = Path("text")
-    assert workload.export_settings("latency", text) == {"dtype": "int8", "tune": "latency"}
-    assert workload.export_settings("throughput", text) == {"dtype": "int8", "tune": "throughput"}
     assert workload.export_settings("calibrated", text) == {"dtype": "int8", "calibrate": text}
     assert workload.export_settings("int4", text) == {"dtype": "int4"}
 
@@ -406,7 +392,7 @@ def check(record):
 
 @pytest.mark.slow
 def test_a_quick_run_measures_every_cell_with_every_engine(tmp_path):
-    engines, files = ["transformers", "ctranslate2-int8", "cpu-int8", "cpu-latency"], ["--files", tmp_path / "files"]
+    engines, files = ["transformers", "ctranslate2-int8", "cpu-int8", "cpu-calibrated"], ["--files", tmp_path / "files"]
     result, output = run_quick(tmp_path / "quick.json", ["seq2seq"], engines, 1, *files)
     assert result["options"] == {"threads": 1, "repeats": 3, "quick": True}
     assert result["environment"]["OMP_NUM_THREADS"] == "1"
@@ -419,12 +405,11 @@ def test_a_quick_run_measures_every_cell_with_every_engine(tmp_path):
             assert record["missing"] == "not installed"
         else:
             check(record)
-    assert [found["engine"] for found in result["bandwidth"]] == ["cpu-int8", "cpu-latency"]
+    assert [found["engine"] for found in result["bandwidth"]] == ["cpu-int8", "cpu-calibrated"]
     assert all(found["share"] > 0 and found["bytes_per_step"] > 10_000 for found in result["bandwidth"])
     assert result["exports"]["seq2seq"]["cpu-int8"].keys() == {"seconds", "bytes"}
-    assert result["exports"]["seq2seq"]["cpu-latency"]["choices"].keys() == {"steps", "sequences"}
     assert "| transformers, eager |" in output and "| ours, cpu int8 |" in output
-    assert (tmp_path / "files/quick/seq2seq/cpu-latency/manifest.json").is_file()
+    assert (tmp_path / "files/quick/seq2seq/cpu-calibrated/manifest.json").is_file()
     assert run_quick(tmp_path / "quick.json", ["seq2seq"], engines, 1, *files, "--resume") == (result, output)
 
 

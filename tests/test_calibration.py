@@ -9,18 +9,14 @@ import onnx_ir as ir
 import pytest
 import torch
 from heads import MANY, save_head, tokenizer_for
+from written import operators, run, write
 
 from vanilla_transformer.checkpoint import load_tokenizer
 from vanilla_transformer_export import Runtime, cli, export, load_checkpoint
-from vanilla_transformer_export.activations import SAMPLED, Calibration, Inputs, choose
 from vanilla_transformer_export.calibration import calibrate
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.passes.quantization import (
-    CALIBRATED,
-    name_of_weights,
-    quantize_calibrated,
-    quantize_products,
-)
+from vanilla_transformer_export.graphs.input_scales import SAMPLED, Calibration, Inputs, choose
+from vanilla_transformer_export.graphs.layers import linear
 
 CARD = Path(__file__).resolve().parents[1] / "model_cards" / "vanilla-encoder-tiny-trec"
 QUESTIONS = [
@@ -91,10 +87,9 @@ def test_the_graphs_of_a_generator_have_no_scale_of_a_row_left(tmp_path, text, a
     tokens = range(len(tokenizer) // 2, len(tokenizer))
     settings = {"target": "cpu", "dtype": "int8", "shortlist": tokens, "calibrate": text}
     manifest = export(tmp_path / "model", tmp_path / "out", cases=1, **settings)
-    for role, file in manifest["graphs"].items():
+    for file in manifest["graphs"].values():
         _, counts = opened(tmp_path / "out" / file)
-        assert counts["MatMulIntegerToFloat"] == manifest["optimized"][role]["quantize_calibrated"] > 4
-        assert counts["MatMul"] == counts["ReduceMax"] == manifest["optimized"][role]["quantize_products"] == 0
+        assert counts["MatMulIntegerToFloat"] > 4 and counts["MatMul"] == counts["ReduceMax"] == 0
     ids = np.array([tokenizer(line)["input_ids"][:4] for line in MANY])
     runtime = Runtime(tmp_path / "out")
     together = runtime.generate(ids, max_new_tokens=8)
@@ -128,23 +123,13 @@ def test_features_of_unlike_size_are_made_alike():
 def product_by_calibration(seen, rows, matrix, kept=0):
     """`rows` x `matrix` in integers, with the scales that `seen` has led to; whether features were made alike. Of the product,
     `kept` keep a scale for each row."""
-    import onnxruntime
-
-    shape = ir.Shape(["n", len(matrix)])
-    x, w = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=shape), ir.tensor(matrix, name="w")
-    weights = ir.Value(name="w", type=ir.TensorType(ir.DataType.FLOAT), shape=w.shape, const_value=w)
-    product = ir.node("MatMul", [x, weights])
-    [y] = product.outputs
-    y.name, y.type, y.shape = "y", ir.TensorType(ir.DataType.FLOAT), ir.Shape(["n", matrix.shape[1]])
-    graph = ir.Graph([x], [y], nodes=[product], initializers=[weights], opset_imports={"": 21, "com.microsoft": 1}, name="g")
-    model = ir.Model(graph, ir_version=10)
-    model.meta[CALIBRATED] = Calibration()
+    calibration = Calibration()
     for rows_of_batch in (seen[:100], seen[100:]):
-        inputs = Inputs.sample(rows_of_batch, np.random.default_rng(len(rows_of_batch)))
-        model.meta[CALIBRATED].observe(name_of_weights(matrix), "w", inputs)
-    assert [quantize_calibrated(model), quantize_products(model)] == [1 - kept, kept]
-    session = onnxruntime.InferenceSession(ir.serde.serialize_model(model).SerializeToString())
-    return session.run(None, {"x": rows})[0], any(node.op_type == "Mul" for node in graph)
+        calibration.observe("w", Inputs.sample(rows_of_batch, np.random.default_rng(len(rows_of_batch))))
+    weights = {"w.weight": matrix.T.copy()}
+    model = write(lambda g, x: [linear(g, x, "w")], weights, {"x": rows}, dtype="int8", calibration=calibration)
+    assert operators(model).count("ReduceMax") == kept
+    return run(model, {"x": rows})[0], "Mul" in operators(model)
 
 
 def relative_errors(products, exact):
@@ -230,9 +215,9 @@ def test_decoders_are_calibrated_on_what_they_read_when_each_line_is_translated_
     for line in text.read_text().splitlines():
         ids = torch.tensor([tokenizer(line)["input_ids"]])
         model.generate(ids, num_beams=1, do_sample=False, max_new_tokens=2 * ids.shape[1] + 10)
-    assert set(calibration.modules.values()) == set(read)
-    for key, name in calibration.modules.items():
-        rows, inputs = torch.cat(read[name]).numpy(), calibration.inputs[key]
+    assert set(calibration.inputs) == {name.removeprefix("model.") for name in read}
+    for name, rows in ((name, torch.cat(rows).numpy()) for name, rows in read.items()):
+        inputs = calibration.inputs[name.removeprefix("model.")]
         np.testing.assert_allclose(inputs.lowest, rows.min(axis=0), atol=1e-4)
         np.testing.assert_allclose(inputs.highest, rows.max(axis=0), atol=1e-4)
         assert len(inputs.rows) == min(len(rows), SAMPLED)
@@ -271,15 +256,16 @@ def test_export_ends_with_both_errors_and_the_number_of_products_with_a_scale_of
     assert reported == manifest["calibration"]
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)}
     assert reported["matmuls"] == 6  # queries, keys, values, output, two of feed-forward
-    [counts] = manifest["optimized"].values()
-    assert reported["row_scales"] == counts["quantize_products"] == 1 and counts["quantize_calibrated"] == 5
+    _, counts = opened(tmp_path / "out/onnx/model.onnx")
+    assert reported["row_scales"] == counts["ReduceMax"] == 1 and counts["MatMulIntegerToFloat"] == 6
     [(name, errors)] = left_out.items()
     rows = []
-    layers[name].register_forward_pre_hook(lambda layer, inputs: rows.append(inputs[0][0].numpy()))
+    layer = layers[f"model.{name}"]
+    layer.register_forward_pre_hook(lambda layer, inputs: rows.append(inputs[0][0].numpy()))
     with torch.no_grad():
         for line in MANY:
             model(torch.tensor([tokenizer(line)["input_ids"]]))
-    rows, matrix = np.concatenate(rows), layers[name].weight.detach().numpy().T
+    rows, matrix = np.concatenate(rows), layer.weight.detach().numpy().T
     divisor = np.sqrt(rows.max(axis=0).clip(1e-5) / np.abs(matrix).max(axis=1))  # SmoothQuant, equation 4
     step = (rows / divisor).max() / 255
     weights = matrix * divisor[:, None]

@@ -36,7 +36,6 @@ PARSED = {  # what is only parsed, and why
     "python benchmarks/training_speed.py --data DIR": "some minutes and Multi30k; test_benchmarks.py runs it on less text",
     "python benchmarks/lookup.py --data DIR": "minutes of training; test_lookup_benchmark.py runs it on less text",
     "python benchmarks/one_graph.py": "some minutes; test_benchmarks.py runs it with --quick",
-    "python benchmarks/tuned.py": "some minutes; test_tuning.py runs it with --quick",
     "python benchmarks/serving.py --captions FILE": "an hour; test_serving_benchmark.py runs it with --quick",
     "python benchmarks/serving_ray.py EXPORT": "Ray, and two idle cores",
     "python benchmarks/bulk.py EXPORT --captions FILE": "some minutes; test_bulk.py runs it on fewer lines",

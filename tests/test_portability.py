@@ -38,7 +38,7 @@ tokens = runtime.generate(numpy.array(json.loads(sys.argv[4])), max_new_tokens=5
 assert doctor.report(devices.facts())
 print(json.dumps([runtime.threads, tokens.tolist()]))
 """
-WITH_ALL = "accelerate datasets matplotlib.pyplot onnx onnx_ir onnxscript sacrebleu torch.onnx transformers.trainer uvloop"
+WITH_ALL = "accelerate datasets matplotlib.pyplot onnx onnx_ir sacrebleu transformers.trainer uvloop"
 
 
 @pytest.mark.parametrize(

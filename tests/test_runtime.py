@@ -474,7 +474,7 @@ from vanilla_transformer_export.runtime import artifact, lines, search, text
 from vanilla_transformer_export.targets import registry
 loaded = package.Runtime(sys.argv[1])
 print(loaded.generate(np.array([[5, 6, 7]]), num_beams=2, max_new_tokens=3).shape[0])
-heavy = {"torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors"}
+heavy = {"torch", "transformers", "onnx", "onnx_ir", "safetensors"}
 print(sorted(heavy & sys.modules.keys()))
 """
     done = subprocess.run(

@@ -8,9 +8,11 @@ import pytest
 import torch
 from checkpoints import copy_of, edit_json, perturbed, seal
 from filelock import FileLock
+from written import run, write
 
 import vanilla_transformer
 from vanilla_transformer_export import Runtime, export, verify
+from vanilla_transformer_export.graphs.layers import linear
 from vanilla_transformer_export.runtime import inputs as inputs_module
 from vanilla_transformer_export.runtime import runtime as runtime_module
 from vanilla_transformer_export.runtime.inputs import bucket_by_length
@@ -117,19 +119,15 @@ def test_40_cases_agree_with_torch(exported, name, target):
 
 
 @pytest.mark.parametrize(
-    "dtype, operator, step",
-    [
-        ("int8", "MatMulIntegerToFloat", "quantize_products"),
-        pytest.param("int4", "MatMulNBits", "quantize_blocks", marks=pytest.mark.slow),
-    ],
+    "dtype, operator", [("int8", "MatMulIntegerToFloat"), pytest.param("int4", "MatMulNBits", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize(
     "name", ["decoder", *(pytest.param(name, marks=pytest.mark.slow) for name in READERS if name != "decoder")]
 )
-def test_the_cpu_target_quantizes_them(exported, name, dtype, operator, step):
+def test_the_cpu_target_quantizes_them(exported, name, dtype, operator):
     model, directory = exported(name, "cpu", dtype)
     count = sum(node.op_type == operator for node in onnx.load(directory / "onnx/model.onnx").graph.node)
-    assert Runtime(directory).artifact.manifest["optimized"]["encoder"][step] == count >= 6
+    assert count >= 6
     report = verify(directory, model, cases=10, seed=1)
     assert report.failures == [] and 1e-4 < report.mean_error < (0.1 if dtype == "int8" else 0.6)
 
@@ -138,12 +136,12 @@ def test_the_cpu_target_quantizes_them(exported, name, dtype, operator, step):
 def test_the_cuda_target_gives_their_values_with_fewer_operators(exported, name):
     model, directory = exported(name, "cuda")
     assert verify(directory, model, cases=9, device="cpu").failures == []
-    counts = Runtime(directory, device="cpu").artifact.manifest["optimized"]["encoder"]
+    found = [node.op_type for node in onnx.load(directory / "onnx/model.onnx").graph.node]
     encoder, decoder = {"pair": (1, 2), "pair-labels": (1, 2), "pair-answers": (1, 1)}.get(name, (0, 0))
     single = {"decoder": 2, "decoder-labels": 2}.get(name, 1)
     layers, norms = (encoder + decoder, 2 * encoder + 3 * decoder) if encoder else (single, 2 * single)
     # Of a pair also the keys and values of each layer's cross-attention, together.
-    assert (counts["pack_products"], counts["fuse_residuals"]) == (layers + (encoder > 0), norms)
+    assert (found.count("Split"), found.count("SkipLayerNormalization")) == (layers + (encoder > 0), norms)
 
 
 def test_every_model_of_the_family_can_be_exported():
@@ -168,12 +166,12 @@ def test_a_decoder_s_rows_may_be_padded_on_either_side(exported):
 def test_int8_of_the_portable_target_is_standard_operators_and_nearly_the_same_choices(exported, name):
     model, directory = exported(name, "portable", "int8")
     manifest = Runtime(directory).artifact.manifest
-    for role, file in manifest["graphs"].items():
+    for file in manifest["graphs"].values():
         assert file.endswith("_int8.onnx")
         graph = onnx.load(directory / file).graph
         assert {node.domain for node in graph.node} == {""}
         products = [node for node in graph.node if node.op_type == "MatMulInteger"]
-        assert manifest["optimized"][role]["quantize_integers"] == len(products) >= 6
+        assert len(products) >= 6
         weights = {weight.name: weight for weight in graph.initializer}
         assert {weights[node.input[1]].data_type for node in products} == {onnx.TensorProto.INT8}
         assert not [node for node in graph.node if node.op_type == "MatMul" and node.input[1] in weights]
@@ -188,30 +186,18 @@ def test_int8_of_the_portable_target_is_standard_operators_and_nearly_the_same_c
 def test_a_product_in_int8_is_that_of_the_rounded_factors():
     """By the definition: the input in 256 steps between its extremes, each column of weights in 127; more where two weights
     that a processor adds in 16 bits would overflow them."""
-    import onnx_ir as ir
-    from onnx import helper, numpy_helper
-    from onnxruntime import InferenceSession
-
-    from vanilla_transformer_export.passes.quantization import quantize_integers
-
     rng = np.random.default_rng(0)
     x, weight = rng.standard_normal((3, 64)).astype(np.float32), rng.standard_normal((64, 40)).astype(np.float32)
     weight[:, 7] = 0
-    values = [helper.make_tensor_value_info(name, 1, [3, size]) for name, size in (("x", 64), ("y", 40))]
-    node = helper.make_node("MatMul", ["x", "w"], ["y"])
-    graph = helper.make_graph([node], "g", values[:1], values[1:], [numpy_helper.from_array(weight, "w")])
-    model = ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10))
-    assert quantize_integers(model) == 1
-    proto = ir.to_proto(model)
-    onnx.checker.check_model(proto)
-    [found] = InferenceSession(proto.SerializeToString()).run(None, {"x": x})
+    model = write(lambda g, value: [linear(g, value, "w")], {"w.weight": weight.T.copy()}, {"x": x}, "portable", "int8")
+    onnx.checker.check_model(model)
+    [found] = run(model, {"x": x})
     step = (max(x.max(), 0) - min(x.min(), 0)) / 255
     places = np.clip(np.rint(x / step) + np.rint(-x.min() / step), 0, 255) - np.rint(-x.min() / step)
     largest = np.maximum(np.abs(weight).max(axis=0), np.abs(weight[::2] + weight[1::2]).max(axis=0))
     scales = np.maximum(largest, 1e-30) / 127
     np.testing.assert_allclose(found, places * step @ (np.rint(weight / scales) * scales), atol=1e-3)
     assert 1e-3 < np.abs(found - x @ weight).max() < 0.5 and not found[:, 7].any()
-    assert quantize_integers(model) == 0
 
 
 # ------------------------------------------------------------------------------------------------------------ wrong input

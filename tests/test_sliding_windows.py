@@ -2,14 +2,15 @@
 in torch, which keeps everything and masks."""
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 import torch
 from checkpoints import EOS, PAD, SIZES, perturbed
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
-from vanilla_transformer_export import Runtime
-from vanilla_transformer_export.targets import windows
+from vanilla_transformer_export import Runtime, export
+from vanilla_transformer_export.graphs import attention
 from vanilla_transformer_export.targets.cpu import decoder as cpu
 from vanilla_transformer_export.targets.portable import decoder as portable
 
@@ -114,37 +115,36 @@ def sources(length):
 
 
 @pytest.mark.parametrize("window", [1, 3, 6])
-def test_attention_in_blocks_is_attention_with_a_mask_of_the_window(window, monkeypatch):
+def test_attention_in_blocks_is_attention_with_a_mask_of_the_window(window, monkeypatch, tmp_path):
     """The window is smaller than a block, or is one; the length is below, at and above a multiple of it."""
-    monkeypatch.setattr(windows, "MIN_BLOCK", 4)
+    monkeypatch.setattr(attention, "MIN_BLOCK", 4)
     model = perturbed("VanillaEncoderModel", SIZES | dict(num_hidden_layers=2, sliding_window=window))
+    model.save_pretrained(tmp_path / "model")
+    export(tmp_path / "model", tmp_path / "out", cases=1)
+    runtime = Runtime(tmp_path / "out", threads=1)
     for length in (1, 2, 3, 4, 5, 8, 11, 12, 13, 31):
-        given = [torch.from_numpy(array) for array in sources(length)]
-        found = []
-        for use in (lambda model: model.set_attn_implementation("eager"), windows.attend_in_blocks):
-            use(model)
-            with torch.no_grad():
-                found.append(model(*given).last_hidden_state)
-        real = given[1] == 1
-        torch.testing.assert_close(found[1][real], found[0][real], atol=1e-5, rtol=0)
-        assert found[1].isfinite().all()
+        ids, mask = sources(length)
+        with torch.no_grad():
+            expected = model(torch.from_numpy(ids), torch.from_numpy(mask)).last_hidden_state.numpy()
+        found = runtime.outputs(ids, mask)["last_hidden_state"]
+        np.testing.assert_allclose(found[mask == 1], expected[mask == 1], atol=1e-4)
+        assert np.isfinite(found).all()
 
 
-def test_attention_in_blocks_costs_as_the_length_grows():
-    """Products of queries and keys, and of weights and values, counted."""
-    model = perturbed("VanillaEncoderModel", SIZES | dict(num_hidden_layers=1, sliding_window=16))
-    counts = {}
-    for name, use in (("masked", lambda model: model.set_attn_implementation("eager")), ("blocks", windows.attend_in_blocks)):
-        use(model)
-        for length in (512, 2048):
-            with FlopCounterMode(display=False) as counter, torch.no_grad():
-                model(torch.full((1, length), 5), torch.ones(1, length, dtype=torch.int64))
-            counts[name, length] = counter.get_total_flops()
-    assert counts["blocks", 2048] == 4 * counts["blocks", 512]
-    assert counts["masked", 2048] > 8 * counts["masked", 512]
+def test_attention_in_blocks_costs_as_the_length_grows(exported):
+    """Scores of queries and keys, counted."""
+    graph = onnx.load(exported("answers").directory / "onnx/model.onnx")
+    scores = [node.input[0] for node in graph.graph.node if node.op_type == "Softmax"]
+    graph.graph.output.extend(onnx.ValueInfoProto(name=name) for name in scores)
+    session = onnxruntime.InferenceSession(graph.SerializeToString())
+    counts = []
+    for length in (512, 2048):
+        ids = np.full((1, length), 5)
+        counts.append(sum(found.size for found in session.run(scores, {"input_ids": ids, "attention_mask": np.ones_like(ids)})))
+    assert counts[1] == 4 * counts[0] < 4 * 2048 * 2048 / 8  # of 4 heads
 
 
-@pytest.mark.parametrize("length", [3, windows.MIN_BLOCK, 3 * windows.MIN_BLOCK + 5])
+@pytest.mark.parametrize("length", [3, attention.MIN_BLOCK, 3 * attention.MIN_BLOCK + 5])
 def test_an_export_of_an_encoder_gives_what_torch_gives_whatever_the_length(exported, length):
     model, runtime = exported("answers").model, Runtime(exported("answers").directory, threads=1)
     ids, mask = sources(length)

@@ -5,13 +5,11 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from checkpoints import EOS, PAD, perturbed
-from targets import MODELS, SIZES, WITH_BIAS, generators, prompts
+from checkpoints import EOS, PAD
+from targets import MODELS, WITH_BIAS, generators, prompts
 
 from vanilla_transformer_export import Runtime, verify
 from vanilla_transformer_export.targets.cuda.decoder import bucket_of
-from vanilla_transformer_export.targets.registry import get_target
-from vanilla_transformer_export.targets.spec import EXAMPLE_SIZES, example_inputs
 
 NAMES = ["cpu", "cuda"]
 targets = pytest.mark.parametrize("target", NAMES)
@@ -67,18 +65,6 @@ def test_beam_search_may_look_at_more_candidates_than_there_are_tokens(exported_
     model, directory = exported_for(name, target)
     settings = dict(max_new_tokens=8, num_beams=2, eos_token_id=[EOS, *range(25, 48)])
     check_tokens(Runtime(directory, device="cpu"), model, *prompts(name), settings)
-
-
-@targets
-def test_a_decoder_of_one_layer_returns_what_its_graph_says(target):
-    """Nothing in it may ask for a second layer."""
-    model = perturbed("VanillaSeq2SeqForConditionalGeneration", {**SIZES, "encoder_layers": 1, "decoder_layers": 1})
-    spec = get_target(target).graph_specs(model.config.to_dict(), type(model).__name__, "fp32", "fp32")["decoder"]
-    inputs = map(torch.from_numpy, example_inputs(spec, SIZES["vocab_size"]).values())
-    with torch.no_grad():
-        found = get_target(target).trace_module(model, "decoder")(*inputs)
-    sizes = [[{**EXAMPLE_SIZES, **spec.example_sizes}.get(size, size) for size in tensor.shape] for tensor in spec.outputs]
-    assert [list(states.shape) for states in found] == sizes
 
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 2, "num_return_sequences": 2}, PENALIZED])

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
@@ -15,7 +14,6 @@ from google.protobuf import text_format
 
 from vanilla_transformer_export import cli, export
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.targets.saving import save_with_shared_weights
 from vanilla_transformer_export.targets.sequences import sequence_specs
 from vanilla_transformer_export.targets.spec import GraphSpec, TensorSpec
 from vanilla_transformer_export.triton import config_text, write_triton_model
@@ -104,15 +102,15 @@ def test_the_folder_is_replaced_if_it_is_ours_alone(repository, exported, tmp_pa
         cli.main(["export", checkpoint, str(tmp_path / "export"), "--triton", str(folder), *flags])
 
     def fails(*args, **settings):
-        raise ValueError("traced")
+        raise ValueError("planned")
 
-    monkeypatch.setattr("vanilla_transformer_export.exporting.Graphs.trace", fails)  # nothing is written here
+    monkeypatch.setattr("vanilla_transformer_export.exporting.Graphs.plan", fails)  # nothing is written here
     for name in ("config.pbtxt", "1/model.onnx"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes((repository / "repository/reader" / name).read_bytes())
     with pytest.raises(SystemExit, match="reader exists already"):
         run()
-    with pytest.raises(SystemExit, match="traced"):
+    with pytest.raises(SystemExit, match="planned"):
         run("--force")
     (folder / "1/other").touch()
     with pytest.raises(SystemExit, match="also holds 1/other"):
@@ -124,7 +122,7 @@ def test_the_folder_is_replaced_if_it_is_ours_alone(repository, exported, tmp_pa
     assert sorted(path.name for path in folder.rglob("*")) == ["1", "config.pbtxt", "model.onnx"]
 
 
-def test_what_triton_cannot_run_is_said_before_anything_is_traced(exported, tmp_path):
+def test_what_triton_cannot_run_is_said_before_anything_is_written(exported, tmp_path):
     with pytest.raises(ValueError, match="is a VanillaDecoderForCausalLM, expected for Triton a model that does not generate"):
         export(exported("causal").checkpoint, tmp_path / "export", triton=tmp_path / "model")
     for triton in ("export", "export/model", ""):
@@ -168,9 +166,10 @@ def test_a_decoder_generates_in_one_graph(exported, tmp_path):
 
 def test_weights_in_a_file_of_their_own_stand_beside_the_graph(exported, tmp_path):
     """As Triton wants it: in a folder with the name that the graph else has."""
-    (tmp_path / "export").mkdir()
-    graph = ir.load(exported("encoder").directory / "onnx/model.onnx")
-    save_with_shared_weights({tmp_path / "export/onnx/model.onnx": graph})  # as for the cpu target
+    (tmp_path / "export/onnx").mkdir(parents=True)
+    graph = onnx.load(exported("encoder").directory / "onnx/model.onnx")
+    place = {"location": "model.onnx_data", "save_as_external_data": True}  # as for the cpu target
+    onnx.save(graph, tmp_path / "export/onnx/model.onnx", **place)
     spec = sequence_specs(json.loads((exported("encoder").directory / "config.json").read_text()), "VanillaEncoderModel")
     (tmp_path / "model").mkdir()
     write_triton_model(spec["encoder"], tmp_path / "export", tmp_path / "model", ("cpu",))

@@ -64,7 +64,8 @@ def test_one_changed_weight_of_any_matrix_is_found(exported, tmp_path, name, fil
     """By 1e-2, in the middle of the last matrix that is multiplied with."""
 
     def change(graph):
-        matrices = [weight for weight in graph.initializer if len(weight.dims) == 2 and weight.name.startswith("val_")]
+        names = {node.input[1] for node in graph.node if node.op_type == "MatMul"}
+        matrices = [weight for weight in graph.initializer if weight.name in names]
         values = numpy_helper.to_array(matrices[-1]).copy()
         values[values.shape[0] // 2, values.shape[1] // 2] += 1e-2
         matrices[-1].CopyFrom(numpy_helper.from_array(values, matrices[-1].name))

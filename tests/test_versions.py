@@ -7,17 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch_free
 from checkpoints import HEADS, KEY_WIDTH, START, VALUE_WIDTH, WIDTH
-from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from packaging.requirements import Requirement
 
 from vanilla_transformer_export import cli
-from vanilla_transformer_export.passes.fusion import fix_reshapes
 from vanilla_transformer_export.runtime import devices
 
 ROOT = Path(__file__).parents[1]
@@ -40,30 +37,6 @@ def test_a_portable_step_that_projects_no_more_of_the_source_is_valid_onnx(expor
         for got, wanted in zip(found, expected, strict=True):
             np.testing.assert_allclose(got, wanted, atol=1e-5)
         feeds |= {name.replace("present", "past_key_values"): states for name, states in zip(names[1:], expected[1:])}
-
-
-def test_a_shape_of_unknown_sizes_stays_computed():
-    """(B, H, T, d) -> (B * H, T, d), where nothing says so: no two of its axes are known to be the same."""
-    nodes = [
-        helper.make_node("Shape", ["x"], ["sizes"], start=2),
-        helper.make_node("Concat", ["left", "sizes"], ["shape"], axis=0),
-        helper.make_node("Transpose", ["x"], ["y"], perm=[0, 1, 2, 3]),
-        helper.make_node("Reshape", ["y", "shape"], ["z"]),
-    ]
-    left = onnx.numpy_helper.from_array(np.array([-1]), "left")
-    graph = helper.make_graph(
-        nodes,
-        "graph",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["b", "h", "t", "d"])],
-        [helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, [None, None, None])],
-        [left],
-        value_info=[helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [None, None, None, None])],
-    )
-    model = ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10))
-    assert fix_reshapes(model) == 0
-    x = np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4)
-    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())
-    np.testing.assert_array_equal(session.run(None, {"x": x})[0], x[0])
 
 
 def answer(*command, **settings):

@@ -63,7 +63,7 @@ CHECKPOINT_FILE = re.compile(
     + "|".join(map(re.escape, TOKENIZER_FILES))
 )
 EXPORT_FILE = re.compile(
-    r"(config|generation_config|genai_config|tokenizer_config|(target_)?tokenizer|tuning)\.json|onnx/\w+\.onnx(_data)?"
+    r"(config|generation_config|genai_config|tokenizer_config|(target_)?tokenizer)\.json|onnx/\w+\.onnx(_data)?"
 )
 # Of image processors and sentence-transformers, in both; the second kind are of a module, in its folder.
 COMPANION = re.compile(r"(preprocessor_config|modules|config_sentence_transformers|sentence_[\w-]+_config)\.json")

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ..graphs.ops import Ops
 from ..runtime.options import EXCLUDED_SCORE
 from ..targets.spec import TensorSpec
-from .ops import Ops
 from .rules import Rules
 from .searches import EACH, SEQUENCES, Values
 from .step import Inputs
@@ -74,14 +74,14 @@ class Beams:
         candidates, tokens, parents = self.candidates(ops, logits, scores, place)
         sequences = ops("Concat", taken(ops, sequences, parents), ops("Unsqueeze", tokens, [2]), axis=2)
         is_last = ops("GreaterOrEqual", length, self.limit)
-        ends = ops("Or", ops.one_of(tokens, self.rules.options.eos_token_ids), is_last)
+        ends = ops("Or", ops.is_in(tokens, self.rules.options.eos_token_ids), is_last)
         ended = self.with_ended(ops, ended, sequences, candidates, ends, can_improve, length)
         running = ops("Where", ends, ops("Add", candidates, EXCLUDED), candidates)
-        scores, kept = ops.all("TopK", [running, self.most], 2, axis=-1)
+        scores, kept = ops.outputs(2, "TopK", running, self.most, axis=-1)
         scores = ops("Where", self.exists, scores, ops("Add", EXCLUDED, EXCLUDED))
         can_improve = ops("And", can_improve, self.improvable(ops, scores, ended, length))
         can_improve = ops("And", can_improve, ops("Not", is_last))
-        goes_on = ops.any(ops("And", can_improve, ops("Not", ops("And", self.stops, self.are_full(ops, ended[2])))))
+        goes_on = ops.any(ops("And", can_improve, ops("Not", ops("And", self.stops, self.are_full(ops, ended[2])))), keepdims=0)
         next_tokens = ops("Reshape", ops("GatherElements", tokens, kept, axis=1), [-1, 1])
         states = [taken(ops, sequences, kept), scores, *ended, can_improve]
         return next_tokens, ops("GatherElements", parents, kept, axis=1), states, goes_on
@@ -93,7 +93,7 @@ class Beams:
             log_p = ops("LogSoftmax", log_p, axis=-1)
         size = self.rules.size
         sums = ops("Add", ops("Reshape", log_p, ops("Concat", [-1], self.most, [size], axis=0)), ops("Unsqueeze", scores, [2]))
-        best, chosen = ops.all("TopK", [ops("Reshape", sums, [0, -1]), self.width], 2, axis=-1)
+        best, chosen = ops.outputs(2, "TopK", ops("Reshape", sums, [0, -1]), self.width, axis=-1)
         return [best, ops("Mod", chosen, size), ops("Div", chosen, size)]
 
     def with_ended(
@@ -112,8 +112,8 @@ class Beams:
         just = ops("And", ops("And", ends, is_open), ops("Less", self.ranks, self.counts))
         new = ops("Where", just, ops("Div", candidates, self.divisor(ops, length)), LOWEST)
         old = ops("Concat", old, self.filling(ops, lengths), axis=2)
-        scores, best = ops.all("TopK", [ops("Concat", scores, new, axis=1), self.most], 2, axis=-1)
-        lengths = ops("Concat", lengths, ops("Mul", ops.cast(just, INT64), length), axis=1)
+        scores, best = ops.outputs(2, "TopK", ops("Concat", scores, new, axis=1), self.most, axis=-1)
+        lengths = ops("Concat", lengths, ops("Mul", ops.cast(just, "int64"), length), axis=1)
         lengths = ops("GatherElements", lengths, best, axis=1)
         exists = self.exists
         sequences = taken(ops, ops("Concat", old, sequences, axis=1), best)
@@ -126,7 +126,7 @@ class Beams:
 
     def divisor(self, ops: Ops, length: ir.Value) -> ir.Value:
         """length^length_penalty, (B, 1)."""
-        return ops("Pow", ops.cast(length, FLOAT), self.given["length_penalty"])
+        return ops("Pow", ops.cast(length, "float32"), self.given["length_penalty"])
 
     def are_full(self, ops: Ops, lengths: ir.Value) -> ir.Value:
         """Whether as many ended as there are beams, (B, 1)."""

@@ -9,10 +9,12 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from ..graphs.build import IR_VERSION, described
+from ..graphs.ops import Ops
 from ..targets.sequences import token_inputs
-from ..targets.spec import GraphSpec, TensorSpec
+from ..targets.spec import GraphSpec
 from .beams import Beams
-from .ops import Ops
+from .ops import type_of
 from .rules import Rules
 from .searches import STEPS, Greedy, Sampling, Search, TokenSearch
 from .step import Inputs, Step
@@ -23,7 +25,6 @@ SEARCHES: dict[str, Callable[[Rules], Search]] = {
     "sample": lambda rules: TokenSearch(rules, Sampling()),
     "beam": Beams,
 }
-IR_VERSION = 10  # as the graphs that are put together
 IDS = ("batch_size", "source_length")
 
 
@@ -37,7 +38,7 @@ def one_graph(
 ) -> ir.Model:
     """A model with the inputs and outputs of `spec`: the sequences that `search` finds with the logits of `step`."""
     ops = Ops()
-    given = {tensor.name: input_value(tensor) for tensor in spec.inputs}
+    given = {tensor.name: described(ir.Value(), tensor) for tensor in spec.inputs}
     ids, mask = given["input_ids"], given["attention_mask"]
     lengths = None
     prompt = ops.filled([ops.size(ids, 0), 1], np.int64(rules.options.decoder_start_token_id or 0))
@@ -52,20 +53,12 @@ def one_graph(
     initial = [inputs.repeated(last), *search.begin(inputs, given, prompt, limit)]
     count = len(initial)
     initial += step.begin(inputs)
-    body = loop_body(step, search, Ops(ops), initial, count)
-    final = ops.all("Loop", [trips, ops("Greater", trips, 0), *initial], len(initial), body=body)
+    body = loop_body(step, search, Ops(main=ops), initial, count)
+    final = ops.outputs(len(initial), "Loop", trips, ops("Greater", trips, 0), *initial, body=body)
     for value, first in zip(final, initial):
-        value.type = first.type
+        value.type = type_of(first)
     results = search.end(ops, final[1:count])
     return model_of(ops, list(given.values()), results, spec, opsets)
-
-
-def type_of(tensor: TensorSpec) -> ir.TensorType:
-    return ir.TensorType(ir.DataType.from_numpy(np.dtype(tensor.dtype)))
-
-
-def input_value(tensor: TensorSpec) -> ir.Value:
-    return ir.Value(name=tensor.name, type=type_of(tensor), shape=ir.Shape(tensor.shape))
 
 
 def padded_on_the_left(ops: Ops, ids: ir.Value, mask: ir.Value, pad: int | None) -> tuple[ir.Value, ir.Value, ir.Value]:
@@ -75,11 +68,11 @@ def padded_on_the_left(ops: Ops, ids: ir.Value, mask: ir.Value, pad: int | None)
     places = ops("Range", 0, ops("Squeeze", size), 1)
     is_padding = ops("Less", mask, 1)
     rank = ops("Sub", ops("Where", is_padding, ops("Mul", size, 2), size), places)  # all are different
-    _, order = ops.all("TopK", [rank, size], 2, axis=1)
-    lengths = ops("Max", ops("ReduceSum", ops.cast(ops("Not", is_padding), ir.DataType.INT64), [1]), 1)
+    _, order = ops.outputs(2, "TopK", rank, size, axis=1)
+    lengths = ops("Max", ops("ReduceSum", ops.cast(ops("Not", is_padding), "int64"), [1]), 1)
     is_token = ops("GreaterOrEqual", places, ops("Sub", size, lengths))
     moved = ops("Where", is_token, ops("GatherElements", ids, order, axis=1), pad or 0)
-    return moved, ops.cast(is_token, ir.DataType.INT64), lengths
+    return moved, ops.cast(is_token, "int64"), lengths
 
 
 def at_most_positions(ops: Ops, steps: ir.Value, lengths: ir.Value | None, positions: int | None) -> ir.Value:
@@ -95,25 +88,25 @@ def loop_body(step: Step, search: Search, ops: Ops, initial: list[ir.Value], cou
     """Takes the tokens, then the states of the search, `count` together, then those of the step, as the `initial` ones."""
     place = ir.Value(type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
     before = ir.Value(type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
-    taken = [ir.Value(type=value.type) for value in initial]
+    taken = [ir.Value(type=type_of(value)) for value in initial]
     logits, states = step.advance(ops, taken[0], taken[count:], place)
     tokens, parents, found, goes_on = search.advance(ops, logits, taken[1:count], place)
     if parents is not None:
         states = step.reorder(ops, states, parents, place)
     returned = [tokens, *found, *states]
     for value, first in zip(returned, initial, strict=True):
-        value.type = first.type
+        value.type = type_of(first)
     goes_on.shape = ir.Shape([])
     return ir.Graph([place, before, *taken], [goes_on, *returned], nodes=ops.nodes, name="step")
 
 
 def model_of(ops: Ops, inputs: list[ir.Value], results: list[ir.Value], spec: GraphSpec, opsets: dict[str, int]) -> ir.Model:
     for value, tensor in zip(results, spec.outputs, strict=True):
-        value.name, value.type, value.shape = tensor.name, type_of(tensor), ir.Shape(tensor.shape)
+        described(value, tensor)
     kept = {*inputs, *results}
     graph = ir.Graph(inputs, results, nodes=ops.nodes, name="generate")
     numbers = itertools.count()
-    for value in ops.weights.values():
+    for value in ops.initializers.values():
         value.name = f"weight.{next(numbers)}"
         graph.register_initializer(value)
     for node in ir.traversal.RecursiveGraphIterator(graph):

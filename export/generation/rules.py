@@ -12,7 +12,7 @@ from ..runtime.options import Options, as_list, resolve
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from .ops import Ops
+    from ..graphs.ops import Ops
 
 # Fields of `Options` whose values no graph here holds, and those that do.
 REFUSED = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "num_return_sequences": 1}

@@ -7,8 +7,8 @@ from typing import Protocol
 import numpy as np
 import onnx_ir as ir
 
+from ..graphs.ops import Ops
 from ..targets.spec import TensorSpec
-from .ops import Ops
 from .rules import Rules
 from .step import Inputs
 
@@ -82,8 +82,8 @@ class TokenSearch:
         tokens = ops("Where", ended, options.fill_token_id, chosen)
         ended = ops("Or", ended, ops("GreaterOrEqual", ops("Add", place, 1), self.limit))
         if options.eos_token_ids:
-            ended = ops("Or", ended, ops.one_of(tokens, options.eos_token_ids))
-        return tokens, None, [ops("Concat", sequences, tokens, axis=1), ended], ops.any(ops("Not", ended))
+            ended = ops("Or", ended, ops.is_in(tokens, options.eos_token_ids))
+        return tokens, None, [ops("Concat", sequences, tokens, axis=1), ended], ops.any(ops("Not", ended), keepdims=0)
 
     def end(self, ops: Ops, states: list[ir.Value]) -> list[ir.Value]:
         """As `Search`."""
@@ -118,26 +118,26 @@ class Sampling:
         size = ops("Shape", logits, start=1)
         counts = ops("Where", ops("Less", given["top_k"], 1), size, ops("Min", given["top_k"], size))
         most = ops("ReduceMax", counts, keepdims=0)
-        values, tokens = ops.all("TopK", [logits, ops("Reshape", most, [1])], 2, axis=-1, largest=1, sorted=1)
+        values, tokens = ops.outputs(2, "TopK", logits, ops("Reshape", most, [1]), axis=-1, largest=1, sorted=1)
         weights = self.weights(ops, values, counts, given)
-        uniform = ops.cast(ops("Gather", given["uniforms"], ops("Reshape", place, [1]), axis=1), DOUBLE)
+        uniform = ops.cast(ops("Gather", given["uniforms"], ops("Reshape", place, [1]), axis=1), "float64")
         cumulative = ops("CumSum", weights, 1)
         bound = ops("Mul", uniform, ops("ReduceSum", weights, [1]))
-        passed = ops("ReduceSum", ops.cast(ops("LessOrEqual", cumulative, bound), INT64), [1])
-        last = ops("Sub", ops("ReduceSum", ops.cast(ops("Greater", weights, ZERO), INT64), [1]), 1)
+        passed = ops("ReduceSum", ops.cast(ops("LessOrEqual", cumulative, bound), "int64"), [1])
+        last = ops("Sub", ops("ReduceSum", ops.cast(ops("Greater", weights, ZERO), "int64"), [1]), 1)
         return ops("GatherElements", tokens, ops("Max", ops("Min", passed, last), 0), axis=1)
 
     def weights(self, ops: Ops, values: ir.Value, counts: ir.Value, given: Values) -> ir.Value:
         """Sorted logits (B, n), largest first -> what each weighs, in float64; 0 for what a filter takes out."""
         best = ops("Slice", values, [0], [1], [1])
         temperature = ops("Max", given["temperature"], LEAST_TEMPERATURE)
-        distance = ops.cast(ops("Sub", values, best), DOUBLE)
-        weights = ops("Exp", ops("Div", distance, ops.cast(temperature, DOUBLE)))
+        distance = ops.cast(ops("Sub", values, best), "float64")
+        weights = ops("Exp", ops("Div", distance, ops.cast(temperature, "float64")))
         places = ops("Range", 0, ops("Squeeze", ops("Shape", values, start=1)), 1)
         weights = ops("Where", ops("Less", places, counts), weights, ZERO)
         before = ops("CumSum", weights, 1, exclusive=1)
         share = ops("Div", before, ops("ReduceSum", weights, [1]))
-        is_kept = ops("Or", ops("Less", share, ops.cast(given["top_p"], DOUBLE)), ops("Equal", places, 0))
+        is_kept = ops("Or", ops("Less", share, ops.cast(given["top_p"], "float64")), ops("Equal", places, 0))
         return ops("Where", is_kept, weights, ZERO)
 
 

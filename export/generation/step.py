@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from .ops import Ops
+    from ..graphs.ops import Ops
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ..errors import UsageError
 from ..runtime.artifact import Artifact, read_artifact, write_manifest
-from ..targets.saving import save_graphs
+from ..targets.saving import save_graph
 from ..targets.spec import GraphSpec, Target
 from . import MODES, ROLE
 from .checking import compare
@@ -61,7 +61,7 @@ def write_generator(parts: Path, directory: Path, target: Target, mode: str, cas
     for dtype in artifact.dtypes:
         spec = specs[dtype] = write_graph(artifact, directory, target, mode, dtype)
         parity[dtype] = {**facts_of(artifact, dtype), "sequences": compare(parts, directory / spec.file, mode, dtype, cases)}
-    first, *others = [{"graphs": {ROLE: spec.file}, "parity": parity[dtype], "optimized": {}} for dtype, spec in specs.items()]
+    first, *others = [{"graphs": {ROLE: spec.file}, "parity": parity[dtype]} for dtype, spec in specs.items()]
     left_out = {"schema_version", "files", "other_dtypes", *OF_OTHER_GRAPHS}
     facts = {name: value for name, value in artifact.manifest.items() if name not in left_out}
     more = {"other_dtypes": dict(zip(artifact.dtypes[1:], others))} if others else {}
@@ -91,7 +91,7 @@ def write_graph(artifact: Artifact, directory: Path, target: Target, mode: str, 
     assert target.generation_step is not None  # see `check_mode`
     opsets = {domain: version for graph in graphs.values() for domain, version in graph.opset_imports.items()}
     graph = one_graph(target.generation_step(graphs), search, spec, rules, config, opsets)
-    save_graphs({directory / spec.file: graph})
+    save_graph(graph, directory / spec.file)
     if target.is_standard:
         onnx.checker.check_model(str(directory / spec.file))
     return spec

@@ -22,7 +22,6 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", TARGET_TOKENIZER)
 # What the manifest must say, and what it may.
 REQUIRED = {"architecture": str, "files": dict, "model_type": str}
 OPTIONAL = {"target": str, "dtype": str, "activations": str, "other_dtypes": dict, "languages": dict, "step": str}
-OPTIONAL |= {"needs": list, "tuned_on": str}
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,6 @@ from .inputs import (
 )
 from .lookup import tokens_by_lookup
 from .options import Options, as_list, is_int64, resolve, special_token
-from .processor import check_processor
 from .search import Search, start_search
 from .session import Session, Sessions
 
@@ -75,8 +74,7 @@ class Runtime:
         UsageError: for a number of threads other than 1 to 1024, a device that does not go with the target, a dtype that the
             export has not, an `engine_cache` without TensorRT or inside the export, and for `lanes` other than 1 to `threads`,
             or of an export whose rows cannot join and leave.
-        OSError: if CUDA or TensorRT is asked for and cannot be used, with what to do about it; if the export was tuned for
-            instructions that this processor lacks. Another processor that has them gets a UserWarning.
+        OSError: if CUDA or TensorRT is asked for and cannot be used, with what to do about it.
     """
 
     def __init__(
@@ -105,8 +103,6 @@ class Runtime:
             raise ValueError(f"{found}, expected one of {', '.join(EXPORTABLE)}")
         self.config = self.artifact.config
         self._target = target_of(self.artifact)
-        manifest = self.artifact.manifest
-        check_processor(self.artifact.directory, manifest.get("needs", []), manifest.get("tuned_on"))
         self.target: str = self._target.name
         if dtype is not None and dtype not in self.artifact.dtypes:
             raise UsageError(f"{directory} has no dtype {dtype!r}, expected one of {self.artifact.dtypes}")

@@ -10,14 +10,13 @@ def fixed_cache_specs(
     inputs: tuple[TensorSpec, ...],
     outputs: tuple[TensorSpec, ...],
     axes: tuple[str, str],
-    example_sizes: dict[str, int],
 ) -> dict[str, GraphSpec]:
     """The graphs of a model that generates, by role; `axes` are the rows and the positions of a cache."""
     if config["model_type"] == "vanilla-decoder":
         layers = config["num_hidden_layers"]
         past = states(config, layers, "past_key_values.{}.", *axes)
         present = states(config, layers, "present.{}.", *axes)
-        return {"decoder": GraphSpec(FILE, (*inputs, *past), (*outputs, *present), example_sizes)}
+        return {"decoder": GraphSpec(FILE, (*inputs, *past), (*outputs, *present))}
     layers = config["decoder_layers"]
     mask = TensorSpec("encoder_attention_mask", "int64", ("batch_size", "source_length"))
     past = states(config, layers, "past_key_values.{}.decoder.", *axes)
@@ -26,7 +25,7 @@ def fixed_cache_specs(
     computed = states(config, layers, "present.{}.encoder.", "batch_size", "source_length")
     return {
         "encoder": source_encoder_spec(config, computed),
-        "decoder": GraphSpec(DECODER_FILE, (*inputs, mask, *past, *cross), (*outputs, *present), example_sizes),
+        "decoder": GraphSpec(DECODER_FILE, (*inputs, mask, *past, *cross), (*outputs, *present)),
     }
 
 

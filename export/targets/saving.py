@@ -1,57 +1,78 @@
-"""Traced graphs -> files."""
+"""Graphs as files."""
 
-import hashlib
-import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
+import numpy as np
+import onnx
 import onnx_ir as ir
 
-PROTOBUF_LIMIT = 1_900_000_000  # bytes of weights: a message can hold 2 GB, so what is above goes into a file of its own
-SHARED_WEIGHTS = "model.onnx_data"
-MIN_EXTERNAL = 1024  # bytes: smaller weights stay in the graph, where onnxruntime can fold them into others
-PAGE = 4096  # bytes, what a file is mapped in
+PROTOBUF_LIMIT = 1_900_000_000  # bytes of weights; a protobuf message can hold 2 GB
+MIN_EXTERNAL = 1024  # bytes; smaller tensors stay in the graph, where onnxruntime can fold them into others
+PAGE = 4096  # bytes; alignment in a file that is mapped into memory
+GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9  # fields of ModelProto, GraphProto and TensorProto
 
 
-def save_graphs(graphs: dict[Path, ir.Model]) -> None:
-    """Weights stay in their graph, or go to `<path>_data` where they are more than `PROTOBUF_LIMIT`."""
-    for path, graph in graphs.items():
-        path.parent.mkdir(exist_ok=True)
-        if sum(tensor.nbytes for _, _, tensor in weights_of(graph)) > PROTOBUF_LIMIT:
-            move_weights([graph], path.with_name(f"{path.name}_data"))
-        ir.save(graph, path)
+def save_graph(model: ir.Model, path: Path) -> None:
+    """Write `model` with its weights, which go to `<path>_data` if they are more than `PROTOBUF_LIMIT`.
 
-
-def save_with_shared_weights(graphs: dict[Path, ir.Model]) -> None:
-    """All weights go to one file beside the graphs, each once: onnxruntime maps it into memory."""
-    for path in graphs:
-        path.parent.mkdir(exist_ok=True)
-    move_weights(graphs.values(), next(iter(graphs)).with_name(SHARED_WEIGHTS))
-    for path, graph in graphs.items():
-        ir.save(graph, path)
-
-
-def move_weights(graphs: Iterable[ir.Model], path: Path) -> None:
-    """Writes the weights of `graphs` to `path`, at multiples of the page size, and has the graphs refer to it."""
-    places: dict[bytes, int] = {}
+    One tensor at a time is in memory. `model` has no weights afterwards.
+    """
+    path.parent.mkdir(exist_ok=True)
+    tensors = {name: value.const_value for name, value in model.graph.initializers.items() if value.const_value is not None}
+    if sum(tensor.nbytes for tensor in tensors.values()) > PROTOBUF_LIMIT:
+        move_weights(model, path.with_name(f"{path.name}_data"))
+        ir.save(model, path)
+        return
+    model.graph.initializers.clear()
+    proto = ir.to_proto(model)
+    graph = proto.graph.SerializeToString()
+    proto.ClearField("graph")
+    headers = {name: initializer_header(name, tensor) for name, tensor in tensors.items()}
+    size = len(graph) + sum(len(headers[name]) + tensor.nbytes for name, tensor in tensors.items())
     with open(path, "wb") as file:
-        for name, value, tensor in itertools.chain.from_iterable(map(weights_of, graphs)):
-            if tensor.nbytes < MIN_EXTERNAL:
-                continue
-            content = tensor.tobytes()
-            key = hashlib.sha256(content).digest()
-            if key not in places:
-                file.write(bytes(-file.tell() % PAGE))
-                places[key] = file.tell()
-                file.write(content)
-            shape = ir.Shape(tensor.shape.numpy())
-            value.const_value = ir.ExternalTensor(
-                path.name, places[key], len(content), tensor.dtype, shape=shape, name=name, base_dir=path.parent
-            )
+        file.write(proto.SerializeToString() + field_header(GRAPH, size) + graph)
+        for name, tensor in tensors.items():
+            file.write(headers[name])
+            write_content(file, tensor)
 
 
-def weights_of(graph: ir.Model) -> Iterator[tuple[str, ir.Value, ir.TensorProtocol]]:
-    """The name of each initializer, itself, and the weights that it holds."""
-    for name, value in graph.graph.initializers.items():
-        assert value.const_value is not None  # only a graph that is being built has initializers without
-        yield name, value, value.const_value
+def initializer_header(name: str, tensor: ir.TensorProtocol) -> bytes:
+    """Return all of an initializer that comes before its content."""
+    facts = onnx.TensorProto(name=name, data_type=int(tensor.dtype), dims=tuple(tensor.shape.numpy())).SerializeToString()
+    facts += field_header(RAW_DATA, tensor.nbytes)
+    return field_header(INITIALIZER, len(facts) + tensor.nbytes) + facts
+
+
+def field_header(number: int, size: int) -> bytes:
+    """Return what protobuf writes before the `size` bytes of a message or of bytes."""
+    return bytes([number << 3 | 2, *varint(size)])
+
+
+def varint(number: int) -> Iterator[int]:
+    """Yield the bytes of protobuf's variable-length integer: 7 bits each, the lowest first."""
+    while number > 127:
+        yield number & 127 | 128
+        number >>= 7
+    yield number
+
+
+def move_weights(model: ir.Model, path: Path) -> None:
+    """Write the weights of `model` to `path` and have it refer to them."""
+    with open(path, "wb") as file:
+        for name, value in model.graph.initializers.items():
+            if value.const_value is not None and value.const_value.nbytes >= MIN_EXTERNAL:
+                value.const_value = write_external(file, path, name, value.const_value)
+
+
+def write_external(file: BinaryIO, path: Path, name: str, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
+    """Append `tensor` to `file`, which is open at `path`, at a multiple of the page size."""
+    file.write(bytes(-file.tell() % PAGE))
+    offset, shape = file.tell(), ir.Shape(tensor.shape.numpy())
+    write_content(file, tensor)
+    return ir.ExternalTensor(path.name, offset, tensor.nbytes, tensor.dtype, shape=shape, name=name, base_dir=path.parent)
+
+
+def write_content(file: BinaryIO, tensor: ir.TensorProtocol) -> None:
+    file.write(np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data)

@@ -8,7 +8,7 @@
 | seq2seq without a head | tokens, and the decoder's tokens | both `last_hidden_state`s |
 | seq2seq with a head that reads the source twice | tokens | what its head returns |
 
-All are `onnx/model.onnx`. A new head is one line of `OUTPUTS`, and for a decoder or seq2seq one of `sequence_modules.MODULES`.
+All are `onnx/model.onnx`. A new head is one line of `OUTPUTS`, and its graph, see `graphs.sequences`.
 """
 
 from collections.abc import Callable
@@ -163,7 +163,7 @@ def sequence_inputs(config: dict, architecture: str) -> tuple[TensorSpec, ...]:
     shape = ("batch_size", "num_choices", "source_length") if architecture == READS_CHOICES else ("batch_size", "source_length")
     tensors = token_inputs(config, shape)
     if types := config.get("type_vocab_size"):
-        tensors += (TensorSpec("token_type_ids", "int64", shape, (0, types - 1), default=0, example=0),)
+        tensors += (TensorSpec("token_type_ids", "int64", shape, (0, types - 1), default=0),)
     if architecture == READS_TARGETS:
         tensors += token_inputs(config, ("batch_size", "target_length"), prefix="decoder_")
     return tensors

@@ -1,29 +1,20 @@
-"""What an export is made of, and what a target is: a way to trace, to optimize, to save and to run graphs."""
+"""What an export is made of, and what a target is: a way to write and to run graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
-
-import numpy as np
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-    from torch import nn
     from transformers import PretrainedConfig, PreTrainedModel
 
     from ..generation.step import Step
+    from ..graphs.context import TargetGraphs
     from ..runtime.decoder import DecoderFactory, LoadedExport
 
-    Pass = Callable[[ir.Model], int]  # changes the graph in place; how often it applied
-
 LONG = 512  # tokens from which on a row is read alone, so that where it has no padding attention needs no mask
-
-# Sizes of the example that is traced, for axes that graphs of several targets have; a `GraphSpec` has those of its own. All
-# are different, and above 1, because tracing takes 0, 1 and equal sizes for fixed.
-EXAMPLE_SIZES = {"batch_size": 3, "source_length": 7, "target_length": 2, "num_choices": 4}
 
 
 @dataclass(frozen=True)
@@ -33,7 +24,6 @@ class TensorSpec:
     Args:
         range: the lowest and the highest number that callers may give; any if `None`.
         default: what stands everywhere where a caller gives nothing; `None` if something must be given.
-        example: what stands everywhere in the example that is traced; if `None`, random numbers that fit the name.
     """
 
     name: str
@@ -41,7 +31,6 @@ class TensorSpec:
     shape: tuple[str | int, ...]
     range: tuple[int, int] | None = None
     default: int | None = None
-    example: int | None = None
 
     @property
     def axes(self) -> dict[int, str]:
@@ -53,7 +42,7 @@ class GraphSpec:
     """One ONNX file, relative to the export directory, with its inputs and outputs in order.
 
     Args:
-        example_sizes: of the example that is traced, for axes that `EXAMPLE_SIZES` lacks.
+        example_sizes: sizes of an image that `serve` runs once at its start, for a graph that reads images of any size.
         is_on_demand: whether sessions of it are made while generating, for axes that are known then.
     """
 
@@ -65,11 +54,9 @@ class GraphSpec:
 
 
 class Target(Protocol):
-    """One folder, and one line in the registry. The runtime has no torch and no onnx: what needs them here are `activations`,
-    `prepare`, `trace_module`, `passes` and `save`.
+    """One folder, and one line in the registry.
 
-    Models that only read whole sequences and have a decoder are traced into standard operators for every target, see
-    `sequence_modules`.
+    The runtime has no torch and no onnx: of the methods here only `activations` and `graphs` need them.
     """
 
     @property
@@ -89,6 +76,10 @@ class Target(Protocol):
 
     @property
     def default_device(self) -> str: ...
+
+    @property
+    def shares_weights(self) -> bool:
+        """True if the graphs of an export have their weights in one file beside them, each weight once."""
 
     @property
     def is_standard(self) -> bool:
@@ -123,17 +114,8 @@ class Target(Protocol):
         """That of the graph whose rows join and leave between two steps, each with its own length, and give the same bits
         whatever rows run beside them; `None` where there is none. A graph that is only that has the role `"step"`."""
 
-    def prepare(self, model: PreTrainedModel, activations: str) -> PreTrainedModel:
-        """What is traced: `model`, or a copy in another type."""
-
-    def trace_module(self, model: PreTrainedModel, role: str) -> nn.Module:
-        """Takes and returns what the spec of `role` lists."""
-
-    def passes(self, dtype: str) -> tuple[Pass, ...]:
-        """What changes the traced graphs, in order."""
-
-    def save(self, graphs: dict[Path, ir.Model]) -> None:
-        """Writes the graphs to their files."""
+    def graphs(self, dtype: str) -> TargetGraphs:
+        """Return what writes the graphs with weights of `dtype`."""
 
     def parity_device(self, activations: str) -> str | None:
         """Where an export is compared with torch here; `None` if nowhere."""
@@ -154,26 +136,3 @@ def check_activations(activations: str, known: Collection[str]) -> None:
 def shape_of(tensor: TensorSpec, sizes: dict[str, int]) -> list[int]:
     """The shape of `tensor` where its axes have these `sizes`."""
     return [sizes[size] if isinstance(size, str) else size for size in tensor.shape]
-
-
-def example_inputs(spec: GraphSpec, vocab_size: int) -> dict[str, np.ndarray]:
-    """Inputs to trace `spec` with. Their masks have one padded row: tracing drops a mask that is all ones."""
-    rng = np.random.default_rng(0)
-    sizes = EXAMPLE_SIZES | spec.example_sizes
-    example = {}
-    for tensor in spec.inputs:
-        shape = shape_of(tensor, sizes)
-        if tensor.example is not None:
-            example[tensor.name] = np.full(shape, tensor.example, tensor.dtype)
-        elif "float" in tensor.dtype:
-            example[tensor.name] = rng.standard_normal(shape).astype(np.float32)
-        elif tensor.dtype == "bool":
-            example[tensor.name] = rng.random(shape) < 0.5
-        elif "mask" in tensor.name:
-            example[tensor.name] = np.ones(shape, np.int64)
-            example[tensor.name][1, ..., :2] = 0
-        elif tensor.name == "position_ids":
-            example[tensor.name] = np.tile(np.arange(shape[1]), (shape[0], 1))
-        else:
-            example[tensor.name] = rng.integers(0, vocab_size, shape)
-    return example

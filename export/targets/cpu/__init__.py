@@ -1,7 +1,6 @@
 """The cpu target: onnxruntime's own attention operators, with caches written in place, and integer products."""
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..spec import GraphSpec, check_activations
@@ -9,11 +8,10 @@ from .specs import graph_specs, step_role
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-    from torch import nn
     from transformers import PretrainedConfig, PreTrainedModel
 
     from ...generation.step import Step
-    from ..spec import Pass
+    from ...graphs.context import TargetGraphs
     from .decoder import CpuDecoders, LoadedExport
 
 
@@ -25,6 +23,7 @@ class Cpu:
     dtypes = ("fp32", "int8", "int4")
     opsets = (21,)
     default_device = "cpu"
+    shares_weights = True
     is_standard = False
     integer_dtypes = ("int8",)
 
@@ -57,44 +56,10 @@ class Cpu:
     def step_role(self, config: dict, architecture: str) -> str | None:
         return step_role(config, architecture)
 
-    def prepare(self, model: "PreTrainedModel", activations: str) -> "PreTrainedModel":
-        return model
+    def graphs(self, dtype: str) -> "TargetGraphs":
+        from .graphs import target_graphs
 
-    def trace_module(self, model: "PreTrainedModel", role: str) -> "nn.Module":
-        from .trace import trace_module
-
-        return trace_module(model, role)
-
-    def passes(self, dtype: str) -> "tuple[Pass, ...]":
-        from ...passes.fusion import (
-            attend_in_tiles,
-            copy_transposed_weights,
-            drop_reshapes,
-            fuse_rms_norms,
-            pack_projections,
-            select_before_products,
-            strip_metadata,
-            sum_by_products,
-        )
-        from ...passes.quantization import quantize_blocks, quantize_calibrated, quantize_embeddings, quantize_products
-
-        traced = (
-            strip_metadata,
-            drop_reshapes,
-            pack_projections,
-            copy_transposed_weights,
-            select_before_products,
-            fuse_rms_norms,
-            sum_by_products,
-            attend_in_tiles,
-        )
-        quantized = {"fp32": (), "int8": (quantize_calibrated, quantize_products), "int4": (quantize_blocks,)}[dtype]
-        return (*traced, *quantized, *((quantize_embeddings,) if quantized else ()))
-
-    def save(self, graphs: "dict[Path, ir.Model]") -> None:
-        from ..saving import save_with_shared_weights
-
-        save_with_shared_weights(graphs)
+        return target_graphs(dtype)
 
     def parity_device(self, activations: str) -> str | None:
         return "cpu"

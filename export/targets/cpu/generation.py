@@ -2,8 +2,9 @@
 
 import onnx_ir as ir
 
-from ...generation.ops import Ops, inline, split
+from ...generation.ops import inline, split
 from ...generation.step import Inputs, empty_cache, own_caches, present_caches
+from ...graphs.ops import Ops
 
 INT32 = ir.DataType.INT32
 
@@ -29,7 +30,7 @@ class CpuSeq2SeqStep:
 
     def advance(self, ops: Ops, tokens: ir.Value, states: list[ir.Value], place: ir.Value) -> tuple[ir.Value, list[ir.Value]]:
         """As `Step`."""
-        length = ops.cast(ops("Reshape", place, [1]), INT32)
+        length = ops.cast(ops("Reshape", place, [1]), "int32")
         bindings = {"input_ids": tokens, "past_length": length, "encoder_attention_mask": self.inputs.mask, **self.cross}
         bindings |= {value.name: cache for value, cache in zip(self.own, states)}
         nodes, outputs = inline(ops, self.graphs["decoder"], bindings)
@@ -76,8 +77,8 @@ class CpuDecoderStep:
         bindings = {
             "input_ids": ops("Slice", padded_on_the_right(ops, inputs.ids, inputs.lengths), [0], length, [1]),
             "position_ids": ops("Expand", inputs.known(ops, places), ops("Concat", inputs.batch, length, axis=0)),
-            "last_position": ops.cast(ops("Reshape", ops("Max", ops("Sub", inputs.lengths, 2), 0), [-1]), INT32),
-            "total_length": ops.cast(length, INT32),
+            "last_position": ops.cast(ops("Reshape", ops("Max", ops("Sub", inputs.lengths, 2), 0), [-1]), "int32"),
+            "total_length": ops.cast(length, "int32"),
             **{value.name: empty_cache(ops, value, inputs.batch) for value in self.own},
         }
         nodes, outputs = inline(ops, self.graph.clone(), bindings)
@@ -92,8 +93,8 @@ class CpuDecoderStep:
         bindings = {
             "input_ids": tokens,
             "position_ids": self.inputs.known(ops, last),
-            "last_position": ops.cast(ops("Reshape", last, [-1]), INT32),
-            "total_length": ops.cast(ops("Add", self.longest, place), INT32),
+            "last_position": ops.cast(ops("Reshape", last, [-1]), "int32"),
+            "total_length": ops.cast(ops("Add", self.longest, place), "int32"),
             **{value.name: cache for value, cache in zip(self.own, states)},
         }
         nodes, outputs = inline(ops, self.graph, bindings)

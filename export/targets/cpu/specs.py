@@ -20,10 +20,8 @@ from ..fixed_caches import fixed_cache_specs, states
 from ..sequences import sequence_specs
 from ..spec import GraphSpec, TensorSpec
 
-EXAMPLE_SIZES = {"rows": 12, "num_beams": 4, "max_length": 11, "max_source": 13}
 STEP_FILE = "onnx/decoder_step_model.onnx"
 LOOKUP_FILE = "onnx/decoder_lookup_model.onnx"
-EXAMPLE_LENGTH = 3  # tokens in the caches of the example
 
 
 def graph_specs(config: dict, architecture: str) -> dict[str, GraphSpec]:
@@ -42,8 +40,8 @@ def step_role(config: dict, architecture: str) -> str | None:
 
 def step_spec(config: dict) -> GraphSpec:
     source = (
-        TensorSpec("last_source_position", "int32", ("rows",), example=EXAMPLE_LENGTH),
-        TensorSpec("total_source_length", "int32", (1,), example=EXAMPLE_LENGTH + 1),
+        TensorSpec("last_source_position", "int32", ("rows",)),
+        TensorSpec("total_source_length", "int32", (1,)),
     )
     layers = config["decoder_layers"]
     prefixes = {"decoder": "max_length", "encoder": "max_source"}
@@ -52,36 +50,36 @@ def step_spec(config: dict) -> GraphSpec:
         for name in ("past_key_values", "present")
     )
     logits = TensorSpec("logits", "float32", ("rows", config["vocab_size"]))
-    return GraphSpec(STEP_FILE, (*decoder_inputs(1), *source, *past), (logits, *present), EXAMPLE_SIZES)
+    return GraphSpec(STEP_FILE, (*decoder_inputs(1), *source, *past), (logits, *present))
 
 
 def lookup_spec(config: dict) -> GraphSpec:
     rows = "rows" if config["model_type"] == "vanilla-decoder" else "batch_size"
     logits = TensorSpec("logits", "float32", (rows, "target_length", config["vocab_size"]))
     inputs = decoder_inputs("target_length", rows)
-    graph = fixed_cache_specs(config, inputs, (logits,), (rows, "max_length"), EXAMPLE_SIZES)["decoder"]
+    graph = fixed_cache_specs(config, inputs, (logits,), (rows, "max_length"))["decoder"]
     return dataclasses.replace(graph, file=LOOKUP_FILE)
 
 
 def decoder_specs(config: dict) -> dict[str, GraphSpec]:
     logits = TensorSpec("logits", "float32", ("rows", config["vocab_size"]))
     inputs = decoder_inputs("target_length") if config["model_type"] == "vanilla-decoder" else seq2seq_inputs()
-    return fixed_cache_specs(config, inputs, (logits,), ("rows", "max_length"), EXAMPLE_SIZES)
+    return fixed_cache_specs(config, inputs, (logits,), ("rows", "max_length"))
 
 
 def decoder_inputs(tokens: int | str, rows: str = "rows") -> tuple[TensorSpec, ...]:
     return (
         TensorSpec("input_ids", "int64", (rows, tokens)),
         TensorSpec("position_ids", "int64", (rows, tokens)),
-        TensorSpec("last_position", "int32", (rows,), example=EXAMPLE_LENGTH),
-        TensorSpec("total_length", "int32", (1,), example=EXAMPLE_LENGTH + 1),
+        TensorSpec("last_position", "int32", (rows,)),
+        TensorSpec("total_length", "int32", (1,)),
     )
 
 
 def seq2seq_inputs() -> tuple[TensorSpec, ...]:
     return (
         TensorSpec("input_ids", "int64", ("rows", 1)),
-        TensorSpec("past_length", "int32", (1,), example=EXAMPLE_LENGTH),
-        TensorSpec("num_beams", "int32", (1,), example=EXAMPLE_SIZES["num_beams"]),
-        TensorSpec("cache_indirection", "int32", ("batch_size", "num_beams", "max_length"), example=0),
+        TensorSpec("past_length", "int32", (1,)),
+        TensorSpec("num_beams", "int32", (1,)),
+        TensorSpec("cache_indirection", "int32", ("batch_size", "num_beams", "max_length")),
     )

@@ -2,18 +2,15 @@
 graph, and so is one of beam search."""
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..spec import GraphSpec, check_activations
 from .specs import CACHE_DTYPES, graph_specs
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
-    from torch import nn
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from ..spec import Pass
+    from ...graphs.context import TargetGraphs
     from .decoder import CudaDecoders, LoadedExport
 
 
@@ -25,6 +22,7 @@ class Cuda:
     dtypes = ("fp32", "fp16", "bf16", "int8", "int4")
     opsets = (24,)
     default_device = "cuda"
+    shares_weights = False
     is_standard = False
     integer_dtypes: tuple[str, ...] = ()
 
@@ -41,7 +39,7 @@ class Cuda:
 
     def activations(self, model: "PreTrainedModel", dtype: str | None) -> str:
         """That of the weights; for integers and by default float16, or bfloat16 where float16 overflows."""
-        from .trace import FLOAT16_MAX, overflow
+        from .overflow import FLOAT16_MAX, overflow
 
         if dtype in ("fp32", "bf16"):
             return dtype
@@ -57,38 +55,10 @@ class Cuda:
     def step_role(self, config: dict, architecture: str) -> None:
         return None
 
-    def prepare(self, model: "PreTrainedModel", activations: str) -> "PreTrainedModel":
-        from .trace import cast_for_export
+    def graphs(self, dtype: str) -> "TargetGraphs":
+        from .graphs import target_graphs
 
-        return cast_for_export(model, activations)
-
-    def trace_module(self, model: "PreTrainedModel", role: str) -> "nn.Module":
-        from .trace import trace_module
-
-        return trace_module(model, role)
-
-    def passes(self, dtype: str) -> "tuple[Pass, ...]":
-        from ...passes.fusion import (
-            copy_transposed_weights,
-            drop_reshapes,
-            fix_reshapes,
-            fuse_gelus,
-            fuse_residuals,
-            fuse_rms_norms,
-            pack_products,
-            strip_metadata,
-        )
-        from ...passes.quantization import weight_only_int4, weight_only_int8
-
-        traced = (fix_reshapes, strip_metadata, drop_reshapes, copy_transposed_weights, pack_products)
-        fused = (fuse_rms_norms, fuse_residuals, fuse_gelus)
-        quantized = {"int8": (weight_only_int8,), "int4": (weight_only_int4,)}.get(dtype, ())
-        return (*traced, *fused, *quantized)
-
-    def save(self, graphs: "dict[Path, ir.Model]") -> None:
-        from ..saving import save_graphs
-
-        save_graphs(graphs)
+        return target_graphs(dtype)
 
     def parity_device(self, activations: str) -> str | None:
         """The CPU has no attention in half precision."""

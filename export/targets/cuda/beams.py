@@ -1,84 +1,84 @@
-"""One step of beam search as a graph, for devices: what `search.BeamSearch` does after each step, without the host."""
+"""One step of beam search as a graph: what `search.BeamSearch` does after each step, without the host.
 
-import torch
-from torch import nn
+B inputs have K beams. A hypothesis is the slots of its history, `visible` (B, K, slots) before `first_slot` (B,), and a last
+token. `tokens` (B, 1, slots, 1) has the token of each slot; new ones go from `first_slot` on. `length` counts the new tokens.
+Outputs may lie where inputs were read from, as in `graphs.step_outputs`.
+"""
 
-from ...runtime.options import EXCLUDED_SCORE as EXCLUDED_SCORE_FLOAT32
-from ..operators import gather, scatter
+import numpy as np
+import onnx_ir as ir
 
-EXCLUDED_SCORE = EXCLUDED_SCORE_FLOAT32.item()
+from ...graphs.context import GraphContext, Values
+from ...graphs.ops import Ops
+from ...runtime.options import EXCLUDED_SCORE
 
 
-class BeamSearchGraph(nn.Module):
-    """The logits after each beam, and the state of the search, in; the beams' next tokens and the next state out.
+def beam_search(g: GraphContext, inputs: Values) -> list[ir.Value]:
+    op, first_slot, length = g.op, inputs["first_slot"], inputs["length"]
+    beams = op.size(inputs["scores"], 1)
+    candidates, last, histories = best_candidates(op, inputs)
+    ends = op("Equal", op("Unsqueeze", last, [-1]), inputs["eos_token_ids"])
+    ends = op("Or", op.any(ends, [-1], keepdims=0), op("Equal", length, inputs["max_length"]))
 
-    A hypothesis is the slots of its history, `visible` (B, K, slots) before `first_slot` (B,), and a last token. `tokens`
-    (B, 1, slots, 1) has the token of each slot; those of the new ones go from `first_slot` on. `length` counts the new tokens.
-    As in `cuda.SlotStepGraph`, what is returned may lie where it was read from.
-    """
+    unfinished = op("Where", ends, op("Add", candidates, EXCLUDED_SCORE), candidates)
+    next_scores, kept = op.outputs(2, "TopK", unfinished, beams, axis=-1)
+    input_ids = op("GatherElements", last, kept, axis=1)
+    ones = op.cast(op("GreaterOrEqual", input_ids, 0), "int64")
+    slots = op("Sub", op("Add", op("Unsqueeze", first_slot, [1]), op("CumSum", ones, 1)), 1)
+    is_new = op("Equal", inputs["slot_numbers"], op("Unsqueeze", slots, [-1]))
+    next_visible = op("Or", gather(op, histories, kept), is_new)
+    next_tokens = op("TensorScatter", inputs["tokens"], op("Unsqueeze", input_ids, [1, 3]), first_slot, axis=-2)
 
-    def forward(
-        self,
-        logits,
-        first_slot,
-        slot_numbers,
-        is_best,
-        eos_token_ids,
-        max_length,
-        length_penalty,
-        stops_early,
-        never_stops_early,
-        scores,
-        visible,
-        tokens,
-        finished_scores,
-        finished_visible,
-        finished_tokens,
-        finished_lengths,
-        can_improve,
-        length,
-    ):
-        beams = scores.shape[1]
-        count = is_best.shape[0]
-        log_p, best = logits.log_softmax(dim=-1).topk(count)
-        candidates, chosen = (log_p + scores[..., None]).flatten(1).topk(count)
-        last = best.flatten(1).gather(1, chosen)
-        histories = gather(visible & (slot_numbers < first_slot[:, None, None]), chosen // count)
-        ends = (last[..., None] == eos_token_ids).any(dim=-1) | (length == max_length)
+    finished = finished_hypotheses(op, inputs, candidates, last, histories, ends)
+    can_improve = improvable(op, inputs, next_scores, finished)
+    # Always 1 more, and written after all that reads `length`.
+    first = op("Reshape", op("Slice", can_improve, [0], [1], [0]), [1])
+    next_length = op("Add", length, op.cast(op("Or", first, op("Not", first)), "int64"))
+    return [input_ids, next_scores, next_visible, next_tokens, *finished, can_improve, next_length]
 
-        # The best that go on.
-        next_scores, kept = torch.where(ends, candidates + EXCLUDED_SCORE, candidates).topk(beams)
-        input_ids = last.gather(1, kept)
-        slots = first_slot[:, None] + (input_ids >= 0).long().cumsum(dim=1) - 1
-        next_visible = gather(histories, kept) | (slot_numbers == slots[..., None])
-        next_tokens = scatter(tokens, input_ids[:, None, :, None], first_slot)
 
-        # Those of the best that end here compete with the hypotheses that ended before.
-        just_finished = ends & is_best & can_improve
-        ended = candidates / length.float().pow(length_penalty)
-        ended = torch.where(just_finished, ended, ended + EXCLUDED_SCORE)
-        next_finished_scores, places = torch.cat([finished_scores, ended], dim=1).topk(beams)
-        next_finished_visible = gather(torch.cat([finished_visible, histories], dim=1), places)
-        next_finished_tokens = torch.cat([finished_tokens, last], dim=1).gather(1, places)
-        next_finished_lengths = torch.cat([finished_lengths, just_finished * length], dim=1).gather(1, places)
+def best_candidates(op: Ops, inputs: Values) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Return the scores of the best continuations of all beams, their last tokens and the histories before these."""
+    count = op("Shape", inputs["is_best"])
+    log_p, best = op.outputs(2, "TopK", op("LogSoftmax", inputs["logits"], axis=-1), count, axis=-1)
+    sums = op("Add", log_p, op("Unsqueeze", inputs["scores"], [-1]))
+    candidates, indices = op.outputs(2, "TopK", op("Reshape", sums, [0, -1]), count, axis=-1)
+    last = op("GatherElements", op("Reshape", best, [0, -1]), indices, axis=1)
+    is_history = op("Less", inputs["slot_numbers"], op("Unsqueeze", inputs["first_slot"], [1, 2]))
+    return candidates, last, gather(op, op("And", inputs["visible"], is_history), op("Div", indices, count))
 
-        # Whether the best running hypothesis may still beat the worst finished one.
-        longest = torch.where(never_stops_early & (length_penalty > 0), max_length, length)
-        possible = next_scores[:, :1] / longest.float().pow(length_penalty)
-        worst = next_finished_scores.min(dim=1, keepdim=True).values
-        worst = torch.where(next_finished_lengths > 0, worst, EXCLUDED_SCORE)
-        is_full = next_finished_lengths.min(dim=1, keepdim=True).values > 0
-        next_can_improve = can_improve & (possible > worst).any(dim=1, keepdim=True) & ~(stops_early & is_full)
-        next_length = length + (next_can_improve[:1, 0].long() >= 0).long()  # always 1, and after all that reads `length`
-        return (
-            input_ids,
-            next_scores,
-            next_visible,
-            next_tokens,
-            next_finished_scores,
-            next_finished_visible,
-            next_finished_tokens,
-            next_finished_lengths,
-            next_can_improve,
-            next_length,
-        )
+
+def finished_hypotheses(
+    op: Ops, inputs: Values, candidates: ir.Value, last: ir.Value, histories: ir.Value, ends: ir.Value
+) -> list[ir.Value]:
+    """Return scores, histories, last tokens and lengths of the best finished hypotheses, those that end here among them."""
+    beams, length = op.size(inputs["scores"], 1), inputs["length"]
+    is_finished = op("And", op("And", ends, inputs["is_best"]), inputs["can_improve"])
+    scores = op("Div", candidates, op("Pow", op.cast(length, "float32"), inputs["length_penalty"]))
+    scores = op("Where", is_finished, scores, op("Add", scores, EXCLUDED_SCORE))
+    scores = op("Concat", inputs["finished_scores"], scores, axis=1)
+    finished_scores, indices = op.outputs(2, "TopK", scores, beams, axis=-1)
+    visible = gather(op, op("Concat", inputs["finished_visible"], histories, axis=1), indices)
+    tokens = op("GatherElements", op("Concat", inputs["finished_tokens"], last, axis=1), indices, axis=1)
+    lengths = op("Concat", inputs["finished_lengths"], op("Mul", op.cast(is_finished, "int64"), length), axis=1)
+    return [finished_scores, visible, tokens, op("GatherElements", lengths, indices, axis=1)]
+
+
+def improvable(op: Ops, inputs: Values, scores: ir.Value, finished: list[ir.Value]) -> ir.Value:
+    """Return whether the best unfinished hypothesis may still beat the worst finished one, (B, 1)."""
+    penalty = inputs["length_penalty"]
+    finished_scores, _, _, finished_lengths = finished
+    never_stops = op("And", inputs["never_stops_early"], op("Greater", penalty, np.float32(0)))
+    longest = op.cast(op("Where", never_stops, inputs["max_length"], inputs["length"]), "float32")
+    possible = op("Div", op("Slice", scores, [0], [1], [1]), op("Pow", longest, penalty))
+    worst = op("ReduceMin", finished_scores, [1], keepdims=1)
+    worst = op("Where", op("Greater", finished_lengths, 0), worst, EXCLUDED_SCORE)
+    is_better = op.any(op("Greater", possible, worst), [1])
+    is_full = op("Greater", op("ReduceMin", finished_lengths, [1], keepdims=1), 0)
+    continues = op("Not", op("And", inputs["stops_early"], is_full))
+    return op("And", op("And", inputs["can_improve"], is_better), continues)
+
+
+def gather(op: Ops, states: ir.Value, indices: ir.Value) -> ir.Value:
+    """Return the entries of `states` (B, T, ...) at `indices` (B, N), (B, N, ...)."""
+    return op("GatherND", states, op("Unsqueeze", indices, [-1]), batch_dims=1)

@@ -13,7 +13,6 @@ from ..fixed_caches import fixed_cache_specs
 from ..sequences import sequence_specs
 from ..spec import GraphSpec, TensorSpec
 
-EXAMPLE_SIZES = {"slots": 13, "logits": 6, "num_beams": 4, "candidates": 8, "num_ends": 9}
 CACHE_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -39,18 +38,18 @@ def decoder_specs(config: dict) -> dict[str, GraphSpec]:
         return (
             TensorSpec(f"{prefix}input_ids", "int64", ("batch_size", count)),
             TensorSpec(f"{prefix}position_ids", "int64", ("batch_size", count)),
-            TensorSpec(f"{prefix}first_slot", "int64", ("batch_size",), example=0),
+            TensorSpec(f"{prefix}first_slot", "int64", ("batch_size",)),
             TensorSpec(f"{prefix}visible", "bool", ("batch_size", count, "slots")),
             TensorSpec(f"{prefix}tokens", "int64", ("batch_size", 1, "slots", 1)),
         )
 
     input_ids, position_ids, first_slot, visible, tokens = state("", "target_length")
-    count = TensorSpec("count", "int64", ("batch_size",), example=0)
-    logits_of = TensorSpec("logits_of", "int64", ("batch_size", "logits"), example=0)
-    slot_numbers = TensorSpec("slot_numbers", "int64", ("slots",), example=0)
+    count = TensorSpec("count", "int64", ("batch_size",))
+    logits_of = TensorSpec("logits_of", "int64", ("batch_size", "logits"))
+    slot_numbers = TensorSpec("slot_numbers", "int64", ("slots",))
     inputs = (input_ids, position_ids, count, first_slot, visible, logits_of, slot_numbers, tokens)
     outputs = (logits, *state("next_", "logits"))
-    specs = fixed_cache_specs(config, inputs, outputs, ("batch_size", "slots"), EXAMPLE_SIZES)
+    specs = fixed_cache_specs(config, inputs, outputs, ("batch_size", "slots"))
     return {**specs, "beams": beam_search_spec(config["vocab_size"])}
 
 
@@ -89,6 +88,5 @@ def beam_search_spec(vocab_size: int) -> GraphSpec:
         "onnx/beam_search.onnx",
         (*constants, *state("")),
         (tensor("input_ids", "int64", "batch_size", "num_beams"), *state("next_")),
-        EXAMPLE_SIZES,
         is_on_demand=True,  # when the sizes of all axes are known: then no shape is left to compute
     )

@@ -1,7 +1,6 @@
 """The portable target: standard operators, with caches that grow; any ONNX runtime runs its graphs."""
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..spec import GraphSpec, check_activations
@@ -9,11 +8,10 @@ from .specs import graph_specs
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-    from torch import nn
     from transformers import PretrainedConfig, PreTrainedModel
 
     from ...generation.step import Step
-    from ..spec import Pass
+    from ...graphs.context import TargetGraphs
     from .decoder import LoadedExport, PortableDecoders
 
 
@@ -25,6 +23,7 @@ class Portable:
     dtypes = ("fp32", "int8")
     opsets = (18, 19, 20, 21, 22, 23)
     default_device = "cpu"
+    shares_weights = False
     is_standard = True
     integer_dtypes: tuple[str, ...] = ()
 
@@ -50,35 +49,10 @@ class Portable:
     def step_role(self, config: dict, architecture: str) -> None:
         return None
 
-    def prepare(self, model: "PreTrainedModel", activations: str) -> "PreTrainedModel":
-        return model
+    def graphs(self, dtype: str) -> "TargetGraphs":
+        from .graphs import target_graphs
 
-    def trace_module(self, model: "PreTrainedModel", role: str) -> "nn.Module":
-        from .trace import trace_module
-
-        return trace_module(model, role)
-
-    def passes(self, dtype: str) -> "tuple[Pass, ...]":
-        from ...passes.fusion import (
-            copy_transposed_weights,
-            divide_by_roots,
-            fix_reshapes,
-            share_tied_weights,
-            strip_metadata,
-        )
-        from ...passes.quantization import quantize_integers, quantize_lookups
-
-        quantized = (copy_transposed_weights, quantize_integers, quantize_lookups)
-        return fix_reshapes, strip_metadata, divide_by_roots, *(quantized if dtype == "int8" else (share_tied_weights,))
-
-    def save(self, graphs: "dict[Path, ir.Model]") -> None:
-        import onnx
-
-        from ..saving import save_graphs
-
-        save_graphs(graphs)
-        for path in graphs:
-            onnx.checker.check_model(str(path))  # it knows standard operators only
+        return target_graphs(dtype)
 
     def parity_device(self, activations: str) -> str | None:
         return "cpu"

@@ -3,8 +3,9 @@
 import numpy as np
 import onnx_ir as ir
 
-from ...generation.ops import Ops, inline, split
+from ...generation.ops import inline, split
 from ...generation.step import Inputs, empty_cache, own_caches, present_caches
+from ...graphs.ops import Ops
 
 
 class PortableSeq2SeqStep:

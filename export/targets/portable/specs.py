@@ -19,8 +19,6 @@ from dataclasses import replace
 from ..sequences import DECODER_FILE, FILE, sequence_specs, source_encoder_spec
 from ..spec import GraphSpec, TensorSpec
 
-EXAMPLE_SIZES = {"past_length": 5, "past_source_length": 4, "past_length + target_length": 7}
-
 
 def graph_specs(config: dict, architecture: str, dtype: str) -> dict[str, GraphSpec]:
     specs = sequence_specs(config, architecture) or decoder_specs(config)
@@ -64,4 +62,4 @@ def decoder_spec(
                 name = f"{layer}.{attention}{part}"
                 past.append(TensorSpec(f"past_key_values.{name}", "float32", ("batch_size", heads, before, width)))
                 present.append(TensorSpec(f"present.{name}", "float32", ("batch_size", heads, after, width)))
-    return GraphSpec(file, (*inputs, *past), (logits, *present), EXAMPLE_SIZES)
+    return GraphSpec(file, (*inputs, *past), (logits, *present))

@@ -1,13 +1,15 @@
 """Ranges and samples of what matrix multiplications read, and the scales with which it becomes 8 bits.
 
-This module works on arrays alone. It imports neither torch nor onnx, and finds weights by any key.
+This module works on arrays alone: `calibration` records them, `precisions` writes the scales.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+
+from .quantization import int8_columns
 
 SAMPLED = 256  # rows on which errors are measured
 COLUMNS = 4096  # columns of a matrix on which errors are measured
@@ -48,7 +50,7 @@ class Inputs:
         return replace(self, rows=self.rows[kept], keys=self.keys[kept])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Steps:
     """One scale for all rows. The integers are x / (smoothing * scale) + zero, from 0 to 255."""
 
@@ -102,29 +104,26 @@ class Calibration:
     """What matrix multiplications read of a text, and how it becomes 8 bits.
 
     Args:
-        inputs: by a key of the weights.
-        modules: names for reports, by the same key.
-        choices: by the keys of all matrices that read the same rows.
+        inputs: by the name of the module, without the prefix of the model in front of its head.
+        choices: by the names of all modules that read the same rows.
     """
 
-    inputs: dict[Hashable, Inputs] = field(default_factory=dict)
-    modules: dict[Hashable, str] = field(default_factory=dict)
-    choices: dict[tuple[Hashable, ...], Choice] = field(default_factory=dict)
+    inputs: dict[str, Inputs] = field(default_factory=dict)
+    choices: dict[tuple[str, ...], Choice] = field(default_factory=dict)
 
-    def observe(self, key: Hashable, module: str, inputs: Inputs) -> None:
-        """Add `inputs` to what the weights with this key read. Modules that share weights count as the first."""
-        self.inputs[key] = inputs.merge(self.inputs[key]) if key in self.inputs else inputs
-        self.modules.setdefault(key, module)
+    def observe(self, name: str, inputs: Inputs) -> None:
+        """Add `inputs` to what the module `name` read."""
+        self.inputs[name] = inputs.merge(self.inputs[name]) if name in self.inputs else inputs
 
-    def choose(self, keys: tuple[Hashable, ...], matrices: Sequence[np.ndarray]) -> Choice:
-        """Return the choice for `matrices` (K, N) with these keys, which read the same rows. Graphs share it."""
-        if keys not in self.choices:
-            self.choices[keys] = choose(self.inputs[keys[0]], matrices)
-        return self.choices[keys]
+    def choose(self, names: tuple[str, ...], matrices: Sequence[np.ndarray]) -> Choice:
+        """Return the choice for the `matrices` (K, N) of these modules, which read the same rows. Graphs share it."""
+        if names not in self.choices:
+            self.choices[names] = choose(self.inputs[names[0]], matrices)
+        return self.choices[names]
 
     def summary(self) -> dict[str, Any]:
         """Return the numbers of matrix multiplications and of those with a scale for each row, and both mean errors."""
-        choices = [choice for keys, choice in self.choices.items() for _ in keys]
+        choices = [choice for names, choice in self.choices.items() for _ in names]
         return {
             "matmuls": len(choices),
             "row_scales": sum(choice.steps is None for choice in choices),
@@ -135,9 +134,9 @@ class Calibration:
     def facts(self) -> dict[str, Any]:
         """Return the `summary` for the manifest, with both errors of each module that keeps a scale for each row."""
         left_out = {
-            self.modules[key]: {"error": significant(choice.error), "row_error": significant(choice.row_error)}
-            for keys, choice in self.choices.items()
-            for key in keys
+            name: {"error": significant(choice.error), "row_error": significant(choice.row_error)}
+            for names, choice in self.choices.items()
+            for name in names
             if choice.steps is None
         }
         return {**self.summary(), "left_out": left_out}
@@ -188,17 +187,6 @@ def median_error(products: np.ndarray, exact: np.ndarray) -> float:
     lost = np.square(products - exact, dtype=np.float64).sum(axis=1)
     sizes = np.square(exact, dtype=np.float64).sum(axis=1)
     return float(np.median(lost[sizes > 0] / sizes[sizes > 0])) if sizes.any() else 0.0
-
-
-def int8_columns(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(K, N) float32 -> int8 and the scales (N,) of its columns.
-
-    Processors without VNNI add two products, those of weights 2i and 2i + 1, in 16 bits. With activations of at most 255 no
-    sum overflows where no two such weights add up to more than 128, and the scale sees to that."""
-    pairs = matrix[: len(matrix) // 2 * 2]
-    largest = np.maximum(np.abs(matrix).max(axis=0), np.abs(pairs[::2] + pairs[1::2]).max(axis=0, initial=0))
-    scales = np.maximum(largest / 127, TINY).astype(np.float32)
-    return np.rint(matrix / scales).astype(np.int8), scales
 
 
 def significant(value: float) -> float:

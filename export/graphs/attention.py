@@ -1,0 +1,156 @@
+"""Attention in standard operators, equation 1: softmax(Q K^T / sqrt(d_k)) V.
+
+Queries, keys and values of heads are (B, H, T, d), others (B, T, H * d). Each function returns what a `stack` calls in its
+layers.
+"""
+
+import numpy as np
+import onnx_ir as ir
+
+from .context import GraphContext, Pair, Pairs
+from .layers import Attention, linear
+from .positions import bidirectional_bias, masked, rotate
+
+MIN_BLOCK = 64  # queries; with fewer, matrices would be too small to multiply well
+
+
+def self_attention(g: GraphContext, positions: ir.Value | None, bias: ir.Value | None) -> Attention:
+    """Write attention over a whole sequence, with `bias` (B or 1, H or 1, T, S) added to the scores."""
+
+    def attend(layer: int, name: str, x: ir.Value) -> ir.Value:
+        query, key, value = project(g, name, x, positions)
+        return scaled_dot_product(g, query, split_keys(g, key), split_values(g, value), bias)
+
+    return attend
+
+
+def growing_attention(g: GraphContext, positions: ir.Value, bias: ir.Value | None, past: Pairs, present: Pairs) -> Attention:
+    """Write attention over the caches `past` and the new tokens. The longer caches are appended to `present`."""
+
+    def attend(layer: int, name: str, x: ir.Value) -> ir.Value:
+        query, key, value = project(g, name, x, positions)
+        keys, values = grown(g, past[layer], (split_keys(g, key), split_values(g, value)))
+        present.append((keys, values))
+        return scaled_dot_product(g, query, keys, values, bias)
+
+    return attend
+
+
+def grown(g: GraphContext, past: Pair, new: Pair) -> Pair:
+    """Return the keys and values of `past`, (B, H, S, d), with the `new` ones behind them."""
+    keys, values = (g.op("Concat", *parts, axis=2) for parts in zip(past, new))
+    return keys, values
+
+
+def source_attention(g: GraphContext, states: Pairs, bias: ir.Value) -> Attention:
+    """Write attention to a source, to the keys and values in `states` of each layer."""
+
+    def attend(layer: int, name: str, x: ir.Value) -> ir.Value:
+        keys, values = states[layer]
+        return scaled_dot_product(g, linear(g, x, f"{name}.q_proj"), keys, values, bias)
+
+    return attend
+
+
+def encoder_attention(
+    g: GraphContext, prefix: str, ids: ir.Value | None, positions: ir.Value | None, mask: ir.Value | None
+) -> Attention:
+    """Write the attention of an encoder; images have no ids, positions and mask."""
+    if ids is None or mask is None:
+        return self_attention(g, None, None)
+    if g.config.sliding_window is not None and not g.config.has_relative_positions:
+        return block_attention(g, positions, mask)
+    return self_attention(g, positions, bidirectional_bias(g, prefix, ids, mask))
+
+
+# ------------------------------------------------------------------------------------------------- heads and their scores
+
+
+def project(g: GraphContext, name: str, x: ir.Value, positions: ir.Value | None) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Return queries, keys and values of self-attention, turned by rotary positions."""
+    query, key, value = g.target.dialect.linear_each(g, x, *(f"{name}.{part}_proj" for part in "qkv"))
+    if positions is not None and g.config.has_rotary_positions:
+        query, key = rotate(g, query, positions), rotate(g, key, positions)
+    return query, key, value
+
+
+def split_heads(g: GraphContext, states: ir.Value, width: int) -> ir.Value:
+    shaped = g.op("Reshape", states, [0, 0, g.config.num_attention_heads, width])
+    return g.op("Transpose", shaped, perm=[0, 2, 1, 3])
+
+
+def split_keys(g: GraphContext, states: ir.Value) -> ir.Value:
+    return split_heads(g, states, g.config.head_dim)
+
+
+def split_values(g: GraphContext, states: ir.Value) -> ir.Value:
+    return split_heads(g, states, g.config.value_head_dim)
+
+
+def source_heads(g: GraphContext, prefix: str, source: ir.Value) -> Pairs:
+    """Return the keys and values of a source, (B, S, D), for each layer of the decoder `prefix`."""
+    modules = [f"{prefix}layers.{layer}.cross_attn" for layer in range(g.config.decoder_layers)]
+    names = [f"{module}.{part}_proj" for module in modules for part in "kv"]
+    states = g.target.dialect.linear_each(g, source, *names)
+    return [(split_keys(g, key), split_values(g, value)) for key, value in zip(states[::2], states[1::2])]
+
+
+def scaled_dot_product(g: GraphContext, query: ir.Value, keys: ir.Value, values: ir.Value, bias: ir.Value | None) -> ir.Value:
+    """Write equation 1 for queries (B, T, H * d_k): (B, T, H * d_v)."""
+    op = g.op
+    queries = op("Mul", split_keys(g, query), scale(g))
+    scores = op("MatMul", queries, op("Transpose", keys, perm=[0, 1, 3, 2]))
+    scores = scores if bias is None else op("Add", scores, bias)
+    return merge_heads(g, op("MatMul", op("Softmax", scores, axis=-1), values))
+
+
+def scale(g: GraphContext) -> float:
+    """Return 1 / sqrt(d_k)."""
+    return g.config.head_dim**-0.5
+
+
+def merge_heads(g: GraphContext, output: ir.Value) -> ir.Value:
+    """(B, H, T, d_v) -> (B, T, H * d_v)."""
+    width = g.config.num_attention_heads * g.config.value_head_dim
+    return g.op("Reshape", g.op("Transpose", output, perm=[0, 2, 1, 3]), [0, 0, width])
+
+
+# --------------------------------------------------------------------------------------------------------------- windows
+
+
+def block_attention(g: GraphContext, positions: ir.Value | None, mask: ir.Value) -> Attention:
+    """Write the attention of an encoder with a window in blocks (Beltagy et al. 2020, section 3.1).
+
+    A block of queries reads its keys and those of the blocks before and after it. Time and memory grow with the length, and not
+    with its square.
+    """
+    op, config = g.op, g.config
+    reach = config.sliding_window
+    block = max(reach, MIN_BLOCK)
+    length = op.size(mask, 1)
+    missing = op("Mod", op("Neg", length), block)
+    around = op.shape(0, 0, block, 0, 0, 0, op("Add", missing, block), 0)  # padding at both ends
+
+    def neighbours(states: ir.Value, width: int) -> ir.Value:
+        """(B, H, S, d) -> (B, H, blocks, 3 * block, d)."""
+        blocks = op("Reshape", op("Pad", states, around), [0, 0, -1, block, width])
+        ends = (0, -2), (1, -1), (2, np.iinfo(np.int64).max)
+        return op("Concat", *(op("Slice", blocks, [start], [end], [2]) for start, end in ends), axis=3)
+
+    flags = neighbours(op("Unsqueeze", op.cast(mask, "float32"), [1, 3]), 1)
+    is_key = op("Transpose", op("Greater", flags, 0.0), perm=[0, 1, 2, 4, 3])
+    distance = op("Sub", op("Range", -block, 2 * block, 1), op("Unsqueeze", op("Range", 0, block, 1), [1]))
+    bias = masked(g, op("And", is_key, op("LessOrEqual", op("Abs", distance), reach)))
+
+    def attend(layer: int, name: str, x: ir.Value) -> ir.Value:
+        query, key, value = project(g, name, x, positions)
+        queries = split_keys(g, op("Mul", query, scale(g)))
+        queries = op("Pad", queries, op.shape(0, 0, 0, 0, 0, 0, missing, 0))
+        queries = op("Reshape", queries, [0, 0, -1, block, config.head_dim])
+        keys = op("Transpose", neighbours(split_keys(g, key), config.head_dim), perm=[0, 1, 2, 4, 3])
+        weights = op("Softmax", op("Add", op("MatMul", queries, keys), bias), axis=-1)
+        values = neighbours(split_values(g, value), config.value_head_dim)
+        output = op("Reshape", op("MatMul", weights, values), [0, config.num_attention_heads, -1, config.value_head_dim])
+        return merge_heads(g, op("Slice", output, [0], length, [2]))
+
+    return attend

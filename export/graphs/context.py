@@ -1,0 +1,104 @@
+"""What the functions of this package share: the graph, the config and weights of its model, and the target's operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from .config import Config
+from .ops import CONTRIB, Ops
+from .weights import WeightStore, unchanged
+
+Values = dict[str, ir.Value]  # inputs of a graph by name
+Pair = tuple[ir.Value, ir.Value]  # keys and values
+Pairs = list[Pair]  # of each layer
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How matrices are held in a graph.
+
+    Args:
+        matmul: x (..., K), names of matrices (N, K) and a bias or `None` -> x W + b, the columns of all matrices side by side.
+        look_up: the name of a table (V, D) and ids -> their rows.
+    """
+
+    matmul: Callable[[GraphContext, ir.Value, Sequence[str], ir.Value | None], ir.Value]
+    look_up: Callable[[GraphContext, str, ir.Value], ir.Value]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """The parts of a layer for which targets have different operators.
+
+    Args:
+        rms_norm: x, a weight and epsilon -> the norm of root mean squares.
+        linear_each: x and names of linear maps -> the result of each.
+        activated_linear: x, the name of a linear map and an activation -> the activation of the map.
+        add_and_norm: x, the input of the last map of a sublayer, its name, the name of a norm or `None` -> the sum with x, and
+            its norm, or the sum again.
+    """
+
+    rms_norm: Callable[[GraphContext, ir.Value, ir.Value, float], ir.Value]
+    linear_each: Callable[..., list[ir.Value]]
+    activated_linear: Callable[[GraphContext, ir.Value, str, str], ir.Value]
+    add_and_norm: Callable[[GraphContext, ir.Value, ir.Value, str, str | None], tuple[ir.Value, ir.Value]]
+
+
+WriteGraph = Callable[["GraphContext", Values], list[ir.Value]]  # inputs by name -> outputs in order
+
+
+@dataclass(frozen=True)
+class TargetGraphs:
+    """The graphs of a target in one dtype.
+
+    Args:
+        write: by role of a graph, for decoders of seq2seq models `"seq2seq ROLE"`: the inputs by name -> the outputs in order.
+            `"sequence"` are models that read whole sequences.
+    """
+
+    dialect: Dialect
+    precision: Precision
+    write: dict[str, WriteGraph]
+
+
+@dataclass(frozen=True)
+class GraphContext:
+    """One graph while it is written. `op` appends nodes, `store` has the weights.
+
+    Args:
+        shortlist: the tokens that have logits; all if `None`.
+        calibration: what the inputs of matrices were on a text, see `calibration`; `None` without.
+    """
+
+    op: Ops
+    config: Config
+    store: WeightStore
+    target: TargetGraphs
+    opset: int
+    shortlist: list[int] | None = None
+    calibration: Any = None
+
+    def contrib(self, op_type: str, *operands: Any, **attributes: Any) -> ir.Value:
+        """Append a node with an operator that only onnxruntime has."""
+        return self.op(op_type, *operands, domain=CONTRIB, **attributes)
+
+    def has(self, name: str) -> bool:
+        """Return whether the checkpoint has the weights `name`."""
+        return name in self.store.weights
+
+    def weight(self, name: str) -> ir.Value:
+        """Return the weights `name` as they are."""
+        return self.transformed([name], unchanged)[0]
+
+    def bias(self, name: str) -> ir.Value | None:
+        """Return the bias of the linear map `name`, if it has one."""
+        return self.weight(f"{name}.bias") if self.has(f"{name}.bias") else None
+
+    def transformed(self, names: Sequence[str], transform: Callable, *arguments: Any) -> list[ir.Value]:
+        """Return what `transform` makes of the weights `names`, see `WeightStore`."""
+        tensors = self.store.transformed(names, transform, *arguments)
+        return [self.op.initializer(id(tensor), tensor) for tensor in tensors]

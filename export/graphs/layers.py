@@ -1,0 +1,150 @@
+"""Embeddings, sublayers and stacks: Figure 1 of the paper. States are (B, T, D)."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+
+from .activations import activation
+from .context import Dialect, GraphContext
+from .positions import sinusoids
+
+Attention = Callable[[int, str, ir.Value], ir.Value]  # number of the layer, name of the module, x -> (B, T, H * d_v)
+FEED_FORWARD = "feed_forward"
+LM_HEAD = "lm_head"
+
+
+def embed(g: GraphContext, prefix: str, ids: ir.Value, positions: ir.Value, types: ir.Value | None = None) -> ir.Value:
+    """Write the embeddings of the stack `prefix`, sections 3.4 and 3.5: (B, T) -> (B, T, D)."""
+    op, config = g.op, g.config
+    name = f"{prefix}embeddings"
+    x = g.target.precision.look_up(g, f"{name}.embed_tokens.weight", ids)
+    if config.scale_embedding:
+        x = op("Mul", x, math.sqrt(config.embedding_size))
+    if not config.embedding_norm:
+        x = projected(g, x, f"{name}.projection")
+    if config.position_embedding_type == "sinusoidal":
+        x = op("Add", x, sinusoids(g, positions))
+    elif config.has_learned_positions:
+        # A table has a first row for padding, which is at -1, where padding is not counted.
+        rows = positions if config.position_ids_from == "place" else op("Add", positions, 1)
+        x = op("Add", x, op("Gather", g.weight(f"{name}.embed_positions.weight"), rows))
+    if types is not None:
+        x = op("Add", x, op("Gather", g.weight(f"{name}.embed_token_types.weight"), types))
+    return projected(g, norm(g, x, f"{name}.norm"), f"{name}.projection") if config.embedding_norm else x
+
+
+def stack(g: GraphContext, prefix: str, depth: int, x: ir.Value, attentions: dict[str, Attention]) -> ir.Value:
+    """Write the layers of the stack `prefix`, its last norm, and the projection of a decoder to the width of its embeddings.
+
+    A layer has one sublayer for each of `attentions`, then the feed-forward network. Post-norm is norm(x + sublayer(x)),
+    pre-norm x + sublayer(norm(x)).
+    """
+    config = g.config
+    parts = [(layer, part) for layer in range(depth) for part in (*attentions, FEED_FORWARD)]
+    names = [f"{prefix}layers.{layer}.{part}" for layer, part in parts]
+    norms: list[str | None] = [f"{name}_norm" for name in names]
+    final = f"{prefix}norm" if config.final_norm else None
+    normed = x
+    if config.norm_first:
+        normed, norms = norm(g, x, str(norms[0])), [*norms[1:], final]
+    for (layer, part), name, after in zip(parts, names, norms):
+        inner, last = sublayer(g, layer, name, normed, attentions.get(part))
+        total, normed = g.target.dialect.add_and_norm(g, x, inner, f"{name}.{last}", after)
+        x = total if config.norm_first else normed
+    states = normed if config.norm_first or final is None else norm(g, normed, final)
+    return projected(g, states, f"{prefix}output_projection")
+
+
+def sublayer(g: GraphContext, layer: int, name: str, x: ir.Value, attend: Attention | None) -> tuple[ir.Value, str]:
+    """Write all of a sublayer but its last linear map, and return that map's name too. Without `attend` it is feed-forward."""
+    return (feed_forward(g, name, x), "down_proj") if attend is None else (attend(layer, name, x), "o_proj")
+
+
+def feed_forward(g: GraphContext, name: str, x: ir.Value) -> ir.Value:
+    """Write max(0, x W_1 + b_1) of equation 2, or where `gated` act(x W_g) * x W_1 (Shazeer 2020)."""
+    dialect, act = g.target.dialect, g.config.hidden_act
+    if not g.config.gated:
+        return dialect.activated_linear(g, x, f"{name}.up_proj", act)
+    gate, inner = dialect.linear_each(g, x, f"{name}.gate_proj", f"{name}.up_proj")
+    return g.op("Mul", activation(g, gate, act, f"{name}.activation"), inner)
+
+
+# ------------------------------------------------------------------------------------------------ linear maps and norms
+
+
+def linear(g: GraphContext, x: ir.Value, *names: str) -> ir.Value:
+    """Write x W + b with the columns of all maps `names` side by side. Either all of them have biases or none."""
+    bias = g.bias(names[0])
+    if len(names) > 1 and bias is not None:
+        [bias] = g.transformed([f"{name}.bias" for name in names], concatenated)
+    return g.target.precision.matmul(g, x, [f"{name}.weight" for name in names], bias)
+
+
+def projected(g: GraphContext, x: ir.Value, name: str) -> ir.Value:
+    """Write the linear map `name` between embeddings and states of different widths. Models of one width have none."""
+    return linear(g, x, name) if g.has(f"{name}.weight") else x
+
+
+def row_linear(g: GraphContext, x: ir.Value, name: str) -> ir.Value:
+    """Write x W + b of one state for each row, (B, D): so little work that it stays in floating point."""
+    return g.op("Gemm", x, g.weight(f"{name}.weight"), g.bias(name), transB=1)
+
+
+def linear_each(g: GraphContext, x: ir.Value, *names: str) -> list[ir.Value]:
+    """Write x W + b of each of the maps `names`."""
+    g.op.once(("readers", x), lambda: names)
+    return [linear(g, x, name) for name in names]
+
+
+def activated_linear(g: GraphContext, x: ir.Value, name: str, act: str) -> ir.Value:
+    """Write the activation `act` of a linear map, whose own weights are of a module beside the map."""
+    return activation(g, linear(g, x, name), act, f"{name.rpartition('.')[0]}.activation")
+
+
+def add_and_norm(g: GraphContext, x: ir.Value, inner: ir.Value, last: str, after: str | None) -> tuple[ir.Value, ir.Value]:
+    """Write the end of a sublayer, its linear map `last`. Return the sum with x and its norm `after`, or the sum again."""
+    total = g.op("Add", x, linear(g, inner, last))
+    return total, total if after is None else norm(g, total, after)
+
+
+def norm(g: GraphContext, x: ir.Value, name: str) -> ir.Value:
+    """Write LayerNorm (Ba et al. 2016), or the norm of root mean squares."""
+    epsilon, weight = g.config.layer_norm_eps, g.weight(f"{name}.weight")
+    if g.config.norm_type == "rms_norm":
+        return g.target.dialect.rms_norm(g, x, weight, epsilon)
+    return g.op("LayerNormalization", x, weight, g.weight(f"{name}.bias"), axis=-1, epsilon=epsilon)
+
+
+def rms_norm(g: GraphContext, x: ir.Value, weight: ir.Value, epsilon: float) -> ir.Value:
+    """Write x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019)."""
+    op = g.op
+    mean = op("ReduceMean", op("Mul", x, x), [-1], keepdims=1)
+    return op("Mul", op("Div", x, op("Sqrt", op("Add", mean, epsilon))), weight)
+
+
+def fused_rms_norm(g: GraphContext, x: ir.Value, weight: ir.Value, epsilon: float) -> ir.Value:
+    """Write `rms_norm` as one of onnxruntime's operators."""
+    return g.op("SimplifiedLayerNormalization", x, weight, epsilon=epsilon)
+
+
+STANDARD = Dialect(rms_norm, linear_each, activated_linear, add_and_norm)
+
+
+# ---------------------------------------------------------------------------------------------------------------- logits
+
+
+def logits(g: GraphContext, x: ir.Value) -> ir.Value:
+    """Write the logits of the vocabulary, (..., D) -> (..., V): minus infinity for tokens outside the shortlist."""
+    computed = linear(g, x, LM_HEAD)
+    if g.shortlist is None:
+        return computed
+    columns = np.full(g.config.vocab_size, len(g.shortlist))
+    columns[g.shortlist] = np.arange(len(g.shortlist))
+    padded = g.op("Pad", computed, [0, 1], g.op.dtype.type(-np.inf), [-1])
+    return g.op("Gather", padded, columns, axis=-1)
+
+
+def concatenated(*vectors: np.ndarray) -> tuple[np.ndarray]:
+    return (np.concatenate(vectors),)

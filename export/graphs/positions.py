@@ -1,0 +1,148 @@
+"""Positions of tokens, what they add to states and scores, and masks."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from .context import GraphContext
+
+LOWEST = np.finfo(np.float32).min  # added to masked scores; the softmax stays finite where all are masked
+
+
+def token_positions(g: GraphContext, ids: ir.Value, mask: ir.Value | None, before: ir.Value | None = None) -> ir.Value:
+    """Return the position of each token as `position_ids_from` counts, (B, T), or (1, T) if it is the token's index.
+
+    `before` (1,) tokens of each row come before `ids`.
+    """
+    op, config = g.op, g.config
+    if config.position_ids_from == "mask" and mask is not None:
+        counted, before = mask, None
+    elif config.position_ids_from == "ids":
+        counted = op("Not", op("Equal", ids, config.pad_token_id))
+    else:
+        indices = op("Unsqueeze", op.range(op.size(ids, 1)), [0])
+        return indices if before is None else op("Add", indices, before)
+    counted = op.cast(op.cast(counted, "bool"), "int64")
+    count = op("CumSum", counted, 1)
+    count = count if before is None else op("Add", count, before)
+    return op("Sub", op("Mul", count, counted), 1)
+
+
+def padded_positions(g: GraphContext, ids: ir.Value, mask: ir.Value) -> ir.Value:
+    """Return the positions of a decoder's whole rows, which count from the first token after padding, (B, T)."""
+    if g.config.position_ids_from != "place":
+        return token_positions(g, ids, mask)
+    return g.op("Max", g.op("Sub", g.op("CumSum", mask, 1), 1), 0)
+
+
+def angles(g: GraphContext, positions: ir.Value, width: int, base: float, signs: Sequence[int] = (1, 1)) -> ir.Value:
+    """Return pos / base^(2i / width) times `signs`, for components 2i and 2i + 1: (B, T) -> float32 (B, T, width)."""
+    steps = np.exp(np.arange(0, width, 2, dtype=np.float32) * np.float32(-math.log(base) / width))
+    steps = (steps[:, None] * np.array(signs, np.float32)).reshape(-1)
+    return g.op("Mul", g.op("Unsqueeze", g.op.cast(positions, "float32"), [-1]), steps)
+
+
+def in_dtype(g: GraphContext, value: ir.Value) -> ir.Value:
+    """Return the float32 `value` in the type that the graph computes in."""
+    return value if g.op.dtype == np.float32 else g.op.cast(value, g.op.dtype.name)
+
+
+def sinusoids(g: GraphContext, positions: ir.Value) -> ir.Value:
+    """Write section 3.5: sines of the angles at even components, cosines at odd ones."""
+    op, width = g.op, g.config.position_size
+    turned = angles(g, positions, width, 10000.0)
+    is_even = np.arange(width) % 2 == 0
+    return in_dtype(g, op("Where", is_even, op("Sin", turned), op("Cos", turned)))
+
+
+def rotate(g: GraphContext, states: ir.Value, positions: ir.Value) -> ir.Value:
+    """Turn queries or keys (B, T, H * d), whose components 2i and 2i + 1 are a point in the plane (Su et al. 2021)."""
+    op, config = g.op, g.config
+    width = config.head_dim
+    cosines, sines = op.once(("rotary", positions), lambda: rotary_factors(g, positions))
+    heads = op("Reshape", states, [0, 0, config.num_attention_heads, width])
+    swapped = op("Gather", heads, np.arange(width) ^ 1, axis=3)
+    turned = op("Add", op("Mul", heads, cosines), op("Mul", swapped, sines))
+    return op("Reshape", turned, [0, 0, config.num_attention_heads * width])
+
+
+def rotary_factors(g: GraphContext, positions: ir.Value) -> list[ir.Value]:
+    """Return the cosines, and the sines with their signs, (B, T, 1, d)."""
+    op, width, base = g.op, g.config.head_dim, g.config.rope_theta
+    factors = op("Cos", angles(g, positions, width, base)), op("Sin", angles(g, positions, width, base, (-1, 1)))
+    return [op("Unsqueeze", in_dtype(g, factor), [2]) for factor in factors]
+
+
+# ------------------------------------------------------------------------------------------------- distances and masks
+
+
+def offsets(g: GraphContext, ids: ir.Value, before: ir.Value | None = None) -> ir.Value:
+    """Return the position of each key minus that of each query, (1, T, S). `before` (1,) keys come before `ids`."""
+    op = g.op
+    length = op.size(ids, 1)
+    keys = op.range(length if before is None else op("Add", length, before))
+    queries = op.range(length) if before is None else op("Add", op.range(length), before)
+    return op("Unsqueeze", op("Sub", keys, op("Unsqueeze", queries, [1])), [0])
+
+
+def position_bias(g: GraphContext, prefix: str, distances: ir.Value, is_causal: bool) -> ir.Value:
+    """Return what relative positions add to the scores, (B, H, T, S), for key positions minus query positions (B, T, S).
+
+    All distances from `relative_attention_max_distance` on are alike (Raffel et al. 2020, section 2.1).
+    """
+    op, config = g.op, g.config
+    largest = config.relative_attention_max_distance
+    arguments = (config.relative_attention_num_buckets, largest, is_causal)
+    [table] = g.transformed([f"{prefix}relative_positions.bias.weight"], biases_by_distance, *arguments)
+    rows = op("Add", op("Clip", distances, -largest, largest), largest)
+    return op("Transpose", op("Gather", table, rows), perm=[0, 3, 1, 2])
+
+
+def biases_by_distance(biases: np.ndarray, buckets: int, largest: int, is_causal: bool) -> tuple[np.ndarray]:
+    """Return the biases (2 * largest + 1, H) of distances from -largest to largest; `biases` are (buckets, H)."""
+    offset = np.arange(-largest, largest + 1)
+    count = buckets if is_causal else buckets // 2
+    distance = np.maximum(-offset, 0) if is_causal else np.abs(offset)
+    exact = count // 2
+    growth = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact)) / np.float32(math.log(largest / exact))
+    far = np.minimum(exact + (growth * (count - exact)).astype(np.int64), count - 1)
+    bucket = np.where(distance < exact, distance, far)
+    return (biases[bucket if is_causal else bucket + (offset > 0) * count],)
+
+
+def masked(g: GraphContext, is_visible: ir.Value) -> ir.Value:
+    """Return what hides the keys that are not visible: 0, or the lowest number, to be added to scores."""
+    return g.op("Where", is_visible, np.float32(0), LOWEST)
+
+
+def key_flags(g: GraphContext, mask: ir.Value) -> ir.Value:
+    """Return the mask of keys (B, S) as flags (B, 1, 1, S)."""
+    return g.op("Unsqueeze", g.op.cast(mask, "bool"), [1, 2])
+
+
+def bidirectional_bias(g: GraphContext, prefix: str, ids: ir.Value, mask: ir.Value) -> ir.Value:
+    """Return what is added to the scores of an encoder: padding and keys outside the window are hidden."""
+    op, config = g.op, g.config
+    is_visible = key_flags(g, mask)
+    if config.sliding_window is not None:
+        is_near = op("LessOrEqual", op("Abs", offsets(g, ids)), config.sliding_window)
+        is_visible = op("And", is_visible, op("Unsqueeze", is_near, [1]))
+    hidden = masked(g, is_visible)
+    if not config.has_relative_positions:
+        return hidden
+    return op("Add", position_bias(g, prefix, offsets(g, ids), is_causal=False), hidden)
+
+
+def causal_bias(g: GraphContext, prefix: str, distances: ir.Value, mask: ir.Value | None) -> ir.Value:
+    """Return what is added to the scores of a decoder: later keys, padding and keys outside the window are hidden."""
+    op, window = g.op, g.config.sliding_window
+    is_visible = op("LessOrEqual", distances, 0)
+    if window is not None:
+        is_visible = op("And", is_visible, op("Greater", distances, -window))
+    is_visible = op("Unsqueeze", is_visible, [1])
+    if mask is not None:
+        is_visible = op("And", is_visible, key_flags(g, mask))
+    hidden = masked(g, is_visible)
+    return op("Add", position_bias(g, prefix, distances, True), hidden) if g.config.has_relative_positions else hidden

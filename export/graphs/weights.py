@@ -1,0 +1,125 @@
+"""The weights of a checkpoint, and the tensors that graphs make of them."""
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+from ..targets.saving import MIN_EXTERNAL, write_external
+from .config import Config
+
+INDEX = "model.safetensors.index.json"
+DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+
+
+class CheckpointWeights:
+    """The tensors in the safetensors files of a checkpoint. `weights[name]` maps one into memory, as float32.
+
+    Names may lack the prefix of the model without its head, or have it, as `from_pretrained` takes both. `rows` has the rows to
+    keep of some tensors.
+    """
+
+    def __init__(self, checkpoint: Path, config: Config, rows: dict[str, list[int]] | None = None):
+        self.rows = rows or {}
+        self.tied = tied_names(config)
+        self.entries: dict[str, tuple[Path, int, dict]] = {}
+        for path in weight_files(checkpoint):
+            self.entries |= {bare(name): entry for name, entry in read_header(path).items()}
+
+    def __contains__(self, name: str) -> bool:
+        return self.owner(name) in self.entries
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        path, start, facts = self.entries[self.owner(name)]
+        offset = start + facts["data_offsets"][0]
+        array = np.asarray(np.memmap(path, DTYPES[facts["dtype"]], "r", offset, tuple(facts["shape"])))
+        return (array[self.rows[name]] if name in self.rows else array).astype(np.float32, copy=False)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        rows, *others = self.entries[self.owner(name)][2]["shape"]
+        return len(self.rows.get(name, range(rows))), *others
+
+    def is_tied(self, name: str) -> bool:
+        """Return whether an embedding table has all the weights of `name`."""
+        return bare(name) in self.tied and name not in self.rows
+
+    def owner(self, name: str) -> str:
+        """Return the name in the files: of tied weights they have only one."""
+        name = bare(name)
+        others = self.tied if name in self.tied else ()
+        return next((other for other in (name, *others) if other in self.entries), name)
+
+    def key(self, name: str) -> str:
+        """Return a name that is the same for the same values."""
+        return name if name in self.rows else self.owner(name)
+
+
+def weight_files(checkpoint: Path) -> list[Path]:
+    index = checkpoint / INDEX
+    if not index.is_file():
+        return [checkpoint / "model.safetensors"]
+    names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    return [checkpoint / name for name in sorted(set(names))]
+
+
+def read_header(path: Path) -> dict[str, tuple[Path, int, dict]]:
+    """Return for each tensor in a safetensors file the path, where the data begin and the tensor's dtype, shape and offsets."""
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    return {name: (path, 8 + size, facts) for name, facts in header.items() if name != "__metadata__"}
+
+
+def bare(name: str) -> str:
+    """Return `name` without the prefix of the model without its head."""
+    return name.removeprefix("model.")
+
+
+def tied_names(config: Config) -> Collection[str]:
+    """Return the names of the one matrix that embeds tokens and makes logits."""
+    if config.model_type == "vanilla-vision" or not config.tie_word_embeddings:
+        return ()
+    stacks = [""]
+    if config.is_seq2seq:
+        stacks = ["encoder.", "decoder."] if config.share_encoder_decoder_embeddings else ["decoder."]
+    return ("lm_head.weight", *(f"{stack}embeddings.embed_tokens.weight" for stack in stacks))
+
+
+class WeightStore:
+    """Tensors made of weights, each made once for all graphs of an export.
+
+    Each is written to the file `path` when it is made, so that one matrix is in memory at a time.
+    """
+
+    def __init__(self, weights: CheckpointWeights, dtype: np.dtype, path: Path):
+        self.weights = weights
+        self.dtype = dtype
+        self.path = path
+        self.tensors: dict[Any, list[ir.TensorProtocol]] = {}
+        path.write_bytes(b"")
+
+    def transformed(self, names: Sequence[str], transform: Callable, *arguments: Any) -> list[ir.TensorProtocol]:
+        """Return the arrays that `transform` returns for the weights `names`, in the dtype of the store."""
+        keys = tuple(self.weights.key(name) for name in names)
+        key = (keys, transform, arguments)
+        if key not in self.tensors:
+            arrays = transform(*(self.weights[name].astype(self.dtype, copy=False) for name in names), *arguments)
+            name = f"{keys[0]}{'.packed' * (len(keys) > 1)}.{transform.__name__}".removesuffix(f".{unchanged.__name__}")
+            self.tensors[key] = [self.keep(f"{name}.{i}" if i else name, array) for i, array in enumerate(arrays)]
+        return self.tensors[key]
+
+    def keep(self, name: str, array: np.ndarray) -> ir.TensorProtocol:
+        """Return `array` as a tensor, in the file if it is large."""
+        tensor = ir.tensor(np.asarray(array, order="C"), name=name)
+        if array.nbytes < MIN_EXTERNAL:
+            return tensor
+        with open(self.path, "ab") as file:
+            return write_external(file, self.path, name, tensor)
+
+
+def unchanged(array: np.ndarray) -> tuple[np.ndarray]:
+    return (array,)

@@ -1,0 +1,45 @@
+"""Exports need memory for one matrix at a time, whatever the size of the model."""
+
+import json
+import tracemalloc
+
+import pytest
+import torch
+from checkpoints import perturbed
+
+from vanilla_transformer_export.graphs.build import GraphFormat, GraphSource, write_graphs
+from vanilla_transformer_export.graphs.config import Config
+from vanilla_transformer_export.targets.registry import get_target
+
+VOCABULARY, WIDTH = 30_000, 256
+MATRIX = VOCABULARY * WIDTH * 4  # bytes
+FORMATS = [("cpu", "fp32"), ("cpu", "int8"), ("cpu", "int4"), ("portable", "fp32"), ("portable", "int8"), ("cuda", "fp16")]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """By the dtype of its files: a translator with three matrices of the vocabulary, in several files."""
+    fields = dict(vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=WIDTH, num_attention_heads=4)
+    fields |= dict(encoder_layers=1, decoder_layers=1, tie_word_embeddings=False)
+    model = perturbed("VanillaSeq2SeqForConditionalGeneration", fields)
+    folder = tmp_path_factory.mktemp("large")
+    for dtype in (torch.float32, torch.bfloat16):
+        model.to(dtype).save_pretrained(folder / str(dtype), max_shard_size="40MB")
+    return folder
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("target, weights", FORMATS)
+def test_an_export_needs_three_times_the_largest_matrix(checkpoints, target, weights, dtype, tmp_path):
+    checkpoint = checkpoints / str(dtype)
+    assert len(list(checkpoint.glob("*.safetensors"))) > 1
+    config = Config(json.loads((checkpoint / "config.json").read_text()), "VanillaSeq2SeqForConditionalGeneration")
+    kind = get_target(target)
+    activations = weights if weights == "fp16" else "fp32"
+    specs = kind.graph_specs(config.fields, config.architecture, weights, activations)
+    form = GraphFormat(kind, weights, activations, kind.opsets[0])
+    tracemalloc.start()
+    write_graphs(GraphSource.read(checkpoint, config), form, specs, tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert MATRIX / 8 < peak < 3 * MATRIX

@@ -1,0 +1,133 @@
+"""Each class of model with each option of its config, for each target and dtype: the graphs give what torch gives."""
+
+import json
+import shutil
+
+import pytest
+from checkpoints import perturbed
+from transformers.activations import ACT2FN
+
+from vanilla_transformer_export import verify
+from vanilla_transformer_export.exporting import Graphs, Source, uses_target
+from vanilla_transformer_export.runtime.artifact import write_manifest
+from vanilla_transformer_export.targets.registry import get_target
+from vanilla_transformer_export.targets.sequences import EXPORTABLE
+
+SIZES = {"vocab_size": 48, "hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4}
+RELATIVE = {"position_embedding_type": "relative", "relative_attention_num_buckets": 8, "relative_attention_max_distance": 5}
+LEARNED = {"position_embedding_type": "learned", "max_position_embeddings": 60}
+ROTARY = {"position_embedding_type": "rotary"}
+T5 = {
+    **RELATIVE, "norm_type": "rms_norm", "norm_first": True, "gated": True, "hidden_act": "gelu_new", "linear_bias": False,
+    "scale_embedding": False, "lm_head_bias": False,
+}  # fmt: skip
+COMMON = {
+    "paper": {},
+    "pre-norm": {**LEARNED, "norm_first": True, "linear_bias": False},
+    "pre-norm without final norm": {"norm_first": True, "final_norm": False},
+    "post-norm with final norm": {"final_norm": True, "scale_embedding": False, "hidden_act": "gelu"},
+    "embedding norm": {"embedding_norm": True, "layer_norm_eps": 1e-3},
+    "rotary": {**ROTARY, "rope_theta": 50.0},
+    "relative": RELATIVE,
+    "many buckets": {"position_embedding_type": "relative"},
+    "learned relative": {**RELATIVE, **LEARNED, "position_embedding_type": "learned_relative"},
+    "no positions": {"position_embedding_type": "none"},
+    "positions from ids": {**LEARNED, "position_ids_from": "ids"},
+    "positions from mask": {**LEARNED, "position_ids_from": "mask"},
+    "sinusoids from ids": {"position_ids_from": "ids"},
+    "gated rms norm": {"norm_type": "rms_norm", "gated": True, "hidden_act": "silu"},
+    "t5": T5,
+    "wide heads": {"head_dim": 24, "value_head_dim": 24},
+    "other values": {"head_dim": 8, "value_head_dim": 12},
+    "odd heads": {"head_dim": 6, "value_head_dim": 10},
+    "untied": {"tie_word_embeddings": False, "hidden_act": "gelu_new"},
+    "narrow embeddings": {"embedding_size": 20},
+    "narrow embeddings with norm": {"embedding_size": 20, "embedding_norm": True, "lm_transform_act": "gelu"},
+    "window": {"sliding_window": 5},
+    "rotary window": {"sliding_window": 5, **ROTARY},
+    "relative window": {"sliding_window": 5, **RELATIVE},
+}
+ENCODER = {
+    "bert": {**LEARNED, "type_vocab_size": 2, "pooler_act": "tanh", "lm_transform_act": "gelu", "embedding_norm": True},
+    "electra": {"token_transform_act": "gelu"},
+    "mean": {"classifier_pooling": "mean"},
+}
+SEQ2SEQ = {"tables of each stack": {"share_encoder_decoder_embeddings": False}, "wrapped": {"wrap_last_token": True}}
+VISION = {
+    "vit": {},
+    "odd images": {"image_size": [13, 22], "patch_size": [4, 5], "num_first_tokens": 2},
+    "pooled": {"pooler_act": "tanh"},
+    "interpolated": {"interpolate_pos_encoding": True},
+}
+# Every activation, also as that of a pooler, whose weights have another prefix.
+ACTIVATIONS = {f"{act} activation": {"hidden_act": act, "gated": act in ("prelu", "silu"), "pooler_act": act} for act in ACT2FN}
+# Target, dtype and opset, for all classes, and for one of each body. Half precision needs a GPU.
+FORMATS = [("portable", "fp32", 18), ("cpu", "fp32", None)]
+MORE_FORMATS = [("cpu", "int8", None), ("cpu", "int4", None), ("cuda", "fp32", None)]
+MORE_FORMATS += [("portable", "int8", 18), ("portable", "fp32", 20), ("portable", "fp32", 23)]
+BODIES = ("VanillaEncoderModel", "VanillaDecoderForCausalLM", "VanillaSeq2SeqForConditionalGeneration", "VanillaSeq2SeqModel")
+BODIES += ("VanillaDecoderModel", "VanillaVisionModel")
+OTHERS = [name for name in EXPORTABLE if name not in BODIES]
+MAX_MEAN_ERROR = {"int8": 0.1, "int4": 0.3}  # of integers, relative to values of about 1
+
+
+def variants(architecture):
+    if "Vision" in architecture:
+        return VISION
+    activations = ACTIVATIONS if architecture == "VanillaEncoderModel" else {}
+    return COMMON | activations | (ENCODER if "Encoder" in architecture else SEQ2SEQ if "Seq2Seq" in architecture else {})
+
+
+def sizes(architecture):
+    if "Vision" in architecture:
+        others = {name: size for name, size in SIZES.items() if name != "vocab_size"}
+        return {**others, "num_hidden_layers": 1, "image_size": 12, "patch_size": 4}
+    return {**SIZES, **({"encoder_layers": 1, "decoder_layers": 1} if "Seq2Seq" in architecture else {"num_hidden_layers": 1})}
+
+
+def problem(model, checkpoint, directory, target, dtype, opset):
+    """What differs from torch; nothing if all is as it should be."""
+    config = model.config.to_dict()
+    graphs = Graphs.plan(source := Source(checkpoint, model, checkpoint, config, None), get_target(target), [dtype], opset)
+    directory.mkdir()
+    graphs.write(source, directory)
+    (directory / "config.json").write_text(json.dumps(config))
+    names = {"model_type": model.config.model_type, "architecture": type(model).__name__, "target": target, "dtype": dtype}
+    step = {"step": step} if (step := graphs.target.step_role(config, type(model).__name__)) else {}
+    write_manifest(directory, **names, **step, **graphs.facts({}), activations="fp32", shortlist=None, opset=opset, versions={})
+    report = verify(directory, model, cases=3, device="cpu")
+    shutil.rmtree(directory)
+    most = MAX_MEAN_ERROR.get(dtype)
+    is_near = most is None or 0 < report.mean_error < most
+    return "" if is_near and not report.failures else f"{report}, {report.failures[:1]}"
+
+
+def problems(architecture, formats, folder):
+    """What differs from torch, by variant and format."""
+    found = {}
+    for name, fields in variants(architecture).items():
+        model = perturbed(architecture, {**sizes(architecture), **fields}).float()  # xIELU begins in bfloat16
+        model.save_pretrained(folder / name)
+        for target, dtype, opset in formats:
+            if uses_target(model) and get_target(target).unsupported_fields(model.config):
+                continue
+            opset = opset or get_target(target).opsets[0]
+            if difference := problem(model, folder / name, folder / "out", target, dtype, opset):
+                found[name, target, dtype, opset] = difference
+    return found
+
+
+@pytest.mark.parametrize("architecture", BODIES)
+def test_every_variant_of_a_body_gives_what_torch_gives_in_every_format(architecture, tmp_path):
+    assert problems(architecture, FORMATS + MORE_FORMATS, tmp_path) == {}
+
+
+@pytest.mark.parametrize("architecture", OTHERS)
+def test_every_variant_of_every_class_gives_what_torch_gives(architecture, tmp_path):
+    assert problems(architecture, FORMATS, tmp_path) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", OTHERS)
+def test_every_variant_of_every_class_gives_what_torch_gives_in_every_format(architecture, tmp_path):
+    assert problems(architecture, MORE_FORMATS, tmp_path) == {}
