@@ -440,7 +440,7 @@ def predict(args: argparse.Namespace) -> None:
     from .runtime.predictions import Predictions, open_runtime
 
     runtime = open_runtime(args.export, args.threads, device=args.device, dtype=args.dtype)
-    predictions = Predictions(runtime, args.task, dict(args.set), args.batch_size)
+    predictions = Predictions(runtime, args.task, dict(args.set), args.batch_size, "argument" if args.text else "line")
     if args.output is not None:
         generate_file(predictions, args.input, args.output, force=args.force)
         return

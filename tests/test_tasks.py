@@ -742,7 +742,7 @@ def test_predict_reads_and_writes_lines_of_json(made, tmp_path, capsys):
         ("classify", ['{"text": "a"'], "begins with { and is no JSON object", 1),
         ("classify", ['{"question": "a"}'], "has the keys ['question'], expected text, or text and text_pair", 1),
         ("answer", ["who ?"], "'who ?' is no JSON object, expected one with question and context", 1),
-        ("answer", ['{"question": "a", "context": ""}'], "among the lines 1: context 0 of 1 is '', expected words", 1),
+        ("answer", ['{"question": "a", "context": ""}'], "among the arguments 1: context 0 of 1 is '', expected words", 1),
     ],
 )  # fmt: skip
 def test_wrong_calls_of_predict_are_one_line(made, capsys, name, arguments, said, code):

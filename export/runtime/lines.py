@@ -218,15 +218,15 @@ def seed_of(seed: int, line: int) -> int:
 
 
 @contextlib.contextmanager
-def errors_in(first: int, places: list[int]) -> Iterator[None]:
-    """A ValueError about a batch, with its lines, numbered from 1."""
+def errors_in(first: int, places: list[int], unit: str = "line") -> Iterator[None]:
+    """Name the lines of a batch in its ValueError, numbered from 1. `unit` is the word for what is numbered."""
     try:
         yield
     except ValueError as error:
         numbers = [first + place + 1 for place in sorted(places)]
         more = f" and {len(numbers) - 5} more" if len(numbers) > 5 else ""
         kind = UsageError if isinstance(error, UsageError) else ValueError
-        raise kind(f"among the lines {', '.join(map(str, numbers[:5]))}{more}: {error}") from None
+        raise kind(f"among the {unit}s {', '.join(map(str, numbers[:5]))}{more}: {error}") from None
 
 
 def generate_file(

@@ -82,6 +82,7 @@ class Predictions:
 
     A line that begins with `{` is a JSON object with the task's keys, any other is a text, or an image's path. A line without
     words gives `null`. With a `seed` each batch draws from one of its own, which follows from `seed` and a line of it.
+    Errors call what is numbered a `unit`.
 
     Raises:
         UsageError: for a task that the architecture is not for, an option that its method has not, and one that it needs.
@@ -92,6 +93,7 @@ class Predictions:
     task: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     batch_size: int = 32
+    unit: str = "line"
 
     def __post_init__(self) -> None:
         self.check_options()
@@ -139,9 +141,9 @@ class Predictions:
             chosen = [places[index] for index in of_batch]
             examples = []
             for place in chosen:
-                with errors_in(first, [place]):
+                with errors_in(first, [place], self.unit):
                     examples.append(self.example(lines[place]))
-            with errors_in(first, chosen):
+            with errors_in(first, chosen, self.unit):
                 found = self.call(examples, first + chosen[0])
             for place, result in zip(chosen, found, strict=True):
                 results[place] = result
