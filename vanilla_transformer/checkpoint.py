@@ -37,11 +37,10 @@ from transformers import (
 from transformers.utils import logging
 
 import vanilla_transformer
-from vanilla_transformer_export.lfs import check_no_pointer
 
 from .class_names import find_model_type
 from .configuration_vanilla_transformer import CONFIGS, VanillaTransformerConfig
-from .files import CONFIG, IMAGE_PROCESSOR, TARGET_TOKENIZER, TOKENIZER_FILES, VOCABULARIES
+from .files import CONFIG, IMAGE_PROCESSOR, TARGET_TOKENIZER, TOKENIZER_FILES, VOCABULARIES, check_no_pointer
 from .generation_settings import drop_unused_settings, is_absent_token
 
 logger = logging.get_logger(__name__)

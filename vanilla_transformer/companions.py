@@ -17,10 +17,8 @@ import torch
 from huggingface_hub.errors import CachedRepoTreeNotFoundError
 from safetensors.torch import save_file
 
-from vanilla_transformer_export.lfs import check_no_pointer
-
 from .checkpoint import CONFIG, checkpoint_directory, read_json, readers_errors, shown
-from .files import COMPANION, MODULES
+from .files import COMPANION, MODULES, check_no_pointer
 
 MODULE_CONFIG = "config.json"
 MODULE_WEIGHTS = SAFE, PICKLE = ("model.safetensors", "pytorch_model.bin")

@@ -75,6 +75,18 @@ CLAIM_SECONDS = 1.0  # from making the claim to putting a name to it, at most
 SAME_START = 60.0  # seconds by which two readings of the start of one process may differ: clocks are corrected
 
 
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # the first bytes of all of them
+
+
+def check_no_pointer(path: str | os.PathLike) -> None:
+    """Raise ValueError if the file `path` is a pointer of git-lfs, of a clone that was made without git-lfs."""
+    if not Path(path).is_file():
+        return
+    with open(path, "rb") as file:
+        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise ValueError(f"{path} is a git-lfs pointer, expected the file itself: run `git lfs pull` in the clone")
+
+
 @contextlib.contextmanager
 def new_directory(path: StrPath, force: bool = False, inputs: Iterable[StrPath] = ()) -> Iterator[Path]:
     """Yields an empty directory that takes the name `path` when the block ends without an error.

@@ -12,12 +12,11 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from vanilla_transformer_export.lfs import check_no_pointer
-
 from .. import configuration_vanilla_transformer as configurations
 from .. import modeling_vanilla_transformer as models
 from ..checkpoint import CONFIGS, check_depth, one_line, parent_hint
 from ..errors import UsageError
+from ..files import check_no_pointer
 from .fields import Fields
 from .tensors import TensorFiles
 

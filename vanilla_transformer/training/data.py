@@ -4,20 +4,26 @@ A file is UTF-8 unless another encoding is given. What is read of it has neither
 ends of its lines, LF or CRLF, and all else as it stands.
 """
 
+import bz2
+import gzip
 import io
+import lzma
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vanilla_transformer_export.compression import READABLE, check_lines, decompressed, decompression_errors
-
 from ..errors import UsageError
+from ..files import check_no_pointer
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
+COMPRESSIONS = {".gz": ("gzip", gzip.open), ".bz2": ("bzip2", bz2.open), ".xz": ("xz", lzma.open)}
+UNREADABLE = (".zst", ".lz4", ".zip", ".7z", ".br", ".tar", ".tgz")
+DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 LONGEST = 1_000_000  # bytes of a line, in UTF-8
 PART = LONGEST + 3  # characters that are read at once: such a line, its end, and a byte order mark
 MAX_EXPANSION = 100  # what is read of a compressed file may be so many times its size; that of text is 3 to 10 times
@@ -32,23 +38,25 @@ def parts(path: str | Path, encoding: str, how: str) -> Iterator[str]:
 
     Raises:
         FileNotFoundError: if it is missing.
-        ValueError: for a damaged compressed file, one that unpacks to more than text does, and as `check_lines`.
+        ValueError: for a damaged compressed file, one that unpacks to more than text does, a compression
+            that is not read here, and a git-lfs pointer.
     """
     try:
         "".encode(encoding)
     except (LookupError, TypeError):
         raise UsageError(f"encoding is {encoding!r}, expected one that Python knows") from None
-    check_lines(Path(path))
-    is_packed = str(path).endswith(READABLE)
+    check_no_pointer(path)
+    if (suffix := Path(path).suffix) in UNREADABLE:
+        raise ValueError(f"{path} is a {suffix} file, expected plain text, {', '.join(COMPRESSIONS)}")
+    compression, decompress = COMPRESSIONS.get(suffix, (None, None))
     with (
-        decompression_errors(str(path)),
         open(path, "rb") as stored,
-        decompressed(stored, str(path)) as content,
+        stored if decompress is None else decompress(stored) as content,
         io.TextIOWrapper(content, encoding, "surrogateescape", "\n") as file,
     ):
         try:
             while part := getattr(file, how)(PART):
-                size = content.tell() if is_packed else 0
+                size = 0 if decompress is None else content.tell()
                 if size > ALWAYS_READ and size > MAX_EXPANSION * stored.tell():
                     raise ValueError(
                         f"{path} unpacks to {size:,} bytes and more, expected at most {MAX_EXPANSION} times its own"
@@ -56,6 +64,10 @@ def parts(path: str | Path, encoding: str, how: str) -> Iterator[str]:
                 yield part
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not {encoding} text: {error}") from None
+        except (*DAMAGE, OSError) as error:  # bz2 raises an OSError without a number
+            if isinstance(error, DAMAGE) or error.errno is None:
+                raise ValueError(f"{path} is not a whole {compression} file: {error}") from None
+            raise
 
 
 def read_text(path: str | Path, encoding: str = "UTF-8") -> str:
