@@ -612,7 +612,7 @@ def test_providers_are_asked_for_in_order_and_each_must_run(exported, monkeypatc
     on_cuda = [devices.CUDA, "CPUExecutionProvider"]
     assert names == {"encoder_model.onnx": before + on_cuda, "decoder_model_merged.onnx": on_cuda}
     options = asked["decoder_model_merged.onnx"][0][1]
-    assert options == {"enable_cuda_graph": "0", "use_tf32": "0", "enable_skip_layer_norm_strict_mode": "1"}
+    assert options == {"enable_cuda_graph": "0", "use_tf32": "0"}
     if device == "tensorrt":
         engines = asked["encoder_model.onnx"][0][1]
         assert engines.keys() == ({"trt_engine_cache_enable", "trt_engine_cache_path"} if engine_cache else set())

@@ -549,8 +549,8 @@ class Runtime:
         """What runs the graph of `role`, each what those before it cannot, and their options."""
         providers: list[tuple[str, dict]] = [("CPUExecutionProvider", {})]
         if self.device != "cpu":
-            # float32 is not rounded to 19 bits; norms are computed in float32.
-            options = {"enable_cuda_graph": "0", "use_tf32": "0", "enable_skip_layer_norm_strict_mode": "1"}
+            # float32 is not rounded to 19 bits.
+            options = {"enable_cuda_graph": "0", "use_tf32": "0"}
             providers.insert(0, (CUDA, options | self._target.provider_options(role)))
         if self.device == "tensorrt" and role == "encoder":
             providers.insert(0, (TENSORRT, self._engine_options()))
