@@ -10,11 +10,12 @@ import onnxruntime
 import pytest
 import torch
 from targets import FILES, GENERATORS, MODELS, SIZES, exports_for, generators, graph, ops, prompts
-from written import run, write
+from written import operators, run, write
 
 import vanilla_transformer
 from vanilla_transformer_export import Options, Runtime, cli, export
 from vanilla_transformer_export.graphs import quantization
+from vanilla_transformer_export.graphs.sequences import last_state
 from vanilla_transformer_export.runtime import devices
 from vanilla_transformer_export.runtime.decoder import GenerationRequest
 from vanilla_transformer_export.targets.cuda.graphs import packed_linear_each
@@ -109,6 +110,16 @@ def test_no_more_products_become_one_than_a_split_can_replay():
     assert [len(node.output) for node in model.graph.node if node.op_type == "Split"] == [32, 2]
     for found, matrix in zip(run(model, {"x": x}), matrices, strict=True):
         np.testing.assert_allclose(found, x @ matrix, atol=1e-5)
+
+
+def test_the_state_of_the_last_token_needs_no_argmax_of_integers():
+    """The provider has none: the indices would be copied to the host and back."""
+    states = np.random.default_rng(0).standard_normal((4, 5, 3)).astype(np.float32)
+    flags = np.array([[1, 1, 0, 0, 0], [0, 0, 1, 0, 1], [0, 0, 0, 0, 0], [1, 0, 0, 0, 0]], bool)
+    inputs = {"states": states, "flags": flags}
+    model = write(lambda g, states, flags: [last_state(g, states, flags)], {}, inputs, "cuda")
+    assert "ReduceMax" in operators(model) and "ArgMax" not in operators(model)
+    np.testing.assert_array_equal(run(model, inputs)[0], states[np.arange(4), [1, 4, 0, 0]])
 
 
 @pytest.mark.parametrize("act, operator", [("gelu", "BiasGelu"), pytest.param("gelu_new", "FastGelu", marks=pytest.mark.slow)])

@@ -129,7 +129,12 @@ def fused_rms_norm(g: GraphContext, x: ir.Value, weight: ir.Value, epsilon: floa
     return g.op("SimplifiedLayerNormalization", x, weight, epsilon=epsilon)
 
 
-STANDARD = Dialect(rms_norm, linear_each, activated_linear, add_and_norm)
+def last_index(g: GraphContext, indices: ir.Value) -> ir.Value:
+    """Return the largest index of each row: its place, since an index stands at its own place."""
+    return g.op("ArgMax", indices, axis=1, keepdims=0)
+
+
+STANDARD = Dialect(rms_norm, linear_each, activated_linear, add_and_norm, last_index)
 
 
 # ---------------------------------------------------------------------------------------------------------------- logits

@@ -141,7 +141,7 @@ def last_state(g: GraphContext, states: ir.Value, flags: ir.Value) -> ir.Value:
     """Return the state at the last true flag of each row, or the first state, (B, D); `flags` are (B, T)."""
     op = g.op
     indices = op("Mul", op.cast(flags, "int64"), op.range(op.size(flags, 1)))
-    return state_at(g, states, op("ArgMax", indices, axis=1, keepdims=0))
+    return state_at(g, states, g.target.dialect.last_index(g, indices))
 
 
 def state_at(g: GraphContext, states: ir.Value, indices: ir.Value) -> ir.Value:

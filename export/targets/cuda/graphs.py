@@ -68,7 +68,12 @@ def fused_activated_linear(g: GraphContext, x: ir.Value, name: str, act: str) ->
     return g.contrib(FUSED_GELUS[act], g.target.precision.matmul(g, x, [f"{name}.weight"], None), bias)
 
 
-DIALECT = Dialect(fused_rms_norm, packed_linear_each, fused_activated_linear, fused_add_and_norm)
+def last_index(g: GraphContext, indices: ir.Value) -> ir.Value:
+    """Return the largest index of each row. The provider has no `ArgMax` of int64."""
+    return g.op("ReduceMax", indices, [1], keepdims=0)
+
+
+DIALECT = Dialect(fused_rms_norm, packed_linear_each, fused_activated_linear, fused_add_and_norm, last_index)
 
 
 def in_float32(g: GraphContext, value: ir.Value) -> ir.Value:
