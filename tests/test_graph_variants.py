@@ -61,9 +61,10 @@ VISION = {
 }
 # Every activation, also as that of a pooler, whose weights have another prefix.
 ACTIVATIONS = {f"{act} activation": {"hidden_act": act, "gated": act in ("prelu", "silu"), "pooler_act": act} for act in ACT2FN}
-# Target, dtype and opset, for all classes, and for one of each body. Half precision needs a GPU.
+# Target, dtype and opset, for all classes, and for one of each body. The CPU has no operators for bfloat16.
 FORMATS = [("portable", "fp32", 18), ("cpu", "fp32", None)]
 MORE_FORMATS = [("cpu", "int8", None), ("cpu", "int4", None), ("cuda", "fp32", None)]
+MORE_FORMATS += [("cuda", "fp16", None), ("cuda", "int8", None)]
 MORE_FORMATS += [("portable", "int8", 18), ("portable", "fp32", 20), ("portable", "fp32", 23)]
 BODIES = ("VanillaEncoderModel", "VanillaDecoderForCausalLM", "VanillaSeq2SeqForConditionalGeneration", "VanillaSeq2SeqModel")
 BODIES += ("VanillaDecoderModel", "VanillaVisionModel")
@@ -94,7 +95,8 @@ def problem(model, checkpoint, directory, target, dtype, opset):
     (directory / "config.json").write_text(json.dumps(config))
     names = {"model_type": model.config.model_type, "architecture": type(model).__name__, "target": target, "dtype": dtype}
     step = {"step": step} if (step := graphs.target.step_role(config, type(model).__name__)) else {}
-    write_manifest(directory, **names, **step, **graphs.facts({}), activations="fp32", shortlist=None, opset=opset, versions={})
+    more = {"activations": graphs.activations, "shortlist": None, "opset": opset, "versions": {}}
+    write_manifest(directory, **names, **step, **graphs.facts({}), **more)
     report = verify(directory, model, cases=3, device="cpu")
     shutil.rmtree(directory)
     most = MAX_MEAN_ERROR.get(dtype)

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from .context import GraphContext
 
-LOWEST = np.finfo(np.float32).min  # added to masked scores; the softmax stays finite where all are masked
+LOWEST = float(np.finfo(np.float32).min)  # added to masked scores; the softmax stays finite where all are masked
 
 
 def token_positions(g: GraphContext, ids: ir.Value, mask: ir.Value | None, before: ir.Value | None = None) -> ir.Value:
@@ -113,8 +113,8 @@ def biases_by_distance(biases: np.ndarray, buckets: int, largest: int, is_causal
 
 
 def masked(g: GraphContext, is_visible: ir.Value) -> ir.Value:
-    """Return what hides the keys that are not visible: 0, or the lowest number, to be added to scores."""
-    return g.op("Where", is_visible, np.float32(0), LOWEST)
+    """Return what hides the keys that are not visible: 0, or a very low number, to be added to scores."""
+    return g.op("Where", is_visible, 0.0, g.target.dialect.mask_value)
 
 
 def key_flags(g: GraphContext, mask: ir.Value) -> ir.Value:

@@ -13,7 +13,7 @@ from ...graphs.context import Dialect, GraphContext, Pairs, Precision, TargetGra
 from ...graphs.decoders import caches, flat, seq2seq_states, source_encoder
 from ...graphs.layers import STANDARD, Attention, embed, fused_rms_norm, linear, logits, stack
 from ...graphs.onnxruntime_attention import cross_attention, masked_attention, slot_attention
-from ...graphs.positions import in_dtype, key_flags, position_bias
+from ...graphs.positions import in_dtype, key_flags, masked, position_bias
 from ...graphs.precisions import FLOAT, WEIGHT_ONLY
 from ...graphs.sequences import sequence_outputs
 from .beams import beam_search, gather
@@ -73,7 +73,7 @@ def last_index(g: GraphContext, indices: ir.Value) -> ir.Value:
     return g.op("ReduceMax", indices, [1], keepdims=0)
 
 
-DIALECT = Dialect(fused_rms_norm, packed_linear_each, fused_activated_linear, fused_add_and_norm, last_index)
+DIALECT = Dialect(fused_rms_norm, packed_linear_each, fused_activated_linear, fused_add_and_norm, last_index, MASK_VALUE)
 
 
 def in_float32(g: GraphContext, value: ir.Value) -> ir.Value:
@@ -106,7 +106,7 @@ def cached_source_attention(g: GraphContext, mask: ir.Value, states: Pairs) -> A
     """Write cross-attention, in standard operators for values that are not as wide as keys."""
     if g.config.head_dim == g.config.value_head_dim:
         return cross_attention(g, mask, states)
-    return source_attention(g, states, g.op("Where", key_flags(g, mask), 0.0, MASK_VALUE))
+    return source_attention(g, states, masked(g, key_flags(g, mask)))
 
 
 def slot_bias(g: GraphContext, prefix: str, visible: ir.Value) -> ir.Value:
@@ -114,7 +114,7 @@ def slot_bias(g: GraphContext, prefix: str, visible: ir.Value) -> ir.Value:
     op = g.op
     is_visible = op("Unsqueeze", visible, [1])
     if not g.config.has_relative_positions:
-        return op("Where", is_visible, 0.0, MASK_VALUE)
+        return masked(g, is_visible)
     later = op("CumSum", op.cast(visible, "int64"), -1, reverse=1, exclusive=1)
     return op("Where", is_visible, position_bias(g, prefix, op("Neg", later), is_causal=True), MASK_VALUE)
 
