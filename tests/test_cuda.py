@@ -33,7 +33,7 @@ REGISTERED = {
     **dict.fromkeys(("Add", "Cast", "Concat", "Gather", "GatherND", "Gelu", "LayerNormalization", "MatMul"), ANY),
     **dict.fromkeys(("Gemm", "Mul", "MultiHeadAttention", "Relu", "Reshape", "Slice", "Softmax", "Split", "Sub", "Tanh"), ANY),
     **dict.fromkeys(("BiasGelu", "MatMulNBits", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"), ANY),
-    **dict.fromkeys(("SkipLayerNormalization", "TensorScatter", "Transpose", "Unsqueeze", "Where", "Squeeze", "Neg"), ANY),
+    **dict.fromkeys(("RotaryEmbedding", "SkipLayerNormalization", "TensorScatter", "Transpose", "Unsqueeze", "Where", "Squeeze", "Neg"), ANY),
     **dict.fromkeys(
         ("Equal", "Not", "Or", "And", "Mod", "CumSum", "GatherElements", "Clip"), ANY
     ),  # of integers and booleans only
@@ -63,6 +63,13 @@ def test_each_layer_has_two_scatters_and_one_operator_for_each_attention(exporte
     assert found["MatMul"] == (6 if name == "seq2seq" else 4) * layers + 1
     assert found["SkipLayerNormalization"] == (3 if name == "seq2seq" else 2) * layers
     assert found["LayerNormalization"] == (1 if model.config.norm_first else 0)
+
+
+def test_rotary_positions_are_one_operator_for_queries_and_one_for_keys(exported):
+    model, directory = exported("causal-window")
+    found = ops(graph(directory, "causal-window"))
+    assert found["RotaryEmbedding"] == 2 * len(model.get_decoder().layers)
+    assert found["Sin"] == found["Cos"] == 1
 
 
 @pytest.mark.slow

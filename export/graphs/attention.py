@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from .context import GraphContext, Pair, Pairs
 from .layers import Attention, linear
-from .positions import bidirectional_bias, masked, rotate
+from .positions import bidirectional_bias, masked
 
 MIN_BLOCK = 64  # queries; with fewer, matrices would be too small to multiply well
 
@@ -70,7 +70,7 @@ def project(g: GraphContext, name: str, x: ir.Value, positions: ir.Value | None)
     """Return queries, keys and values of self-attention, turned by rotary positions."""
     query, key, value = g.target.dialect.linear_each(g, x, *(f"{name}.{part}_proj" for part in "qkv"))
     if positions is not None and g.config.has_rotary_positions:
-        query, key = rotate(g, query, positions), rotate(g, key, positions)
+        query, key = (g.target.dialect.rotate(g, states, positions) for states in (query, key))
     return query, key, value
 
 

@@ -40,6 +40,7 @@ class Dialect:
         activated_linear: x, the name of a linear map and an activation -> the activation of the map.
         add_and_norm: x, the input of the last map of a sublayer, its name, the name of a norm or `None` -> the sum with x, and
             its norm, or the sum again.
+        rotate: queries or keys (B, T, H * d) and positions (B or 1, T) -> the same turned by rotary positions.
         last_index: int64 (B, T), the index of each token that counts and 0 for the others -> the largest of each row, (B,).
         mask_value: number added to the scores of keys that are not read.
     """
@@ -48,6 +49,7 @@ class Dialect:
     linear_each: Callable[..., list[ir.Value]]
     activated_linear: Callable[[GraphContext, ir.Value, str, str], ir.Value]
     add_and_norm: Callable[[GraphContext, ir.Value, ir.Value, str, str | None], tuple[ir.Value, ir.Value]]
+    rotate: Callable[[GraphContext, ir.Value, ir.Value], ir.Value]
     last_index: Callable[[GraphContext, ir.Value], ir.Value]
     mask_value: float
 

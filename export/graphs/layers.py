@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from .activations import activation
 from .context import Dialect, GraphContext
-from .positions import LOWEST, sinusoids
+from .positions import LOWEST, rotate, sinusoids
 
 Attention = Callable[[int, str, ir.Value], ir.Value]  # number of the layer, name of the module, x -> (B, T, H * d_v)
 FEED_FORWARD = "feed_forward"
@@ -134,7 +134,7 @@ def last_index(g: GraphContext, indices: ir.Value) -> ir.Value:
     return g.op("ArgMax", indices, axis=1, keepdims=0)
 
 
-STANDARD = Dialect(rms_norm, linear_each, activated_linear, add_and_norm, last_index, LOWEST)
+STANDARD = Dialect(rms_norm, linear_each, activated_linear, add_and_norm, rotate, last_index, LOWEST)
 
 
 # ---------------------------------------------------------------------------------------------------------------- logits

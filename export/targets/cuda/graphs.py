@@ -13,7 +13,7 @@ from ...graphs.context import Dialect, GraphContext, Pairs, Precision, TargetGra
 from ...graphs.decoders import caches, flat, seq2seq_states, source_encoder
 from ...graphs.layers import STANDARD, Attention, embed, fused_rms_norm, linear, logits, stack
 from ...graphs.onnxruntime_attention import cross_attention, masked_attention, slot_attention
-from ...graphs.positions import in_dtype, key_flags, masked, position_bias
+from ...graphs.positions import angles, in_dtype, key_flags, masked, position_bias
 from ...graphs.precisions import FLOAT, WEIGHT_ONLY
 from ...graphs.sequences import sequence_outputs
 from .beams import beam_search, gather
@@ -68,12 +68,28 @@ def fused_activated_linear(g: GraphContext, x: ir.Value, name: str, act: str) ->
     return g.contrib(FUSED_GELUS[act], g.target.precision.matmul(g, x, [f"{name}.weight"], None), bias)
 
 
+def fused_rotate(g: GraphContext, states: ir.Value, positions: ir.Value) -> ir.Value:
+    """Write rotary positions as one operator."""
+    factors = g.op.once(("rotary", positions), lambda: rotary_factors(g, states, positions))
+    return g.op("RotaryEmbedding", states, *factors, num_heads=g.config.num_attention_heads, interleaved=1)
+
+
+def rotary_factors(g: GraphContext, states: ir.Value, positions: ir.Value) -> list[ir.Value]:
+    """Return the cosines and sines, (B, T, d / 2). Positions that the graph computes may be those of one row, (1, T)."""
+    if positions.producer() is not None:
+        positions = g.op("Expand", positions, g.op("Shape", states, end=2))
+    turned = angles(g, positions, g.config.head_dim, g.config.rope_theta, signs=[1])
+    return [in_dtype(g, g.op(name, turned)) for name in ("Cos", "Sin")]
+
+
 def last_index(g: GraphContext, indices: ir.Value) -> ir.Value:
     """Return the largest index of each row. The provider has no `ArgMax` of int64."""
     return g.op("ReduceMax", indices, [1], keepdims=0)
 
 
-DIALECT = Dialect(fused_rms_norm, packed_linear_each, fused_activated_linear, fused_add_and_norm, last_index, MASK_VALUE)
+DIALECT = Dialect(
+    fused_rms_norm, packed_linear_each, fused_activated_linear, fused_add_and_norm, fused_rotate, last_index, MASK_VALUE
+)
 
 
 def in_float32(g: GraphContext, value: ir.Value) -> ir.Value:
