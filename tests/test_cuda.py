@@ -15,6 +15,7 @@ from written import operators, run, write
 import vanilla_transformer
 from vanilla_transformer_export import Options, Runtime, cli, export
 from vanilla_transformer_export.graphs import quantization
+from vanilla_transformer_export.graphs.precisions import WEIGHT_ONLY
 from vanilla_transformer_export.graphs.sequences import last_state
 from vanilla_transformer_export.runtime import devices
 from vanilla_transformer_export.runtime.decoder import GenerationRequest
@@ -33,7 +34,8 @@ REGISTERED = {
     **dict.fromkeys(("Add", "Cast", "Concat", "Gather", "GatherND", "Gelu", "LayerNormalization", "MatMul"), ANY),
     **dict.fromkeys(("Gemm", "Mul", "MultiHeadAttention", "Relu", "Reshape", "Slice", "Softmax", "Split", "Sub", "Tanh"), ANY),
     **dict.fromkeys(("BiasGelu", "MatMulNBits", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"), ANY),
-    **dict.fromkeys(("RotaryEmbedding", "SkipLayerNormalization", "TensorScatter", "Transpose", "Unsqueeze", "Where", "Squeeze", "Neg"), ANY),
+    **dict.fromkeys(("SkipLayerNormalization", "TensorScatter", "Transpose", "Unsqueeze", "Where", "Squeeze", "Neg"), ANY),
+    "RotaryEmbedding": ANY,
     **dict.fromkeys(
         ("Equal", "Not", "Or", "And", "Mod", "CumSum", "GatherElements", "Clip"), ANY
     ),  # of integers and booleans only
@@ -266,6 +268,36 @@ def round_blocks(weight, bits):
             limits = (-127, 127) if bits == 8 else (-8, 7)
             rows.append((block / step).round().clamp(*limits) * step)
     return torch.cat(rows).view_as(weight)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_matrices_of_integers_have_columns_in_multiples_of_8_and_outputs_only_those_of_the_model(bits):
+    """27 and 3 columns: 32 in the graph, which gives what the 30 rounded by a formula of its own give."""
+    rng = np.random.default_rng(0)
+    weights = {"a.weight": rng.standard_normal((27, 40)), "b.weight": rng.standard_normal((3, 40)), "bias": np.ones(30)}
+    weights = {name: array.astype(np.float32) for name, array in weights.items()}
+    x = rng.standard_normal((3, 40)).astype(np.float32)
+
+    def part(g, x):
+        return [WEIGHT_ONLY[bits].matmul(g, x, ["a.weight", "b.weight"], g.weight("bias"))]
+
+    model = write(part, weights, {"x": x}, "cuda")
+    assert {a.name: a.i for a in model.graph.node[0].attribute}["N"] == 32
+    matrix = np.concatenate([weights["a.weight"], weights["b.weight"]])
+    expected = x @ rounded_in_blocks(matrix, bits).T + 1
+    np.testing.assert_allclose(run(model, {"x": x})[0], expected, atol=1e-4)
+
+
+def rounded_in_blocks(matrix, bits):
+    """(N, K) float32: each 32 of a row are multiples of a step, a 127th of the largest, or of -8 with its sign, in 4 bits."""
+    rounded = np.zeros_like(matrix)
+    for row, start in np.ndindex(len(matrix), -(-matrix.shape[1] // 32)):
+        block = matrix[row, start * 32 : start * 32 + 32]
+        largest = block[np.abs(block).argmax()]
+        step = np.abs(largest) / 127 if bits == 8 else largest / -8
+        limits = (-127, 127) if bits == 8 else (-8, 7)
+        rounded[row, start * 32 : start * 32 + 32] = np.clip(np.rint(block / step), *limits) * step
+    return rounded
 
 
 def test_blocks_of_zeros_or_of_what_a_half_cannot_scale_become_zeros():

@@ -24,6 +24,8 @@ from .quantization import (
 )
 from .weights import bare
 
+COLUMNS = 8  # MatMulNBits on CUDA multiplies by packed weights if their number of columns is a multiple
+
 
 def add_bias(g: GraphContext, product: ir.Value, bias: ir.Value | None) -> ir.Value:
     return product if bias is None else g.op("Add", product, bias)
@@ -109,17 +111,34 @@ def block_int4_matmul(g: GraphContext, x: ir.Value, names: Sequence[str], bias: 
 
 
 def block_weight_matmul(bits: int, g: GraphContext, x: ir.Value, names: Sequence[str], bias: ir.Value | None) -> ir.Value:
-    """Write weights of `bits` bits with a scale for each block of a column, and x as it is."""
-    return add_bias(g, block_matmul(g, x, names, bits), bias)
+    """Write weights of `bits` bits with a scale for each block of a column, and x as it is.
+
+    A matrix is padded to a multiple of `COLUMNS`: the CUDA provider unpacks any other before each product.
+    """
+    count = columns(g, names)
+    product = block_matmul(g, x, names, bits, multiple=COLUMNS)
+    return add_bias(g, g.op("Slice", product, [0], [count], [-1]) if count % COLUMNS else product, bias)
 
 
 def block_matmul(
-    g: GraphContext, x: ir.Value, names: Sequence[str], bits: int, more: Sequence[ir.Value | None] = (), **attributes: int
+    g: GraphContext,
+    x: ir.Value,
+    names: Sequence[str],
+    bits: int,
+    more: Sequence[ir.Value | None] = (),
+    multiple: int = 1,
+    **attributes: int,
 ) -> ir.Value:
-    weights, scales = g.transformed(names, block_matrices, bits)
-    rows = sum(g.store.weights.shape(name)[0] for name in names)
-    attributes |= {"K": g.store.weights.shape(names[0])[1], "N": rows, "bits": bits, "block_size": BLOCK}
+    count = columns(g, names)
+    count += -count % multiple
+    weights, scales = g.transformed(names, block_matrices, bits, count)
+    attributes |= {"K": g.store.weights.shape(names[0])[1], "N": count, "bits": bits, "block_size": BLOCK}
     return g.contrib("MatMulNBits", x, weights, scales, *more, **attributes)
+
+
+def columns(g: GraphContext, names: Sequence[str]) -> int:
+    """Return the number of columns of the matrices `names` side by side."""
+    return sum(g.store.weights.shape(name)[0] for name in names)
 
 
 def block_look_up(g: GraphContext, table: str, ids: ir.Value) -> ir.Value:
@@ -164,8 +183,12 @@ def calibrated_matrices(*arguments) -> tuple[np.ndarray, np.ndarray]:
 
 
 def block_matrices(*arguments) -> tuple[np.ndarray, np.ndarray]:
-    *matrices, bits = arguments
-    return in_slices({4: int4_blocks, 8: int8_blocks}[bits], side_by_side(*matrices)[0], axis=1)
+    *matrices, bits, count = arguments
+    integers, scales = in_slices({4: int4_blocks, 8: int8_blocks}[bits], side_by_side(*matrices)[0], axis=1)
+    missing = (0, count - len(integers))
+    if not any(missing):
+        return integers, scales
+    return np.pad(integers, (missing, (0, 0), (0, 0))), np.pad(scales, (missing, (0, 0)))
 
 
 def block_table(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
