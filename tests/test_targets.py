@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import EOS, PAD
-from targets import MODELS, WITH_BIAS, generators, prompts
+from targets import MODELS, OTHER_VALUES, WITH_BIAS, generators, prompts
 
 from vanilla_transformer_export import Runtime, verify
 from vanilla_transformer_export.targets.cuda.decoder import bucket_of
@@ -43,6 +43,13 @@ def test_generated_tokens_are_those_of_transformers(exported_for, name, beams, t
     runtime = Runtime(directory, device="cpu")
     for seed in range(3):
         check_tokens(runtime, model, *prompts(name, seed), dict(max_new_tokens=14, num_beams=beams))
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("name", OTHER_VALUES)
+def test_values_of_another_width_than_keys_give_the_tokens_of_transformers(exported_for, name, beams):
+    model, directory = exported_for(name, "cuda")
+    check_tokens(Runtime(directory, device="cpu"), model, *prompts(name), dict(max_new_tokens=14, num_beams=beams))
 
 
 @pytest.mark.parametrize("beams", [1, 3])
