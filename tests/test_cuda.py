@@ -433,17 +433,6 @@ def test_slots_that_are_not_read_add_nothing_even_in_float16():
 # --------------------------------------------------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize(
-    "architecture, fields, said", [("VanillaEncoderForMaskedLM", dict(sliding_window=3), "sliding_window=3")]
-)
-def test_what_the_operators_cannot_hold_is_refused_by_name(architecture, fields, said, tmp_path):
-    model_class = getattr(vanilla_transformer, architecture)
-    model_class(model_class.config_class(**SIZES, num_hidden_layers=1, **fields)).save_pretrained(tmp_path / "checkpoint")
-    with pytest.raises(ValueError, match=f"{said} does not fit the cuda target, expected .*: use --target portable"):
-        export(tmp_path / "checkpoint", tmp_path / "out", target="cuda", dtype="fp32")
-    assert not (tmp_path / "out").exists()
-
-
 GPU_BUILD = ["CUDAExecutionProvider", "CPUExecutionProvider"]
 USED = dict(installed={"onnxruntime-gpu": "1.31.1"}, providers=GPU_BUILD, gpu="NVIDIA H200, 580.0, 143771 MiB", libraries=())
 

@@ -32,10 +32,7 @@ class Cuda:
         return ("cpu", "cuda")
 
     def unsupported_fields(self, config: "PretrainedConfig") -> dict[str, str]:
-        fields = {}
-        if config.sliding_window is not None and config.model_type != "vanilla-decoder":
-            fields["sliding_window"] = "None"
-        return fields
+        return {}
 
     def activations(self, model: "PreTrainedModel", dtype: str | None) -> str:
         """That of the weights; for integers and by default float16, or bfloat16 where float16 overflows."""

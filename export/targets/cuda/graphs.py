@@ -11,8 +11,9 @@ import onnx_ir as ir
 from ...graphs.attention import source_attention
 from ...graphs.context import Dialect, GraphContext, Pairs, Precision, TargetGraphs, Values, WriteGraph
 from ...graphs.decoders import caches, flat, seq2seq_states, source_encoder
+from ...graphs.fused_attention import encoder_attention
 from ...graphs.layers import STANDARD, Attention, embed, fused_rms_norm, linear, logits, stack
-from ...graphs.onnxruntime_attention import cross_attention, masked_attention, slot_attention
+from ...graphs.onnxruntime_attention import cross_attention, slot_attention
 from ...graphs.positions import angles, in_dtype, key_flags, masked, position_bias
 from ...graphs.precisions import FLOAT, WEIGHT_ONLY
 from ...graphs.sequences import sequence_outputs
@@ -98,7 +99,7 @@ def in_float32(g: GraphContext, value: ir.Value) -> ir.Value:
 
 def sequence(g: GraphContext, inputs: Values) -> list[ir.Value]:
     pixels = {name: in_dtype(g, value) for name, value in inputs.items() if name == "pixel_values"}
-    return [in_float32(g, value) for value in sequence_outputs(g, {**inputs, **pixels}, masked_attention)]
+    return [in_float32(g, value) for value in sequence_outputs(g, {**inputs, **pixels}, encoder_attention)]
 
 
 def decoder(g: GraphContext, inputs: Values) -> list[ir.Value]:
@@ -158,7 +159,7 @@ WRITE: dict[str, WriteGraph] = {
     "sequence": sequence,
     "decoder": decoder,
     "beams": beam_search,
-    "seq2seq encoder": partial(source_encoder, attention=masked_attention),
+    "seq2seq encoder": partial(source_encoder, attention=encoder_attention),
     "seq2seq decoder": seq2seq_decoder,
     "seq2seq beams": beam_search,
 }
