@@ -138,7 +138,7 @@ def block_attention(g: GraphContext, positions: ir.Value | None, mask: ir.Value)
         return op("Concat", *(op("Slice", blocks, [start], [end], [2]) for start, end in ends), axis=3)
 
     flags = neighbours(op("Unsqueeze", op.cast(mask, "float32"), [1, 3]), 1)
-    is_key = op("Transpose", op("Greater", flags, 0.0), perm=[0, 1, 2, 4, 3])
+    is_key = op("Transpose", op("Greater", flags, np.float32(0)), perm=[0, 1, 2, 4, 3])
     distance = op("Sub", op("Range", -block, 2 * block, 1), op("Unsqueeze", op("Range", 0, block, 1), [1]))
     bias = masked(g, op("And", is_key, op("LessOrEqual", op("Abs", distance), reach)))
 
