@@ -265,6 +265,8 @@ def export(args: argparse.Namespace) -> None:
     manifest = export(args.checkpoint, output, args.force, **settings)
     files = {name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")}
     others = {f"parity of {dtype}": facts["parity"] for dtype, facts in manifest.get("other_dtypes", {}).items()}
+    if "parity_reason" in manifest:
+        others["parity_reason"] = manifest["parity_reason"]
     if "calibration" in manifest:
         others["calibration"] = {name: fact for name, fact in manifest["calibration"].items() if name != "left_out"}
     say(json.dumps({"out": str(output), "files": files, "parity": manifest["parity"], **others}))

@@ -397,15 +397,20 @@ def write_for_clients(source: Source, made: Graphs, directory: Path) -> dict[str
 
 
 def check_parity(source: Source, made: Graphs, directory: Path, facts: dict[str, Any], cases: int) -> dict[str, Any]:
-    """Compares the graphs with torch where there is a device for that, and returns the manifest that records it.
+    """Compare the graphs with torch and return the manifest that records it.
+
+    Where no device can run the graphs, `parity` is `None` and `parity_reason` says why.
 
     Raises:
         ValueError: if the graphs do not give what torch gives.
     """
     write_manifest(directory, **facts, **made.facts({}))  # which reading the graphs needs
-    device = made.target.parity_device(made.activations)
-    parity: dict[str, dict | None] = dict.fromkeys(made.dtypes)
-    for dtype in made.dtypes if device is not None else ():
+    try:
+        device = made.target.parity_device(made.activations)
+    except OSError as error:
+        return write_manifest(directory, **facts, **made.facts(dict.fromkeys(made.dtypes)), parity_reason=str(error))
+    parity: dict[str, dict | None] = {}
+    for dtype in made.dtypes:
         report = verify(directory, source.model, cases, device=device, dtype=dtype)
         if report.failures:
             raise ValueError(f"the export of {source.checkpoint} does not give what torch gives: {report.failures[0]}")

@@ -56,6 +56,11 @@ class Report:
     def torch_mean_error(self) -> float:
         return self.torch_error_sum / max(self.values, 1)
 
+    @property
+    def half_tolerance(self) -> float | None:
+        """Largest error allowed in half precision; `None` if torch was not run in that precision."""
+        return 2 * self.torch_max_error or None
+
     def summary(self) -> dict[str, Any]:
         both = {"torch_max_error": self.torch_max_error, "torch_mean_error": self.torch_mean_error}
         return {
@@ -63,7 +68,7 @@ class Report:
             "values": self.values,
             "max_error": self.max_error,
             "mean_error": self.mean_error,
-            "tolerance": self.tolerance,
+            "tolerance": self.tolerance if self.tolerance is not None else self.half_tolerance,
             "tokens": self.tokens,
             "agreeing_tokens": self.agreeing,
             "ties": self.ties,

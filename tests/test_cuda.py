@@ -210,7 +210,24 @@ def test_weights_and_caches_are_of_the_type_asked_for_and_outputs_are_float32(ex
             assert kind not in FLOATS or kind == (HALF[dtype] if is_cache else onnx.TensorProto.FLOAT), value.name
     manifest = json.loads((directory / "manifest.json").read_text())
     assert (manifest["target"], manifest["dtype"]) == ("cuda", dtype)
-    assert manifest["parity"] is None or devices.gpu()  # compared where there is a GPU
+    if dtype == "fp16" or devices.gpu():
+        assert manifest["parity"]["failures"] == 0 < manifest["parity"]["max_error"] < manifest["parity"]["tolerance"] < 0.05
+    else:
+        assert manifest["parity"] is None
+        assert manifest["parity_reason"].startswith("onnxruntime computes bf16 on a GPU only, and ")
+
+
+def test_parity_of_integer_weights_is_measured_with_activations_in_half_precision(exported):
+    parity = json.loads((exported("encoder", "int8")[1] / "manifest.json").read_text())["parity"]
+    assert parity["failures"] == 0 and 1e-3 < parity["mean_error"] < 0.1
+
+
+def test_a_command_says_why_an_export_in_bf16_was_not_compared(exported, tmp_path, capsys):
+    exported("encoder")[0].save_pretrained(tmp_path / "model")
+    cli.main(["export", str(tmp_path / "model"), str(tmp_path / "out"), "--target", "cuda", "--dtype", "bf16"])
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["parity"] is None or devices.gpu()
+    assert "bf16 on a GPU only" in printed.get("parity_reason", "") or devices.gpu()
 
 
 @pytest.mark.parametrize("dtype, tolerance", [("fp16", 2e-3), pytest.param("bf16", 2e-2, marks=pytest.mark.slow)])

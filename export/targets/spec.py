@@ -117,8 +117,12 @@ class Target(Protocol):
     def graphs(self, dtype: str) -> TargetGraphs:
         """Return what writes the graphs with weights of `dtype`."""
 
-    def parity_device(self, activations: str) -> str | None:
-        """Where an export is compared with torch here; `None` if nowhere."""
+    def parity_device(self, activations: str) -> str:
+        """Return the device on which an export is compared with torch here.
+
+        Raises:
+            OSError: if no device of this machine computes in `activations`, with the reason.
+        """
 
     def provider_options(self, role: str) -> dict[str, str]:
         """For the device's provider of onnxruntime, over those that hold for all targets."""

@@ -61,7 +61,7 @@ class Cpu:
 
         return target_graphs(dtype)
 
-    def parity_device(self, activations: str) -> str | None:
+    def parity_device(self, activations: str) -> str:
         return "cpu"
 
     def provider_options(self, role: str) -> dict[str, str]:

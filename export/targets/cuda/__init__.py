@@ -57,14 +57,16 @@ class Cuda:
 
         return target_graphs(dtype)
 
-    def parity_device(self, activations: str) -> str | None:
-        """The CPU has no attention in half precision."""
+    def parity_device(self, activations: str) -> str:
+        """Return the GPU, or the CPU without one, which computes in fp32 and fp16."""
         from ...runtime.devices import require
 
         try:
             require("cuda")
-        except OSError:
-            return "cpu" if activations == "fp32" else None
+        except OSError as error:
+            if activations == "bf16":
+                raise OSError(f"onnxruntime computes bf16 on a GPU only, and {error}") from None
+            return "cpu"
         return "cuda"
 
     def provider_options(self, role: str) -> dict[str, str]:

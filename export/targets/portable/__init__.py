@@ -54,7 +54,7 @@ class Portable:
 
         return target_graphs(dtype)
 
-    def parity_device(self, activations: str) -> str | None:
+    def parity_device(self, activations: str) -> str:
         return "cpu"
 
     def provider_options(self, role: str) -> dict[str, str]:
