@@ -13,7 +13,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from vanilla_transformer import checkpoint as checkpoints
-from vanilla_transformer.checkpoint import CONFIG, checkpoint_directory, config_and_class, for_every_version, load_tokenizer
+from vanilla_transformer.checkpoint import CONFIG, config_and_class, load_tokenizer
+from vanilla_transformer.checkpoint_files import checkpoint_directory, for_every_version
 from vanilla_transformer.companions import companions
 from vanilla_transformer.conversion import converted
 from vanilla_transformer.conversion.tokenizers import FoundTokenizer, find_tokenizer

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from torch import nn
 from transformers import PreTrainedModel
 
-from vanilla_transformer.checkpoint import checkpoint_directory, read_json, readers_errors
+from vanilla_transformer.checkpoint_files import checkpoint_directory, read_json, readers_errors
 from vanilla_transformer.files import TARGET_TOKENIZER
 from vanilla_transformer.training.data import lines_of
 
