@@ -39,7 +39,6 @@ from .clients import (
 )
 from .errors import UsageError
 from .generation import ROLE
-from .generation.writing import check_mode, check_model, write_generator
 from .graphs.build import GraphFormat, GraphSource, write_graphs
 from .graphs.config import Config
 from .graphs.expected_weights import check_weights
@@ -124,7 +123,10 @@ def export(
     if image_size not in (None, *IMAGE_SIZES):
         raise UsageError(f"no image size {image_size!r}, expected one of {', '.join(IMAGE_SIZES)}")
     check_calibrated(calibrate, to, dtypes)
-    check_mode(generate, to, image_size)
+    if generate is not None:
+        from .generation.writing import check_mode, check_model
+
+        check_mode(generate, to, image_size)
     texts = [text for text in (shortlist, calibrate) if isinstance(text, str | os.PathLike)]
     check_apart(out, triton)
     with contextlib.ExitStack() as outputs:
@@ -152,6 +154,8 @@ def save_generator(
 ) -> dict[str, Any]:
     """Writes the one graph of `mode` that the graphs of an export make, which are compared with torch first. The `directories`
     are that of the export, and that of the model of Triton, if there is to be one."""
+    from .generation.writing import write_generator
+
     directory, model_directory = directories
     with tempfile.TemporaryDirectory() as parts:
         made.write(source, Path(parts))
