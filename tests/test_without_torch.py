@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -75,8 +76,9 @@ EXPORTS = {
 }
 
 
-def run(code, lines):
-    done = subprocess.run([sys.executable, "-W", "always", "-c", code], input="\n".join(lines), capture_output=True, text=True)
+def run(code, lines, **settings):
+    command = [sys.executable, "-W", "always", "-c", code]
+    done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, **settings)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -312,6 +314,15 @@ def test_a_shard_that_is_cut_is_named(checkpoints, tmp_path):
     cut(shard)
     [[error, *_]] = without_torch(["export", checkpoint, tmp_path / "out"])
     assert f"{shard} is not a whole safetensors file" in error and os.listdir(tmp_path) == [checkpoint.name]
+
+
+@pytest.mark.parametrize("options", [["--target", "cpu"], ["--dtype", "fp32,int8"], ["--generate", "greedy"]])
+def test_a_full_disk_leaves_nothing(options, checkpoints, tmp_path):
+    lines = json.dumps(["export", str(checkpoints / "seq2seq"), str(tmp_path / "out"), *options])
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # noqa: E731
+    [[error, *_]] = run(COMMANDS, [lines], preexec_fn=limit)
+    assert f"File too large while {tmp_path / 'out'} was written, expected room for all of it" in error and "\n" not in error
+    assert os.listdir(tmp_path) == []
 
 
 def test_what_needs_torch_is_named_with_its_extra(checkpoints, tmp_path):
