@@ -345,3 +345,10 @@ def test_what_needs_torch_is_named_with_its_extra(checkpoints, tmp_path):
         assert error.startswith(f"vanilla-transformer: {words}")
         assert error.endswith(" needs torch and transformers: pip install 'vanilla-transformer[torch]'")
     assert not (tmp_path / "out").exists() and not (tmp_path / "kept").exists()
+
+
+def test_models_are_named_with_the_extra_that_they_need():
+    code = "import sys; sys.modules['torch'] = None; from vanilla_transformer import VanillaEncoderModel"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    expected = "VanillaEncoderModel needs torch and transformers: pip install 'vanilla-transformer[torch]'"
+    assert done.stderr.splitlines()[-1] == f"ImportError: vanilla_transformer.{expected}"

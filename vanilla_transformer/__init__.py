@@ -20,3 +20,10 @@ if HAS_TORCH:
     from .registration import *
 
     __all__ += registration.__all__
+else:
+    from .errors import torch_missing
+
+    def __getattr__(name: str) -> object:
+        if name.startswith("Vanilla"):
+            raise torch_missing(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
