@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .evaluation import evaluate
-    from .exporting import export, load_checkpoint
+    from .exporting import export
+    from .loading import load_checkpoint
     from .parity import verify
     from .runtime.images import ImageRuntime
     from .runtime.options import Options
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 # Each public name -> its module, and the extra that brings what this needs.
 _HOMES = {
-    "export": ("exporting", "torch,cpu"),
-    "load_checkpoint": ("exporting", "torch,cpu"),
+    "export": ("exporting", "export,cpu"),
+    "load_checkpoint": ("loading", "torch,cpu"),
     "verify": ("parity", "torch,cpu"),
     "evaluate": ("evaluation", "train,cpu"),
     "Runtime": ("runtime.runtime", "cpu"),

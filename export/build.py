@@ -2,4 +2,4 @@
 
 from .deprecated import moved
 
-__getattr__ = moved("vanilla_transformer_export", "build", dict.fromkeys(("export", "load_checkpoint"), "exporting"))
+__getattr__ = moved("vanilla_transformer_export", "build", {"export": "exporting", "load_checkpoint": "loading"})

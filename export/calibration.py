@@ -19,7 +19,7 @@ from vanilla_transformer.training.data import lines_of
 
 from .graphs.input_scales import Calibration, Inputs
 from .graphs.weights import bare
-from .shortlist import SHORTLISTED
+from .shortlist_head import SHORTLISTED
 from .targets.sequences import READS_CHOICES
 
 LINES = 512  # of the text, the first ones

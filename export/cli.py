@@ -249,7 +249,7 @@ def export_arguments(parser: Parser) -> None:
     parser.add_argument("--force", action="store_true", help="replace OUTPUT if it is ours")
 
 
-@verb("write a checkpoint as ONNX graphs", export_arguments, extras="torch,cpu")
+@verb("write a checkpoint as ONNX graphs", export_arguments, extras="export,cpu")
 def export(args: argparse.Namespace) -> None:
     output = output_of(args)
 
@@ -289,7 +289,7 @@ def verify_arguments(parser: Parser) -> None:
     renamed={"--target": "--references"},
 )
 def verify(args: argparse.Namespace) -> None:
-    from .exporting import load_checkpoint
+    from .loading import load_checkpoint
     from .parity import verify
     from .runtime.artifact import read_artifact
 

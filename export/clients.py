@@ -9,7 +9,6 @@ from typing import Any
 
 import yaml
 from huggingface_hub.errors import HFValidationError
-from huggingface_hub.repocard import metadata_load
 from huggingface_hub.utils import validate_repo_id, yaml_dump
 
 from .runtime.artifact import CARD, IMAGE_PROCESSOR
@@ -45,6 +44,7 @@ CALLS = {
     "image-classification": "pipe('image.jpg')",
     "image-feature-extraction": "pipe('image.jpg')",
 }
+FRONT_MATTER = re.compile(r"\s*---\r?\n(.*?)\r?\n---[ \t]*\r?(?:\n|$)", re.DOTALL)  # of a card: its metadata, in YAML
 OF_THE_BASE = ("language", "license", "license_name", "license_link", "datasets")  # that hold for its exports
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty")  # that genai has under the same names
 GENAI_CONFIG = "genai_config.json"
@@ -263,6 +263,8 @@ def task_of(architecture: str) -> str | None:
 def read_metadata(readme: Path) -> dict:
     """What stands above a card; nothing if there is no card, or no metadata that can be read."""
     try:
-        return metadata_load(readme) or {}
+        matched = FRONT_MATTER.match(readme.read_text(encoding="utf-8-sig"))
+        found = yaml.safe_load(matched[1]) if matched else None
     except (OSError, ValueError, yaml.YAMLError):
         return {}
+    return found if isinstance(found, dict) else {}

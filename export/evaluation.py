@@ -269,7 +269,7 @@ class TorchEngine:
     def __init__(self, checkpoint: str | os.PathLike):
         from vanilla_transformer.checkpoint import load_tokenizer
 
-        from .exporting import load_checkpoint
+        from .loading import load_checkpoint
 
         self.model = load_checkpoint(checkpoint)
         self.text = load_tokenizer(checkpoint)

@@ -1,25 +1,32 @@
 """Checkpoint -> an export directory: graphs, configs, tokenizer, and a manifest."""
 
 import contextlib
+import json
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedModel
-
-from vanilla_transformer import checkpoint as checkpoints
-from vanilla_transformer.checkpoint import CONFIG, checkpoint_directory, config_and_class, for_every_version, load_tokenizer
+from vanilla_transformer import HAS_TORCH
+from vanilla_transformer.checkpoint_config import read_config
+from vanilla_transformer.checkpoint_files import (
+    GENERATION_CONFIG,
+    check_tokenizer_files,
+    checkpoint_directory,
+    for_every_version,
+    has_tokenizer,
+)
 from vanilla_transformer.companions import companions
-from vanilla_transformer.conversion import converted
-from vanilla_transformer.conversion.tokenizers import FoundTokenizer, find_tokenizer
-from vanilla_transformer.files import new_directory
+from vanilla_transformer.converted import converted
+from vanilla_transformer.errors import torch_missing
+from vanilla_transformer.files import CONFIG, new_directory
+from vanilla_transformer.generation_settings import read_generation_settings
 
-from .calibration import calibrate as calibrated_on
 from .clients import (
     base_name,
     client_config,
@@ -32,18 +39,25 @@ from .clients import (
 )
 from .errors import UsageError
 from .generation import ROLE
-from .generation.writing import check_mode, check_model, write_generator
 from .graphs.build import GraphFormat, GraphSource, write_graphs
 from .graphs.config import Config
+from .graphs.expected_weights import check_weights
 from .graphs.input_scales import Calibration
 from .languages import languages_of
-from .parity import verify
 from .runtime.artifact import CARD, TOKENIZER_FILES, write_manifest
-from .shortlist import shortlist_from_text, with_shortlist, with_special_tokens
+from .shortlist import shortlist_from_text, with_special_tokens
 from .targets.registry import default_target, get_target, known_targets, targets
-from .targets.sequences import EXPORTABLE, IMAGE_SIZES, READS_IMAGES
+from .targets.sequences import EXPORTABLE, GENERATORS, IMAGE_SIZES, READS_IMAGES
 from .targets.spec import GraphSpec, Target
 from .triton import write_triton_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from vanilla_transformer.conversion.tokenizers import FoundTokenizer
+
+NO_TORCH = "torch is not installed: `vanilla-transformer verify` compares an export with its checkpoint where it is"
+PACKAGES = ("vanilla-transformer", "torch", "transformers", "onnx")  # whose versions the manifest has
 
 
 def export(
@@ -65,6 +79,8 @@ def export(
 ) -> dict[str, Any]:
     """Writes the graphs of `checkpoint` to the directory `out`, after comparing them with torch on `cases` random inputs, and
     returns the manifest. A checkpoint of a family in `conversion.FAMILIES` is converted on the way.
+
+    Where torch is not installed, nothing is converted or compared: the manifest says why, and a warning does.
 
     Args:
         target: `"portable"` (standard operators, the default), `"cpu"` or `"cuda"` (onnxruntime's own ones, see `targets`).
@@ -91,6 +107,8 @@ def export(
 
     Raises:
         FileExistsError: if `out` or `triton` cannot be written, see `files.new_directory`.
+        ImportError: where torch is not installed, for a checkpoint of another family, for `calibrate`, and for a tokenizer
+            without tokenizer.json.
         UsageError: for a target, dtype, opset or image size that is unknown, for several dtypes where there can be one, for
             `keep`, `config` or `leave_out` where nothing is converted, for an image size where there are no images, for
             `calibrate` where there are no such products, for a way to `generate` that there is not, and if one of `out` and
@@ -105,7 +123,10 @@ def export(
     if image_size not in (None, *IMAGE_SIZES):
         raise UsageError(f"no image size {image_size!r}, expected one of {', '.join(IMAGE_SIZES)}")
     check_calibrated(calibrate, to, dtypes)
-    check_mode(generate, to, image_size)
+    if generate is not None:
+        from .generation.writing import check_mode, check_model
+
+        check_mode(generate, to, image_size)
     texts = [text for text in (shortlist, calibrate) if isinstance(text, str | os.PathLike)]
     check_apart(out, triton)
     with contextlib.ExitStack() as outputs:
@@ -117,8 +138,7 @@ def export(
         if model_directory is not None and generate is None:
             check_whole_sequences(source)
         if generate is not None:
-            settings = source.model.generation_config.to_dict() if source.model.can_generate() else {}
-            check_model(checkpoint, source.architecture, generate, settings, source.config)
+            check_model(checkpoint, source.architecture, generate, source.generation, source.config)
         made = Graphs.plan(source, to, dtypes, opset)
         if generate is not None:
             return save_generator(source, made, (directory, model_directory), generate, cases)
@@ -134,6 +154,8 @@ def save_generator(
 ) -> dict[str, Any]:
     """Writes the one graph of `mode` that the graphs of an export make, which are compared with torch first. The `directories`
     are that of the export, and that of the model of Triton, if there is to be one."""
+    from .generation.writing import write_generator
+
     directory, model_directory = directories
     with tempfile.TemporaryDirectory() as parts:
         made.write(source, Path(parts))
@@ -157,8 +179,12 @@ def check_apart(out: str | os.PathLike, triton: str | os.PathLike | None) -> Non
 
 
 def check_calibrated(text: str | os.PathLike | None, target: Target, dtypes: list[str | None]) -> None:
-    """Raise UsageError if there is a `text` to calibrate and no matrix multiplications in integers."""
-    if text is None or (len(dtypes) == 1 and dtypes[0] in target.integer_dtypes):
+    """Raise UsageError if there is a `text` and no matrix multiplications in integers, and ImportError without torch."""
+    if text is None:
+        return
+    if len(dtypes) == 1 and dtypes[0] in target.integer_dtypes:
+        if not HAS_TORCH:
+            raise torch_missing("calibrate runs the model, which")
         return
     found = f"calibrate is {os.fspath(text)!r} for the target {target.name!r} with dtype {dtypes[0]!r}"
     fits = [f"{known.name!r} with {dtype!r}" for known in targets() for dtype in known.integer_dtypes]
@@ -167,7 +193,7 @@ def check_calibrated(text: str | os.PathLike | None, target: Target, dtypes: lis
 
 def check_whole_sequences(source: "Source") -> None:
     """Raises ValueError for a model whose graphs continue sequences, in steps that Triton does not take by itself."""
-    if source.model.can_generate():
+    if source.generates:
         found = f"{source.checkpoint} is a {source.architecture}"
         raise ValueError(f"{found}, expected for Triton a model that does not generate, or the option generate")
 
@@ -201,39 +227,33 @@ def checked_opset(target: Target, opset: int | None) -> int:
     return opset
 
 
-def load_checkpoint(checkpoint: str | os.PathLike) -> PreTrainedModel:
-    """The model of a checkpoint directory or Hub id, of the class its config names, in float32 and evaluation mode; converted
-    if it is of a family in `conversion.FAMILIES`.
-
-    Raises:
-        FileNotFoundError, OSError, ValueError: as `conversion.convert` and `vanilla_transformer.checkpoint.load_checkpoint`;
-            ValueError for a model that no graph here can hold.
-    """
-    with converted(checkpoint) as ours:
-        return load_ours(checkpoint, ours)
-
-
-def load_ours(checkpoint: str | os.PathLike, ours: Path) -> PreTrainedModel:
-    """The model in the directory `ours`, which the user knows as `checkpoint`."""
-    config, model_class = config_and_class(ours)
-    if (name := model_class.__name__) not in EXPORTABLE:
-        raise ValueError(f"{checkpoint} is a {name}, expected one of {', '.join(EXPORTABLE)}")
+def check_exportable(checkpoint: str | os.PathLike, config: Any, architecture: str) -> None:
+    """Raise ValueError for a model that no graph here can hold."""
+    if architecture not in EXPORTABLE:
+        raise ValueError(f"{checkpoint} is a {architecture}, expected one of {', '.join(EXPORTABLE)}")
     if getattr(config, "add_cross_attention", False):
         raise ValueError(f"{checkpoint} has add_cross_attention=True, which no graph here can hold: expected False")
-    return checkpoints.load_checkpoint(ours)
 
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint that is to be exported, as the user named it: its model, the directory of that as one of ours, its
-    config.json, the tokens of a shortlist, its tokenizer if that is not tokenizer.json already, and what its products read."""
+    """A checkpoint that is to be exported, as the user named it: its directory as one of ours, and what its files say.
+
+    Args:
+        generation: the content of generation_config.json; nothing for a model that does not generate.
+        model: in torch, to compare with; `None` where torch is not installed.
+        shortlist: the only tokens that are generated; all if `None`.
+        tokenizer: the tokenizer, if the checkpoint has no tokenizer.json.
+        calibration: what the matrix multiplications read.
+    """
 
     checkpoint: str | os.PathLike
-    model: PreTrainedModel
     directory: Path
-    config: dict[str, Any]
-    shortlist: list[int] | None
-    tokenizer: FoundTokenizer | None = None
+    model_config: Config
+    generation: dict[str, Any]
+    model: "PreTrainedModel | None" = None
+    shortlist: list[int] | None = None
+    tokenizer: "FoundTokenizer | None" = None
     calibration: Calibration | None = None
 
     @classmethod
@@ -246,27 +266,80 @@ class Source:
         text: str | os.PathLike | None,
     ) -> "Source":
         """`text` is that of `calibrate`."""
-        tokenizer = None if (ours / "tokenizer.json").is_file() else find_tokenizer(ours)
+        tokenizer = tokenizer_to_write(ours)
         if isinstance(shortlist, str | os.PathLike):
             shortlist = shortlist_from_text(shortlist, ours)
-        model = load_ours(checkpoint, ours)
+        found, architecture = read_config(ours)
+        check_exportable(checkpoint, found, architecture)
+        config = Config(found, architecture)
+        model = load_model(ours) if HAS_TORCH else None
+        if model is None:
+            check_weights(ours, config)
+        generation = generation_settings(ours, config, model)
         if image_size is not None:
-            if (name := type(model).__name__) not in READS_IMAGES:
-                raise UsageError(f"image size {image_size!r} is for models of images, and {checkpoint} has a {name}")
-            model.config.interpolate_pos_encoding = image_size == "free"
-        tokens = None if shortlist is None else with_special_tokens(model, shortlist)
-        # There is no code beside an export, and where it came from is of one machine.
-        left_out = ("auto_map", "custom_pipelines", "_name_or_path")
-        config = {name: value for name, value in model.config.to_dict().items() if name not in left_out}
-        calibration = None
-        if text is not None:
-            with with_shortlist(model, tokens):
-                calibration = calibrated_on(model, load_tokenizer(ours), text)
-        return cls(checkpoint, model, ours, config, tokens, tokenizer, calibration)
+            if architecture not in READS_IMAGES:
+                raise UsageError(f"image size {image_size!r} is for models of images, and {checkpoint} has a {architecture}")
+            found.interpolate_pos_encoding = image_size == "free"
+        tokens = None if shortlist is None else with_special_tokens(shortlist, config, generation)
+        calibration = None if text is None or model is None else calibrated(model, tokens, ours, text)
+        return cls(checkpoint, ours, config, generation, model, tokens, tokenizer, calibration)
 
     @property
     def architecture(self) -> str:
-        return type(self.model).__name__
+        return self.model_config.architecture
+
+    @property
+    def generates(self) -> bool:
+        return self.architecture in GENERATORS
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The config.json of an export: there is no code beside it, and where its checkpoint is means nothing elsewhere."""
+        left_out = ("auto_map", "custom_pipelines", "_name_or_path")
+        content = self.model_config.to_dict() | {"dtype": "float32"}
+        return {name: value for name, value in content.items() if name not in left_out}
+
+
+def load_model(ours: Path) -> "PreTrainedModel":
+    from vanilla_transformer.checkpoint import load_checkpoint
+
+    return load_checkpoint(ours)
+
+
+def tokenizer_to_write(ours: Path) -> "FoundTokenizer | None":
+    """Return the tokenizer if a tokenizer.json has to be made from it."""
+    if (ours / "tokenizer.json").is_file():
+        return None
+    check_tokenizer_files(ours)
+    if not has_tokenizer(ours):
+        return None
+    if not HAS_TORCH:
+        raise torch_missing(f"{ours} has no tokenizer.json, and making it of the other files")
+    from vanilla_transformer.conversion.tokenizers import find_tokenizer
+
+    return find_tokenizer(ours)
+
+
+def generation_settings(ours: Path, config: Config, model: "PreTrainedModel | None") -> dict[str, Any]:
+    """Return the content of generation_config.json without settings that have no effect."""
+    if config.architecture not in GENERATORS:
+        return {}
+    if model is not None:  # its settings were checked when it was loaded
+        return json.loads(model.generation_config.to_json_string())
+    settings, notes = read_generation_settings(ours, config.to_dict())
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
+    return settings
+
+
+def calibrated(model: "PreTrainedModel", tokens: list[int] | None, ours: Path, text: str | os.PathLike) -> Calibration:
+    from vanilla_transformer.checkpoint import load_tokenizer
+
+    from .calibration import calibrate
+    from .shortlist_head import with_shortlist
+
+    with with_shortlist(model, tokens):
+        return calibrate(model, load_tokenizer(ours), text)
 
 
 @dataclass(frozen=True)
@@ -282,8 +355,8 @@ class Graphs:
     @classmethod
     def plan(cls, source: Source, target: Target, dtypes: list[str | None], opset: int) -> "Graphs":
         """Raises ValueError for a model that `target` cannot hold."""
-        if uses_target(source.model):
-            check_fields(source.model, target)
+        if uses_target(source.model_config):
+            check_fields(source.model_config, target)
         activations = target.activations(source.model, dtypes[0])
         known = [dtype or activations for dtype in dtypes]
         specs = {dtype: target.graph_specs(source.config, source.architecture, dtype, activations) for dtype in known}
@@ -291,8 +364,7 @@ class Graphs:
 
     def write(self, source: Source, directory: Path) -> None:
         """Write the graphs and their weights to `directory`."""
-        config = Config(source.config, source.architecture)
-        model = GraphSource.read(source.directory, config, source.shortlist, source.calibration)
+        model = GraphSource.read(source.directory, source.model_config, source.shortlist, source.calibration)
         for dtype, specs in self.specs.items():
             write_graphs(model, GraphFormat(self.target, dtype, self.activations, self.opset), specs, directory)
 
@@ -319,23 +391,24 @@ class Graphs:
         return {**first, **({"other_dtypes": dict(zip(self.dtypes[1:], others))} if others else {})}
 
 
-def uses_target(model: PreTrainedModel) -> bool:
-    """Whether the graphs of `model` have the attention of its target: those of models with a decoder that only read whole
+def uses_target(config: Config) -> bool:
+    """Whether the graphs of a model have the attention of its target: those of models with a decoder that only read whole
     sequences have standard operators on every target."""
-    return model.can_generate() or model.config.model_type in ("vanilla-encoder", "vanilla-vision")
+    return config.architecture in GENERATORS or config.model_type in ("vanilla-encoder", "vanilla-vision")
 
 
-def check_fields(model: PreTrainedModel, target: Target) -> None:
-    for name, expected in target.unsupported_fields(model.config).items():
-        found = f"{name}={getattr(model.config, name)!r} does not fit the {target.name} target"
+def check_fields(config: Config, target: Target) -> None:
+    for name, expected in target.unsupported_fields(config).items():
+        found = f"{name}={getattr(config, name)!r} does not fit the {target.name} target"
         raise ValueError(f"{found}, expected {expected}: use --target {default_target()}")
 
 
 def write_companions(source: Source, made: Graphs, directory: Path) -> dict[str, Any]:
     """What stands beside the graphs: configs, tokenizer, sentence modules, and what other programs need. Returns what the
     manifest says of them and of the source."""
-    if source.model.can_generate():
-        source.model.generation_config.save_pretrained(directory)
+    if source.generates:
+        content = json.dumps(source.generation, indent=2, sort_keys=True)  # as transformers writes it
+        (directory / GENERATION_CONFIG).write_text(f"{content}\n", encoding="utf-8")
     write_tokenizer(source, directory)
     modules = companions(source.directory)
     modules.copy_without_pickles(directory)
@@ -355,8 +428,17 @@ def write_companions(source: Source, made: Graphs, directory: Path) -> dict[str,
         **({"step": step} if (step := made.target.step_role(source.config, source.architecture)) else {}),
         **language_facts(source, directory),
         **clients,
-        "versions": {name: version(name) for name in ("vanilla-transformer", "torch", "transformers", "onnx")},
+        "versions": versions(),
     }
+
+
+def versions() -> dict[str, str]:
+    """Return the version of each of `PACKAGES` that is installed."""
+    found = {}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def write_tokenizer(source: Source, directory: Path) -> None:
@@ -373,9 +455,9 @@ def write_tokenizer(source: Source, directory: Path) -> None:
 
 def language_facts(source: Source, directory: Path) -> dict[str, Any]:
     """Of a model that generates text in languages that can be chosen."""
-    if not source.model.can_generate():
+    if not source.generates:
         return {}
-    languages = languages_of(directory, source.model.generation_config.decoder_start_token_id)
+    languages = languages_of(directory, source.generation.get("decoder_start_token_id"))
     return {} if languages is None else {"languages": languages}
 
 
@@ -392,8 +474,7 @@ def write_for_clients(source: Source, made: Graphs, directory: Path) -> dict[str
         give_first_token(directory)
     if not made.target.is_standard or not is_decoder:
         return {}
-    generation = source.model.generation_config.to_dict()
-    return {"genai": write_genai_config(directory, source.config, generation, made.files["decoder"])}
+    return {"genai": write_genai_config(directory, source.config, source.generation, made.files["decoder"])}
 
 
 def check_parity(source: Source, made: Graphs, directory: Path, facts: dict[str, Any], cases: int) -> dict[str, Any]:
@@ -404,11 +485,16 @@ def check_parity(source: Source, made: Graphs, directory: Path, facts: dict[str,
     Raises:
         ValueError: if the graphs do not give what torch gives.
     """
-    write_manifest(directory, **facts, **made.facts({}))  # which reading the graphs needs
+    if source.model is None:
+        warnings.warn(f"parity is not checked, {NO_TORCH}", stacklevel=2)
+        return without_parity(made, directory, facts, NO_TORCH)
     try:
         device = made.target.parity_device(made.activations)
     except OSError as error:
-        return write_manifest(directory, **facts, **made.facts(dict.fromkeys(made.dtypes)), parity_reason=str(error))
+        return without_parity(made, directory, facts, str(error))
+    from .parity import verify
+
+    write_manifest(directory, **facts, **made.facts({}))  # which reading the graphs needs
     parity: dict[str, dict | None] = {}
     for dtype in made.dtypes:
         report = verify(directory, source.model, cases, device=device, dtype=dtype)
@@ -416,3 +502,8 @@ def check_parity(source: Source, made: Graphs, directory: Path, facts: dict[str,
             raise ValueError(f"the export of {source.checkpoint} does not give what torch gives: {report.failures[0]}")
         parity[dtype] = report.summary()
     return write_manifest(directory, **facts, **made.facts(parity))
+
+
+def without_parity(made: Graphs, directory: Path, facts: dict[str, Any], reason: str) -> dict[str, Any]:
+    """Write the manifest of graphs that were not compared, and return it."""
+    return write_manifest(directory, **facts, **made.facts(dict.fromkeys(made.dtypes)), parity_reason=reason)

@@ -15,7 +15,7 @@ from .runtime.decoder import GenerationRequest, cross_states, next_input_name
 from .runtime.inputs import move_padding
 from .runtime.options import Options, as_list
 from .runtime.runtime import Runtime
-from .shortlist import with_shortlist
+from .shortlist_head import with_shortlist
 from .targets.sequences import READS_IMAGES
 from .targets.spec import shape_of
 

@@ -13,7 +13,8 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from vanilla_transformer import VanillaDecoderForCausalLM
-from vanilla_transformer.checkpoint import checkpoint_directory, load_checkpoint, load_tokenizer
+from vanilla_transformer.checkpoint import load_checkpoint, load_tokenizer
+from vanilla_transformer.checkpoint_files import checkpoint_directory
 from vanilla_transformer.conversion import plan_conversion
 from vanilla_transformer.training.averaging import average
 from vanilla_transformer.training.tokenizer import train_tokenizer
@@ -246,9 +247,9 @@ FIELDS = [
     (dict(vocab_size=10**12), "vocab_size must be at most 268435456"),
     (dict(architectures="x"), "the architectures 'x', expected a list of names"),
     (dict(architectures=[5]), "the architectures [5], expected a list of names"),
-    (dict(architectures=[]), "of architecture none, expected one of VanillaSeq2SeqModel"),
-    (dict(architectures=["VanillaPreTrainedModel"]), "of architecture VanillaPreTrainedModel, expected one of"),
-    (dict(architectures=["VanillaEncoderModel"]), "of architecture VanillaEncoderModel, expected one of VanillaSeq2SeqModel"),
+    (dict(architectures=[]), "and architecture none, expected one of VanillaSeq2SeqModel"),
+    (dict(architectures=["VanillaPreTrainedModel"]), "and architecture VanillaPreTrainedModel, expected one of"),
+    (dict(architectures=["VanillaEncoderModel"]), "and architecture VanillaEncoderModel, expected one of VanillaSeq2SeqModel"),
     (dict(id2label=5), "id2label 5, expected a JSON object"),
     (dict(id2label={"x": "a"}), "'x'"),
     (dict(num_labels=10**12), "num_labels 1000000000000, expected at most"),

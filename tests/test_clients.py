@@ -18,7 +18,7 @@ from vanilla_transformer import (
 )
 from vanilla_transformer.checkpoint import save_tokenizer
 from vanilla_transformer.training.tokenizer import train_tokenizer
-from vanilla_transformer_export import export, exporting
+from vanilla_transformer_export import export, parity
 from vanilla_transformer_export.clients import base_name, client_config, give_token_types, unread_by_genai
 from vanilla_transformer_export.parity import Report
 from vanilla_transformer_export.runtime.artifact import read_artifact
@@ -36,7 +36,7 @@ KINDS = {"bpe": 80, "byte-bpe": 300, "word": 20, "character": None}
 @pytest.fixture
 def unchecked(monkeypatch):
     """`export` without comparing, which these tests are not about."""
-    monkeypatch.setattr(exporting, "verify", lambda *_, **options: Report(cases=1))
+    monkeypatch.setattr(parity, "verify", lambda *_, **options: Report(cases=1))
 
 
 def read(path):

@@ -20,7 +20,7 @@ from vanilla_transformer import (
     VanillaEncoderConfig,
     VanillaEncoderModel,
 )
-from vanilla_transformer_export import Runtime, export, exporting, load_checkpoint
+from vanilla_transformer_export import Runtime, export, exporting, load_checkpoint, parity
 from vanilla_transformer_export.parity import Report
 from vanilla_transformer_export.targets import saving
 
@@ -267,7 +267,7 @@ def test_the_config_beside_the_graphs_needs_no_code_and_keeps_every_field(export
 def quick(exported, monkeypatch):
     """Replaces the comparison with torch, which some tests are not about."""
     exported("encoder")  # which all tests share, so not with what is replaced here
-    monkeypatch.setattr(exporting, "verify", lambda *_, **options: Report(cases=1))
+    monkeypatch.setattr(parity, "verify", lambda *_, **options: Report(cases=1))
     return monkeypatch
 
 
@@ -302,7 +302,7 @@ def test_an_existing_directory_is_replaced_only_by_force(quick, checkpoint, tmp_
 
 @pytest.mark.parametrize("force", [False, True])
 def test_an_export_that_differs_from_torch_leaves_nothing_behind(quick, checkpoint, tmp_path, force):
-    quick.setattr(exporting, "verify", lambda *_, **options: Report(failures=["case 0: error 7e-01"]))
+    quick.setattr(parity, "verify", lambda *_, **options: Report(failures=["case 0: error 7e-01"]))
     if force:
         (tmp_path / "out").mkdir()
         (tmp_path / "out/config.json").write_text('{"model_type": "vanilla-encoder"}')

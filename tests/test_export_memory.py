@@ -1,12 +1,12 @@
 """Exports need memory for one matrix at a time, whatever the size of the model."""
 
-import json
 import tracemalloc
 
 import pytest
 import torch
 from checkpoints import perturbed
 
+from vanilla_transformer.checkpoint_config import read_config
 from vanilla_transformer_export.graphs.build import GraphFormat, GraphSource, write_graphs
 from vanilla_transformer_export.graphs.config import Config
 from vanilla_transformer_export.targets.registry import get_target
@@ -33,10 +33,10 @@ def checkpoints(tmp_path_factory):
 def test_an_export_needs_three_times_the_largest_matrix(checkpoints, target, weights, dtype, tmp_path):
     checkpoint = checkpoints / str(dtype)
     assert len(list(checkpoint.glob("*.safetensors"))) > 1
-    config = Config(json.loads((checkpoint / "config.json").read_text()), "VanillaSeq2SeqForConditionalGeneration")
+    config = Config(*read_config(checkpoint))
     kind = get_target(target)
     activations = weights if weights == "fp16" else "fp32"
-    specs = kind.graph_specs(config.fields, config.architecture, weights, activations)
+    specs = kind.graph_specs(config.to_dict(), config.architecture, weights, activations)
     form = GraphFormat(kind, weights, activations, kind.opsets[0])
     tracemalloc.start()
     write_graphs(GraphSource.read(checkpoint, config), form, specs, tmp_path)

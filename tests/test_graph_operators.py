@@ -1,12 +1,12 @@
 """How often each operator occurs in graphs shaped as the paper's base model, BERT-base and GPT-2: a lost fusion is seen."""
 
 import collections
-import json
 
 import onnx
 import pytest
 from checkpoints import perturbed
 
+from vanilla_transformer.checkpoint_config import read_config
 from vanilla_transformer_export.graphs.build import GraphFormat, GraphSource, write_graphs
 from vanilla_transformer_export.graphs.config import Config
 from vanilla_transformer_export.targets.registry import get_target
@@ -155,11 +155,9 @@ def test_graphs_have_the_operators_that_they_are_known_for(checkpoints, name, ta
 
 
 def written(checkpoint, target, dtype, role, folder):
-    config = json.loads((checkpoint / "config.json").read_text())
-    [architecture] = config["architectures"]
-    config, kind = Config(config, architecture), get_target(target)
+    config, kind = Config(*read_config(checkpoint)), get_target(target)
     activations = "fp16" if target == "cuda" else "fp32"
-    spec = kind.graph_specs(config.fields, architecture, dtype, activations)[role]
+    spec = kind.graph_specs(config.to_dict(), config.architecture, dtype, activations)[role]
     form = GraphFormat(kind, dtype, activations, kind.opsets[0])
     write_graphs(GraphSource.read(checkpoint, config), form, {role: spec}, folder)
     return histogram(folder / spec.file)

@@ -9,6 +9,7 @@ from transformers.activations import ACT2FN
 
 from vanilla_transformer_export import verify
 from vanilla_transformer_export.exporting import Graphs, Source, uses_target
+from vanilla_transformer_export.graphs.config import Config
 from vanilla_transformer_export.runtime.artifact import write_manifest
 from vanilla_transformer_export.targets.registry import get_target
 from vanilla_transformer_export.targets.sequences import EXPORTABLE
@@ -88,8 +89,9 @@ def sizes(architecture):
 
 def problem(model, checkpoint, directory, target, dtype, opset):
     """What differs from torch; nothing if all is as it should be."""
-    config = model.config.to_dict()
-    graphs = Graphs.plan(source := Source(checkpoint, model, checkpoint, config, None), get_target(target), [dtype], opset)
+    model_config, config = Config(model.config, type(model).__name__), model.config.to_dict()
+    source = Source(checkpoint, checkpoint, model_config, {}, model)
+    graphs = Graphs.plan(source, get_target(target), [dtype], opset)
     directory.mkdir()
     graphs.write(source, directory)
     (directory / "config.json").write_text(json.dumps(config))
@@ -111,7 +113,7 @@ def problems(architecture, formats, folder):
         model = perturbed(architecture, {**sizes(architecture), **fields}).float()  # xIELU begins in bfloat16
         model.save_pretrained(folder / name)
         for target, dtype, opset in formats:
-            if uses_target(model) and get_target(target).unsupported_fields(model.config):
+            if uses_target(config := Config(model.config, architecture)) and get_target(target).unsupported_fields(config):
                 continue
             opset = opset or get_target(target).opsets[0]
             if difference := problem(model, folder / name, folder / "out", target, dtype, opset):
@@ -126,7 +128,9 @@ def test_every_variant_of_a_body_gives_what_torch_gives_in_every_format(architec
 
 @pytest.mark.parametrize("architecture", OTHERS)
 def test_every_variant_of_every_class_gives_what_torch_gives(architecture, tmp_path):
-    assert problems(architecture, FORMATS, tmp_path) == {}
+    """Models with a decoder that read whole sequences have the same operators for both targets."""
+    formats = FORMATS if "Encoder" in architecture or "Vision" in architecture else FORMATS[:1]
+    assert problems(architecture, formats, tmp_path) == {}
 
 
 @pytest.mark.slow

@@ -27,15 +27,17 @@ ROOT = Path(vanilla_transformer_export.__file__).resolve().parent
 FILES = sorted(path for path in ROOT.rglob("*.py") if "__pycache__" not in path.parts)
 HEAVY = ("torch", "transformers", "safetensors", "onnx", "onnx_ir", "vanilla_transformer")
 # What makes graphs, and what compares with torch. All else runs where there is none of `HEAVY`.
-LIGHT = ("__init__", "config", "quantization", "calibrated")  # of graphs
+LIGHT = ("__init__", "config", "quantization", "input_scales")  # of graphs
 MAY_BE_HEAVY = {
     *("targets/portable/generation.py", "targets/cpu/generation.py"),
     *(f"generation/{name}.py" for name in ("beams", "one_graph", "ops", "searches", "writing")),
     *("exporting.py", "parity.py", "evaluation.py", "shortlist.py", "calibration.py", "targets/saving.py"),
+    *("loading.py", "shortlist_head.py"),
     *(f"targets/{name}/graphs.py" for name in ("portable", "cpu", "cuda")),
     *("targets/cuda/beams.py", "targets/cuda/overflow.py"),
     *(path.relative_to(ROOT).as_posix() for path in FILES if path.parent.name == "graphs" and path.stem not in LIGHT),
 }
+TORCH = {"parity.py", "calibration.py", "loading.py", "shortlist_head.py", "targets/cuda/overflow.py"}
 # These import it inside of a function that makes graphs, or for the checker of types.
 MENTION_IT = {
     *("cli.py", "targets/spec.py", "generation/rules.py", "generation/step.py"),
@@ -218,6 +220,11 @@ def test_only_what_makes_graphs_or_compares_with_torch_imports_it():
     heavy = {name for name, tree in trees.items() if set(imported(tree, False)) & set(HEAVY)}
     assert heavy == MAY_BE_HEAVY
     assert {name for name, tree in trees.items() if set(imported(tree, True)) & set(HEAVY)} - heavy == MENTION_IT
+
+
+def test_graphs_are_written_without_torch():
+    trees = {name_of(path): ast.parse(path.read_text()) for path in FILES}
+    assert {name for name, tree in trees.items() if set(imported(tree, False)) & {"torch", "transformers"}} == TORCH
 
 
 def test_imports_point_one_way():

@@ -39,7 +39,7 @@ def test_importing_the_package_imports_nothing_but_python_s_own():
 
 @pytest.mark.parametrize(
     "missing, name, extra",
-    [("torch", "export", "torch,cpu"), ("torch", "verify", "torch,cpu"), ("onnxruntime", "Runtime", "cpu")],
+    [("onnx", "export", "export,cpu"), ("torch", "verify", "torch,cpu"), ("onnxruntime", "Runtime", "cpu")],
 )
 def test_where_a_package_is_missing_the_error_names_the_extra(missing, name, extra):
     code = f"import sys; sys.modules[{missing!r}] = None; import vanilla_transformer_export as p; p.{name}"

@@ -13,8 +13,9 @@ import torch_free
 from checkpoints import HEADS, KEY_WIDTH, START, VALUE_WIDTH, WIDTH
 from onnx.reference import ReferenceEvaluator
 from packaging.requirements import Requirement
+from targets import build
 
-from vanilla_transformer_export import cli
+from vanilla_transformer_export import cli, export
 from vanilla_transformer_export.runtime import devices
 
 ROOT = Path(__file__).parents[1]
@@ -96,3 +97,12 @@ def test_a_bare_session_gives_what_the_runtime_gives(exported, name):
         other = (np.array(values) + 1).tolist()
         [said] = torch_free.differences({output: other}, expected)
         assert said.startswith(f"{output}: ")
+
+
+def test_what_is_exported_again_gives_the_same(tmp_path):
+    """What `make test-versions` does with the extra `export`."""
+    directory = tmp_path / "seq2seq-cpu-int8"
+    build("seq2seq").save_pretrained(tmp_path / "checkpoints" / "seq2seq")
+    export(tmp_path / "checkpoints" / "seq2seq", directory, cases=1, target="cpu", dtype="int8")
+    expected = torch_free.results(directory)
+    assert torch_free.differences(torch_free.results_again(directory), expected) == [] and expected["greedy"]

@@ -2,10 +2,12 @@
 
 `python tests/torch_free.py write FOLDER` exports models for every target and dtype, and notes what the exports give. In an
 environment of numpy, tokenizers and onnxruntime, `check FOLDER` expects the same of them; `bare FOLDER` does of the portable
-ones, in an InferenceSession, with numpy and onnxruntime only, not our package."""
+ones, in an InferenceSession, with numpy and onnxruntime only, not our package. Where the extra `export` is installed and torch
+is not, `export FOLDER` expects it of exports that it writes itself."""
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +51,17 @@ def results(directory: Path) -> dict[str, list]:
     if (directory / "tokenizer.json").is_file():
         found["texts"] = TextRuntime(directory, device="cpu").generate(TEXTS)
     return found
+
+
+def results_again(directory: Path) -> dict[str, list]:
+    """As `results`, of another export of the checkpoint that `directory` is an export of."""
+    from vanilla_transformer_export import export
+
+    name, target, dtype = directory.name.rsplit("-", 2)
+    checkpoint = CARD if name == "text" else directory.parent / "checkpoints" / name
+    with tempfile.TemporaryDirectory() as folder:
+        export(checkpoint, out := Path(folder, "out"), target=target, dtype=dtype)
+        return results(out)
 
 
 def bare_results(directory: Path) -> dict[str, list]:
@@ -117,7 +130,11 @@ def differences(found: dict[str, list], expected: dict[str, list]) -> list[str]:
 def main(verb: str, folder: Path) -> None:
     if verb == "write":
         return write(folder)
-    find, chosen = {"check": (results, "*.json"), "bare": (bare_results, "*-portable-*.json")}[verb]
+    find, chosen = {
+        "check": (results, "*.json"),
+        "export": (results_again, "*.json"),
+        "bare": (bare_results, "*-portable-*.json"),
+    }[verb]
     files = sorted(folder.glob(chosen))
     wrong = []
     for path in files:

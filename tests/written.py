@@ -9,6 +9,7 @@ import onnx_ir as ir
 import onnxruntime
 from safetensors.numpy import save_file
 
+from vanilla_transformer import VanillaEncoderConfig
 from vanilla_transformer_export.graphs.config import Config
 from vanilla_transformer_export.graphs.context import GraphContext
 from vanilla_transformer_export.graphs.ops import CONTRIB, Ops, data_type
@@ -18,7 +19,7 @@ from vanilla_transformer_export.targets.registry import get_target
 
 def write(part, weights, inputs, target="cpu", dtype="fp32", opset=None, calibration=None, **fields):
     """The ONNX model of what `part` writes, given a `GraphContext` and the values of `inputs`, and returns."""
-    config = Config({"model_type": "vanilla-encoder", "tie_word_embeddings": False, **fields}, "VanillaEncoderModel")
+    config = Config(VanillaEncoderConfig(tie_word_embeddings=False, **fields), "VanillaEncoderModel")
     kind = get_target(target)
     with tempfile.TemporaryDirectory() as folder:
         save_file(weights, Path(folder, "model.safetensors"))

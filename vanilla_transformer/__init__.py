@@ -1,52 +1,29 @@
 """The Transformer of "Attention Is All You Need" as Hugging Face models.
 
-Importing the package registers its models with the Auto classes and its pipelines with `transformers.pipeline`.
+Importing the package registers its models with the Auto classes and its pipelines with `transformers.pipeline`. Where torch or
+transformers is not installed, only the modules that need neither can be imported, such as `checkpoint_files`.
 """
 
 from importlib.metadata import PackageNotFoundError, version
-
-import transformers
-
-from . import configuration_vanilla_transformer as _configuration
-from . import modeling_vanilla_transformer as _modeling
-from .adapters import register_adapters as _register_adapters
-from .configuration_vanilla_transformer import *
-from .modeling_vanilla_transformer import *
-from .pipelines import (
-    QuestionAnsweringPipeline,
-    SummarizationPipeline,
-    Text2TextGenerationPipeline,
-    TranslationPipeline,
-    register_pipelines,
-)
+from importlib.util import find_spec
 
 try:
     __version__ = version("vanilla-transformer")  # pyproject.toml has it
 except PackageNotFoundError:  # a clone that is on the path and not installed
     __version__ = "0+unknown"
 
+HAS_TORCH = find_spec("torch") is not None and find_spec("transformers") is not None
+__all__: list[str] = []
 
-def _register_auto_classes():
-    """Each config's `default_auto_map` is the one list of what loads what."""
-    for config_class in _configuration.CONFIGS.values():
-        config_class.register_for_auto_class()
-        transformers.AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
-        _register_adapters(config_class.model_type)
-        for auto_name, model_name in config_class.auto_classes().items():
-            model_class = getattr(_modeling, model_name)
-            # Saving a class that is registered for an Auto class copies its code beside the weights.
-            model_class.register_for_auto_class(auto_name)
-            getattr(transformers, auto_name).register(config_class, model_class, exist_ok=True)
+if HAS_TORCH:
+    from . import registration
+    from .registration import *
 
+    __all__ += registration.__all__
+else:
+    from .errors import torch_missing
 
-_register_auto_classes()
-register_pipelines()
-
-__all__ = [
-    *_configuration.__all__,
-    *_modeling.__all__,
-    "QuestionAnsweringPipeline",
-    "SummarizationPipeline",
-    "Text2TextGenerationPipeline",
-    "TranslationPipeline",
-]
+    def __getattr__(name: str) -> object:
+        if name.startswith("Vanilla"):
+            raise torch_missing(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,7 +15,8 @@ from PIL.Image import Image  # which matplotlib needs
 from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.image_utils import load_image
 
-from .checkpoint import load_checkpoint, load_image_processor, load_tokenizer, readers_errors
+from .checkpoint import load_checkpoint, load_image_processor, load_tokenizer
+from .checkpoint_files import readers_errors
 from .errors import UsageError
 from .files import new_file
 from .info import depth_fields

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import huggingface_hub
-import torch
 from huggingface_hub.errors import CachedRepoTreeNotFoundError
-from safetensors.torch import save_file
 
-from .checkpoint import CONFIG, checkpoint_directory, read_json, readers_errors, shown
-from .files import COMPANION, MODULES, check_no_pointer
+from . import HAS_TORCH
+from .checkpoint_files import checkpoint_directory, read_json, readers_errors, shown
+from .errors import torch_missing
+from .files import COMPANION, CONFIG, MODULES, check_no_pointer
 
 MODULE_CONFIG = "config.json"
 MODULE_WEIGHTS = SAFE, PICKLE = ("model.safetensors", "pytorch_model.bin")
@@ -54,10 +54,7 @@ class Companions:
         self.copy(directory)
         for name in self.files:
             if name.endswith(PICKLE):
-                with readers_errors(self.files[name]):
-                    tensors = torch.load(directory / name, map_location="cpu", weights_only=True)
-                save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, directory / name.replace(PICKLE, SAFE))
-                (directory / name).unlink()
+                replace_pickle(directory / name)
 
     def facts(self) -> list[dict]:
         """What is done with the states, in order: the `type` of each module, its `folder`, and the content of its config."""
@@ -66,6 +63,19 @@ class Companions:
             {"type": module.kind, "folder": module.folder, **(read_json(file) if file else {})}
             for module, file in zip(self.modules, files)
         ]
+
+
+def replace_pickle(path: Path) -> None:
+    """Replace the weights of a module in torch's format with a safetensors file beside it."""
+    if not HAS_TORCH:
+        raise torch_missing(f"reading {path.parent.name}/{path.name}, the weights of a module,")
+    import torch
+    from safetensors.torch import save_file
+
+    with readers_errors(path):
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path.with_name(SAFE))
+    path.unlink()
 
 
 def companions(source: str | os.PathLike) -> Companions:

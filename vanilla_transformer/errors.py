@@ -1,7 +1,12 @@
-"""What went wrong by the caller's hand."""
+"""What went wrong by the caller's hand, and what is not installed."""
 
 
 class UsageError(ValueError):
     """An option or recipe key whose name, type or range is wrong, as opposed to what is found in files or while running."""
 
     exit_code = 2  # of the command, as argparse's own errors
+
+
+def torch_missing(task: str) -> ImportError:
+    """Return the error of a `task` that needs torch, where torch is not installed."""
+    return ImportError(f"{task} needs torch and transformers: pip install 'vanilla-transformer[torch]'")

@@ -72,6 +72,7 @@ IGNORED = {"__pycache__", ".DS_Store"}  # what systems put anywhere
 IGNORED_ON_MOUNT = {"lost+found", ".partial"}
 NAMED = 5  # entries of others that an error names
 CLAIM_SECONDS = 1.0  # from making the claim to putting a name to it, at most
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 SAME_START = 60.0  # seconds by which two readings of the start of one process may differ: clocks are corrected
 
 
@@ -109,7 +110,8 @@ def new_directory(path: StrPath, force: bool = False, inputs: Iterable[StrPath] 
         check_replaceable(out, force)
         before, new = state_of(out), claim / "new"
         new.mkdir()
-        yield new
+        with full_disk_named(out):
+            yield new
         set_modes(new, claim)
         publish(claim, out, before)
 
@@ -130,10 +132,22 @@ def new_file(path: StrPath, force: bool = False, inputs: Iterable[StrPath] = ())
             raise FileExistsError(f"{out} exists already; expected a new path, or --force to replace it")
         before, folder = state_of(out), claim / "writing"
         folder.mkdir()
-        yield folder / out.name  # the format of an image is told by its name
+        with full_disk_named(out):
+            yield folder / out.name  # the format of an image is told by its name
         (folder / out.name).rename(claim / "new")
         set_modes(claim / "new", claim)
         publish(claim, out, before)
+
+
+@contextlib.contextmanager
+def full_disk_named(out: Path) -> Iterator[None]:
+    """Have the error of a full disk, which names no file, say that it was `out` that found no room."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL or error.filename is not None:
+            raise
+        raise OSError(error.errno, f"{error.strerror} while {out} was written, expected room for all of it") from error
 
 
 # ------------------------------------------------------------------------------------------------- what may be replaced

@@ -4,8 +4,14 @@ transformers loads and generates with such a file, but refuses to save the setti
 """
 
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-from transformers import GenerationConfig
+from .checkpoint_files import GENERATION_CONFIG, OPTIONAL_TOKENS, check_generation, is_absent_token, read_json
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
 
 # By mode: the values that have no effect anyway, of the settings that only this mode uses.
 SAMPLING = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None, "top_h": None, "typical_p": 1.0}
@@ -13,11 +19,27 @@ SAMPLING |= {"epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
 BEAMS = {"early_stopping": False, "length_penalty": 1.0}
 OUTPUTS = dict.fromkeys(("output_attentions", "output_hidden_states", "output_scores", "output_logits"), False)
 CACHE = dict.fromkeys(("cache_implementation", "cache_config"))
-# Published files have -1 where there is no such token.
-OPTIONAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
+SELECTORS = dict.fromkeys(("do_sample", "num_beams", "return_dict_in_generate", "use_cache"))  # that select a mode
+OF_CONFIGS = (*OPTIONAL_TOKENS, "decoder_start_token_id", "use_cache")  # that a config has too
 
 
-def drop_unused_settings(generation: GenerationConfig) -> list[str]:
+def read_generation_settings(directory: Path, config: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return what generation_config.json in `directory` sets, and a note for each setting that has no effect, without torch.
+
+    Without the file, these are the settings in the `config`.
+
+    Raises:
+        ValueError: for settings of a wrong type, and tokens outside the vocabulary.
+    """
+    path = directory / GENERATION_CONFIG
+    check_generation(path, config["vocab_size"])
+    others = {name: config.get(name) for name in OF_CONFIGS}
+    settings = SimpleNamespace(**SELECTORS | (read_json(path) if path.is_file() else others))
+    notes = drop_unused_settings(settings)
+    return {name: value for name, value in vars(settings).items() if value is not None}, notes
+
+
+def drop_unused_settings(generation: "GenerationConfig | SimpleNamespace") -> list[str]:
     """Remove the settings that have no effect from `generation`. Return a note for each of them."""
     unused = list(unused_settings(generation))
     notes = [f"generation_config: {name}={getattr(generation, name)!r} is left out, {reason}" for name, reason in unused]
@@ -26,7 +48,7 @@ def drop_unused_settings(generation: GenerationConfig) -> list[str]:
     return notes
 
 
-def unused_settings(generation: GenerationConfig) -> Iterator[tuple[str, str]]:
+def unused_settings(generation: "GenerationConfig | SimpleNamespace") -> Iterator[tuple[str, str]]:
     """Yield the name of each setting that has no effect, and the reason."""
     for neutral, is_used, reason in modes(generation):
         for name, value in {} if is_used else neutral.items():
@@ -37,7 +59,7 @@ def unused_settings(generation: GenerationConfig) -> Iterator[tuple[str, str]]:
             yield name, "which is no token"
 
 
-def modes(generation: GenerationConfig) -> list[tuple[dict, bool, str]]:
+def modes(generation: "GenerationConfig | SimpleNamespace") -> list[tuple[dict, bool, str]]:
     """Return the settings of each mode, whether `generation` uses this mode, and the reason if it does not."""
     return [
         (SAMPLING, generation.do_sample is True, "which has no effect without do_sample"),
@@ -45,8 +67,3 @@ def modes(generation: GenerationConfig) -> list[tuple[dict, bool, str]]:
         (OUTPUTS, generation.return_dict_in_generate is True, "which has no effect without return_dict_in_generate"),
         (CACHE, generation.use_cache is not False, "which has no effect without use_cache"),
     ]
-
-
-def is_absent_token(name: str, value: object) -> bool:
-    """Return whether a negative `value` says that there is no token of this `name`."""
-    return name in OPTIONAL_TOKENS and type(value) is int and value < 0

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from .checkpoint import config_and_class
 from .configuration_vanilla_transformer import VanillaEncoderConfig, VanillaTransformerConfig, VanillaVisionConfig
-from .conversion import is_ours, plan_conversion
+from .conversion import plan_conversion
+from .converted import is_ours
 
 BYTES = {"float32": 4, "float16 or bfloat16": 2, "int8": 1, "int4": 0.5}
 

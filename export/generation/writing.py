@@ -20,10 +20,8 @@ GENERATES = ("VanillaSeq2SeqForConditionalGeneration", "VanillaDecoderForCausalL
 OF_OTHER_GRAPHS = ("step", "genai")  # facts of the manifest
 
 
-def check_mode(mode: str | None, target: Target, image_size: str | None) -> None:
+def check_mode(mode: str, target: Target, image_size: str | None) -> None:
     """Raises UsageError for a mode that there is not, and for a target whose decoder does not go into a loop."""
-    if mode is None:
-        return
     if mode not in MODES:
         raise UsageError(f"no mode {mode!r} of generate, expected one of {', '.join(MODES)}")
     if target.generation_step is None:

@@ -9,10 +9,11 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
+from vanilla_transformer.checkpoint_files import bare, weight_files
+
 from ..targets.saving import MIN_EXTERNAL, write_external
 from .config import Config
 
-INDEX = "model.safetensors.index.json"
 DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 
 
@@ -58,25 +59,12 @@ class CheckpointWeights:
         return name if name in self.rows else self.owner(name)
 
 
-def weight_files(checkpoint: Path) -> list[Path]:
-    index = checkpoint / INDEX
-    if not index.is_file():
-        return [checkpoint / "model.safetensors"]
-    names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-    return [checkpoint / name for name in sorted(set(names))]
-
-
 def read_header(path: Path) -> dict[str, tuple[Path, int, dict]]:
     """Return for each tensor in a safetensors file the path, where the data begin and the tensor's dtype, shape and offsets."""
     with open(path, "rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
     return {name: (path, 8 + size, facts) for name, facts in header.items() if name != "__metadata__"}
-
-
-def bare(name: str) -> str:
-    """Return `name` without the prefix of the model without its head."""
-    return name.removeprefix("model.")
 
 
 def tied_names(config: Config) -> Collection[str]:

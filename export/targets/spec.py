@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
     from ..generation.step import Step
+    from ..graphs.config import Config
     from ..graphs.context import TargetGraphs
     from ..runtime.decoder import DecoderFactory, LoadedExport
 
@@ -97,11 +98,11 @@ class Target(Protocol):
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
         """What the graphs of these roles run on."""
 
-    def unsupported_fields(self, config: PretrainedConfig) -> dict[str, str]:
+    def unsupported_fields(self, config: Config) -> dict[str, str]:
         """Fields of `config` whose values the graphs cannot hold, and what fits."""
 
-    def activations(self, model: PreTrainedModel, dtype: str | None) -> str:
-        """What is computed in where the weights are of `dtype`, `None` for the default.
+    def activations(self, model: PreTrainedModel | None, dtype: str | None) -> str:
+        """What is computed in where the weights are of `dtype`, `None` for the default. `model` is `None` without torch.
 
         Raises:
             ValueError: if it cannot hold what the model computes.

@@ -10,24 +10,21 @@ Differences of layout are removed by permuting, slicing or joining weights. What
 names the field, before anything is written. A family is a line in `registry` and a module, see `converter.Converter`.
 """
 
-import contextlib
 import importlib
 import os
-import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers.utils import logging
 
-from ..checkpoint import CONFIG, checkpoint_directory, limit_generation, read_raw_config
-from ..configuration_vanilla_transformer import CONFIGS
+from ..checkpoint import limit_generation
+from ..converted import converted
 from ..errors import UsageError
 from ..files import new_directory
 from .conversion_plan import ConversionPlan
-from .marian_npz import is_marian
 from .planning import plan_conversion
 from .registry import FAMILIES, Family
 from .tensors import TensorFiles
@@ -80,47 +77,10 @@ def convert(
     return plan.facts(out)
 
 
-@contextlib.contextmanager
-def converted(
-    source: str | os.PathLike,
-    keep: str | os.PathLike | None = None,
-    config: Mapping[str, Any] | None = None,
-    leave_out: Iterable[str] = (),
-) -> Iterator[Path]:
-    """The directory of a checkpoint of ours: that of `source`, or if `source` is of one of `FAMILIES` that of what it becomes,
-    which is written to the directory `keep`, or to a temporary one that is gone afterwards. `config` and `leave_out` are as
-    in `convert`.
-
-    Raises:
-        UsageError: for `keep`, `config` or `leave_out` where nothing is converted.
-        FileExistsError, FileNotFoundError, OSError, ValueError: as `convert`.
-    """
-    if is_ours(source):
-        for name, value in {"keep": keep and os.fspath(keep), "config": config, "leave_out": [*leave_out]}.items():
-            if value:
-                raise UsageError(f"{name} is {value!r}, and {source} needs no conversion: expected none")
-        yield checkpoint_directory(source)
-    elif keep is not None:
-        warn_of(convert(source, keep, config=config, leave_out=leave_out))
-        yield Path(keep)
-    else:
-        with tempfile.TemporaryDirectory(prefix="vanilla-transformer-") as directory:
-            warn_of(convert(source, out := Path(directory, "converted"), config=config, leave_out=leave_out))
-            yield out
-
-
 def warn_of(facts: dict[str, Any]) -> None:
     """Log the notes of a conversion whose result nobody prints."""
     for note in facts["notes"]:
         logger.warning(note)
-
-
-def is_ours(source: str | os.PathLike) -> bool:
-    """Whether the checkpoint `source`, a directory or Hub id, needs no conversion."""
-    if os.path.isdir(source) and is_marian(Path(source)):
-        return False
-    content, _ = read_raw_config(checkpoint_directory(source, (CONFIG,)))
-    return content["model_type"] in CONFIGS
 
 
 def convert_torch(

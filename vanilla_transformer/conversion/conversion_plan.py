@@ -13,7 +13,8 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 
-from ..checkpoint import Shapes, learned_positions, read_json
+from ..checkpoint import Shapes, learned_positions
+from ..checkpoint_files import read_json
 from ..companions import Companions
 from ..files import IMAGE_PROCESSOR, new_directory
 from .tensors import TensorFiles, write_safetensors

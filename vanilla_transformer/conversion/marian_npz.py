@@ -17,7 +17,7 @@ import torch
 import yaml
 from transformers import GenerationConfig, MarianConfig
 
-from ..checkpoint import CONFIG, WEIGHTS, readers_errors, shown
+from ..checkpoint_files import WEIGHTS, readers_errors, shown
 from .tensors import write_safetensors
 
 YAML_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # all values are strings
@@ -61,11 +61,6 @@ LAYER |= {
     for part, name in (("self_Wo", "self_attn"), ("context_Wo", "encoder_attn"), ("ffn_ffn", "final"))
     for kind, parameter in (("scale", "weight"), ("bias", "bias"))
 }
-
-
-def is_marian(source: Path) -> bool:
-    """Whether the directory has a model of Marian's and none of transformers'."""
-    return not (source / CONFIG).is_file() and any(source.glob("*.npz"))
 
 
 def write_checkpoint(source: Path, out: Path) -> None:

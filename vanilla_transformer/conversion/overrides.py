@@ -9,7 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ..checkpoint import CONFIG, shown
+from ..checkpoint import CONFIG
+from ..checkpoint_files import shown
 from .tensors import TensorFiles
 
 

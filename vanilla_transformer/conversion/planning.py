@@ -17,20 +17,12 @@ from transformers.utils import logging
 
 import vanilla_transformer
 
-from ..checkpoint import (
-    CONFIG,
-    CONFIGS,
-    GENERATION_CONFIG,
-    check_depth,
-    checkpoint_directory,
-    limit_generation,
-    made_config,
-    read_json,
-    read_raw_config,
-    readers_errors,
-)
+from ..checkpoint import CONFIG, limit_generation
+from ..checkpoint_config import CONFIGS, check_depth, made_config, read_raw_config
+from ..checkpoint_files import GENERATION_CONFIG, checkpoint_directory, read_json, readers_errors
 from ..companions import companions, left_out
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..converted import is_marian
 from ..errors import UsageError
 from ..files import VERSION_KEY
 from ..generation_settings import drop_unused_settings
@@ -38,7 +30,7 @@ from .architectures import MissingTensors, PlanAs, fitting_classes, plan_or_base
 from .conversion_plan import ConversionPlan, TensorStep
 from .converter import Converter, converter_of
 from .fields import Fields, require
-from .marian_npz import is_marian, write_checkpoint
+from .marian_npz import write_checkpoint
 from .overrides import Overrides, errors_name, linked_copy
 from .registry import FAMILIES, REFUSED
 from .sinusoids import check_table

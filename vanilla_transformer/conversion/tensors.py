@@ -16,7 +16,8 @@ import torch
 from safetensors import safe_open
 from transformers.utils import logging
 
-from ..checkpoint import TORCH_DTYPES, WEIGHTS, Shapes, stored_shapes, weight_files
+from ..checkpoint import TORCH_DTYPES, Shapes, stored_shapes
+from ..checkpoint_files import WEIGHTS, weight_files
 
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 PICKLE = "pytorch_model.bin"

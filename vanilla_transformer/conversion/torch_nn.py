@@ -14,7 +14,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from .. import configuration_vanilla_transformer as configurations
 from .. import modeling_vanilla_transformer as models
-from ..checkpoint import CONFIGS, check_depth, one_line, parent_hint
+from ..checkpoint_config import CONFIGS, check_depth
+from ..checkpoint_files import one_line, parent_hint
 from ..errors import UsageError
 from ..files import check_no_pointer
 from .fields import Fields

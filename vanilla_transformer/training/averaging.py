@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from ..checkpoint import TOKENIZER_FILES, checkpoint_directory, for_every_version, read_json, shown, stored_shapes
+from ..checkpoint import TOKENIZER_FILES, stored_shapes
 from ..checkpoint import load_checkpoint as load
+from ..checkpoint_files import checkpoint_directory, for_every_version, read_json, shown
 from ..companions import companions
 from ..files import MODULES, new_directory
 

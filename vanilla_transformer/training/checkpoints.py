@@ -16,7 +16,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
-from ..checkpoint import for_every_version
+from ..checkpoint_files import for_every_version
 from ..errors import UsageError
 from ..files import keep
 from .data import paths_of

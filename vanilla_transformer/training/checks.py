@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import GenerationConfig, get_scheduler
 
-from ..checkpoint import generation_fault
+from ..checkpoint_files import generation_fault
 from ..errors import UsageError
 from .data import check_files
 from .metrics import check_tokenize

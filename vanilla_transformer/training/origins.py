@@ -8,7 +8,8 @@ from typing import Any
 
 from transformers.utils import logging
 
-from ..checkpoint import checkpoint_directory, config_and_class
+from ..checkpoint import config_and_class
+from ..checkpoint_files import checkpoint_directory
 from .data import lines, paths_of
 from .recipe import Recipe
 from .record import RECORD, recorded_tables

@@ -8,7 +8,8 @@ from accelerate import PartialState
 from datasets import Dataset, IterableDataset
 from transformers import BaseImageProcessor, GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from ..checkpoint import checkpoint_directory, config_and_class, limit_generation, load_image_processor, load_tokenizer
+from ..checkpoint import config_and_class, limit_generation, load_image_processor, load_tokenizer
+from ..checkpoint_files import checkpoint_directory
 from ..errors import UsageError
 from .batches import SIDES
 from .checks import attempt

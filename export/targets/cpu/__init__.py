@@ -8,9 +8,10 @@ from .specs import graph_specs, step_role
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
     from ...generation.step import Step
+    from ...graphs.config import Config
     from ...graphs.context import TargetGraphs
     from .decoder import CpuDecoders, LoadedExport
 
@@ -35,7 +36,7 @@ class Cpu:
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
         return ("cpu",)
 
-    def unsupported_fields(self, config: "PretrainedConfig") -> dict[str, str]:
+    def unsupported_fields(self, config: "Config") -> dict[str, str]:
         is_decoder = config.model_type == "vanilla-decoder"  # which `GroupQueryAttention` is for
         fields = {}
         if config.sliding_window is not None and not is_decoder:
@@ -46,7 +47,7 @@ class Cpu:
             fields["head_dim"] = "a multiple of 8"
         return fields
 
-    def activations(self, model: "PreTrainedModel", dtype: str | None) -> str:
+    def activations(self, model: "PreTrainedModel | None", dtype: str | None) -> str:
         return "fp32"
 
     def graph_specs(self, config: dict, architecture: str, dtype: str, activations: str) -> dict[str, GraphSpec]:

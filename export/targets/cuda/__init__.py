@@ -8,8 +8,9 @@ from ..spec import GraphSpec, check_activations
 from .specs import CACHE_DTYPES, graph_specs
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
+    from ...graphs.config import Config
     from ...graphs.context import TargetGraphs
     from .decoder import CudaDecoders, LoadedExport
 
@@ -31,15 +32,17 @@ class Cuda:
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
         return ("cpu", "cuda")
 
-    def unsupported_fields(self, config: "PretrainedConfig") -> dict[str, str]:
+    def unsupported_fields(self, config: "Config") -> dict[str, str]:
         return {}
 
-    def activations(self, model: "PreTrainedModel", dtype: str | None) -> str:
+    def activations(self, model: "PreTrainedModel | None", dtype: str | None) -> str:
         """That of the weights; for integers and by default float16, or bfloat16 where float16 overflows."""
-        from .overflow import FLOAT16_MAX, overflow
-
         if dtype in ("fp32", "bf16"):
             return dtype
+        if model is None:
+            return "fp16"
+        from .overflow import FLOAT16_MAX, overflow
+
         problem = overflow(model)
         if problem and dtype == "fp16":
             raise ValueError(f"{problem}, and float16 holds {FLOAT16_MAX:.0f}: use --dtype bf16")

@@ -8,9 +8,10 @@ from .specs import graph_specs
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
     from ...generation.step import Step
+    from ...graphs.config import Config
     from ...graphs.context import TargetGraphs
     from .decoder import LoadedExport, PortableDecoders
 
@@ -36,10 +37,10 @@ class Portable:
         """TensorRT compiles what reads whole sequences, in fp32. A decoder would be compiled for each size of its caches."""
         return ("cpu", "cuda", "tensorrt") if "encoder" in roles and dtype == "fp32" else ("cpu", "cuda")
 
-    def unsupported_fields(self, config: "PretrainedConfig") -> dict[str, str]:
+    def unsupported_fields(self, config: "Config") -> dict[str, str]:
         return {}
 
-    def activations(self, model: "PreTrainedModel", dtype: str | None) -> str:
+    def activations(self, model: "PreTrainedModel | None", dtype: str | None) -> str:
         return "fp32"
 
     def graph_specs(self, config: dict, architecture: str, dtype: str, activations: str) -> dict[str, GraphSpec]:

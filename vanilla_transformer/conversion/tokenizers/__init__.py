@@ -11,7 +11,8 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ...checkpoint import check_tokenizer_files, has_tokenizer, load_tokenizer, save_tokenizer
+from ...checkpoint import load_tokenizer, save_tokenizer
+from ...checkpoint_files import check_tokenizer_files, has_tokenizer
 from . import byt5, m2m_100, marian, nllb
 from .sentencepiece_model import parse
 

@@ -5,7 +5,8 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
-from ...checkpoint import give_target, read_json
+from ...checkpoint import give_target
+from ...checkpoint_files import read_json
 from . import sentencepiece_model
 from .sentencepiece_model import read_sentencepiece, read_vocabulary
 

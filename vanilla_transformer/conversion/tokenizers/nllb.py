@@ -5,7 +5,8 @@ from pathlib import Path
 from transformers import AddedToken, NllbTokenizer
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
-from ...checkpoint import read_json, read_raw_config, readers_errors
+from ...checkpoint_config import read_raw_config
+from ...checkpoint_files import read_json, readers_errors
 
 MASK = AddedToken("<mask>", lstrip=True, special=True)
 

@@ -19,7 +19,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE, Unigram
 
-from ...checkpoint import one_line, shown
+from ...checkpoint_files import one_line, shown
 
 EXTRA = "pip install 'vanilla-transformer[sentencepiece]'"
 MODEL_TYPES = {1: "unigram", 2: "BPE", 3: "word", 4: "character"}

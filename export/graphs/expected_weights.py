@@ -1,0 +1,210 @@
+"""The names and shapes of the weights that a checkpoint must have, and the check of its files before graphs are written."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from vanilla_transformer.checkpoint_config import check_depth
+from vanilla_transformer.checkpoint_files import check_tensors, stored_tensors, weight_files
+
+from ..targets.sequences import pair
+from .config import Config
+from .weights import CheckpointWeights, tied_names
+
+Shape = tuple[int, ...]
+Shapes = Iterator[tuple[str, Shape]]  # names of weights without the prefix "model."
+# Of activations that have weights: their shapes by what follows "activation." in their names.
+ACTIVATIONS: dict[str, dict[str, Shape]] = {
+    "prelu": {"weight": (1,)},
+    "xielu": {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()},
+}
+
+
+def check_weights(checkpoint: Path, config: Config) -> None:
+    """Check the files of weights in `checkpoint`, without torch.
+
+    Raises:
+        FileNotFoundError: without safetensors weights.
+        ValueError: for files that are damaged, and for weights that are missing, too many, of other shapes or not finite.
+    """
+    stored = {name: facts for file in weight_files(checkpoint) for name, facts in stored_tensors(file).items()}
+    check_depth(config, stored, checkpoint)
+    check_tensors(config.architecture, expected_weights(config), tied_names(config), stored, checkpoint)
+    weights = CheckpointWeights(checkpoint, config)
+    for name in stored:
+        check_finite(name, weights[name], checkpoint)
+
+
+def check_finite(name: str, values: np.ndarray, where: Path) -> None:
+    with np.errstate(all="ignore"):
+        is_finite = np.isfinite(values.sum())  # also false for finite values whose sum is too large
+    if not is_finite and (wrong := values.size - int(np.isfinite(values).sum())):
+        raise ValueError(f"{name} of {where} has {wrong} of {values.size} values that are NaN or infinite")
+
+
+def expected_weights(config: Config) -> dict[str, Shape]:
+    """Return the shape of each weight by its name."""
+    names = {"vanilla-encoder": encoder, "vanilla-decoder": decoder, "vanilla-seq2seq": seq2seq, "vanilla-vision": vision}
+    return dict([*names[config.model_type](config), *head(config)])
+
+
+# ---------------------------------------------------------------------------------------------------------------- stacks
+
+
+def encoder(config: Config) -> Shapes:
+    yield from stack(config, "", config.num_hidden_layers, ("self_attn",))
+    if has_pooler(config):
+        yield from linear("pooler.dense", config.hidden_size, config.hidden_size)
+        yield from activation("pooler", config.pooler_act)
+
+
+def decoder(config: Config) -> Shapes:
+    yield from stack(config, "", config.num_hidden_layers, ("self_attn",))
+    yield from output_projection(config, "")
+
+
+def seq2seq(config: Config) -> Shapes:
+    yield from stack(config, "encoder.", config.encoder_layers, ("self_attn",))
+    yield from stack(config, "decoder.", config.decoder_layers, ("self_attn", "cross_attn"))
+    yield from output_projection(config, "decoder.")
+
+
+def vision(config: Config) -> Shapes:
+    size, count = config.hidden_size, config.num_first_tokens
+    patches = math.prod(image // side for image, side in zip(pair(config.image_size), pair(config.patch_size)))
+    yield from linear("embeddings.embed_patches", config.num_channels * math.prod(pair(config.patch_size)), size)
+    yield "embeddings.first_tokens", (count, size)
+    yield "embeddings.positions", (count + patches, size)
+    yield from layers(config, "", config.num_hidden_layers, ("self_attn",))
+    if has_pooler(config):
+        yield from linear("pooler.dense", size, size)
+        yield from activation("pooler", config.pooler_act)
+
+
+def has_pooler(config: Config) -> bool:
+    """Return whether the head reads the state of the first token through the pooler."""
+    kind = config.architecture.partition("For")[2]
+    if config.model_type == "vanilla-vision":
+        return bool(config.pooler_act and not kind)
+    reads_first = kind in ("", "PreTraining", "NextSentencePrediction", "MultipleChoice")
+    is_pooled = reads_first or (kind == "SequenceClassification" and config.classifier_pooling == "cls")
+    return bool(config.pooler_act and is_pooled)
+
+
+def stack(config: Config, prefix: str, depth: int, attentions: tuple[str, ...]) -> Shapes:
+    yield from embeddings(config, f"{prefix}embeddings")
+    if config.has_relative_positions:
+        buckets = config.relative_attention_num_buckets
+        yield f"{prefix}relative_positions.bias.weight", (buckets, config.num_attention_heads)
+    yield from layers(config, prefix, depth, attentions)
+
+
+def embeddings(config: Config, name: str) -> Shapes:
+    yield f"{name}.embed_tokens.weight", (config.vocab_size, config.embedding_size)
+    if config.has_learned_positions:
+        rows = config.max_position_embeddings + (config.position_ids_from != "place")
+        yield f"{name}.embed_positions.weight", (rows, config.position_size)
+    if types := getattr(config, "type_vocab_size", 0):
+        yield f"{name}.embed_token_types.weight", (types, config.position_size)
+    if config.embedding_norm:
+        yield from norm(config, f"{name}.norm", config.position_size)
+    if config.embedding_size != config.hidden_size:
+        yield from linear(f"{name}.projection", config.embedding_size, config.hidden_size, config.embedding_norm)
+
+
+def layers(config: Config, prefix: str, depth: int, attentions: tuple[str, ...]) -> Shapes:
+    for number in range(depth):
+        yield from layer(config, f"{prefix}layers.{number}", attentions)
+    if config.final_norm:
+        yield from norm(config, f"{prefix}norm", config.hidden_size)
+
+
+def layer(config: Config, name: str, attentions: tuple[str, ...]) -> Shapes:
+    size, inner, has_bias = config.hidden_size, config.intermediate_size, config.linear_bias
+    widths = {"q": config.head_dim, "k": config.head_dim, "v": config.value_head_dim}
+    for attention in attentions:
+        for part, width in widths.items():
+            yield from linear(f"{name}.{attention}.{part}_proj", size, config.num_attention_heads * width, has_bias)
+        yield from linear(f"{name}.{attention}.o_proj", config.num_attention_heads * config.value_head_dim, size, has_bias)
+        yield from norm(config, f"{name}.{attention}_norm", size)
+    for part in ("gate", "up") if config.gated else ("up",):
+        yield from linear(f"{name}.feed_forward.{part}_proj", size, inner, has_bias)
+    yield from linear(f"{name}.feed_forward.down_proj", inner, size, has_bias)
+    yield from activation(f"{name}.feed_forward", config.hidden_act)
+    yield from norm(config, f"{name}.feed_forward_norm", size)
+
+
+def output_projection(config: Config, prefix: str) -> Shapes:
+    if config.embedding_size != config.hidden_size:
+        yield from linear(f"{prefix}output_projection", config.hidden_size, config.embedding_size, has_bias=False)
+
+
+# ----------------------------------------------------------------------------------------------------------------- parts
+
+
+def linear(name: str, in_size: int, out_size: int, has_bias: bool = True) -> Shapes:
+    yield f"{name}.weight", (out_size, in_size)
+    if has_bias:
+        yield f"{name}.bias", (out_size,)
+
+
+def norm(config: Config, name: str, size: int) -> Shapes:
+    yield f"{name}.weight", (size,)
+    if config.norm_type == "layer_norm":
+        yield f"{name}.bias", (size,)
+
+
+def activation(name: str, act: str) -> Shapes:
+    for part, shape in ACTIVATIONS.get(act, {}).items():
+        yield f"{name}.activation.{part}", shape
+
+
+# ----------------------------------------------------------------------------------------------------------------- heads
+
+
+def head(config: Config) -> Shapes:
+    """Yield the weights of the classes with a head, by what follows "For" in their names."""
+    size = config.hidden_size if config.model_type in ("vanilla-encoder", "vanilla-vision") else config.embedding_size
+    labels = len(config.id2label)
+    match config.architecture.partition("For")[2]:
+        case "MaskedLM" | "PreTraining" as kind:
+            yield from lm_transform(config)
+            yield from lm_head(config)
+            if kind == "PreTraining":
+                yield from linear("next_sentence", size, 2)
+        case "CausalLM" | "ConditionalGeneration":
+            yield from lm_head(config)
+        case "NextSentencePrediction":
+            yield from linear("next_sentence", size, 2)
+        case "QuestionAnswering":
+            yield from linear("qa_outputs", size, 2)
+        case "MultipleChoice":
+            yield from linear("choice_classifier", size, 1)
+        case "ImageClassification":
+            yield from linear("classifier", config.num_first_tokens * size, labels)
+        case "TokenClassification":
+            if act := getattr(config, "token_transform_act", None):
+                yield from linear("transform.0", size, size)
+                yield from ((name.replace("activation", "1"), shape) for name, shape in activation("transform", act))
+            yield from linear("classifier", size, labels)
+        case "SequenceClassification" if config.model_type == "vanilla-decoder":
+            yield from linear("score", size, labels, has_bias=False)
+        case "SequenceClassification":
+            if config.is_seq2seq:
+                yield from linear("dense", size, config.hidden_size)
+            yield from linear("classifier", config.hidden_size, labels)
+
+
+def lm_transform(config: Config) -> Shapes:
+    if config.lm_transform_act:
+        yield from linear("transform.dense", config.hidden_size, config.embedding_size)
+        yield from activation("transform", config.lm_transform_act)
+        yield from norm(config, "transform.norm", config.embedding_size)
+    elif config.embedding_size != config.hidden_size:
+        yield from linear("transform", config.hidden_size, config.embedding_size, has_bias=False)
+
+
+def lm_head(config: Config) -> Shapes:
+    yield from linear("lm_head", config.embedding_size, config.vocab_size, config.lm_head_bias)

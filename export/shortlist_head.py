@@ -1,0 +1,43 @@
+"""A model in torch that computes the logits of a shortlist only."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+SHORTLISTED = ".product"  # after the name of the projection to the vocabulary, its rows of the shortlist
+
+
+class ShortlistHead(nn.Module):
+    """(..., D) -> logits (..., V): those of `tokens` by their rows of `head` (V, D), of all others minus infinity."""
+
+    places: torch.Tensor
+
+    def __init__(self, head: nn.Linear, tokens: list[int]):
+        super().__init__()
+        self.product = nn.Linear(head.in_features, len(tokens), bias=head.bias is not None)
+        self.product.weight = nn.Parameter(head.weight[tokens].detach().clone())
+        if head.bias is not None:
+            self.product.bias = nn.Parameter(head.bias[tokens].detach().clone())
+        places = torch.full((head.out_features,), len(tokens))
+        places[tokens] = torch.arange(len(tokens))
+        self.register_buffer("places", places)
+
+    def forward(self, hidden_states):
+        logits = nn.functional.pad(self.product(hidden_states), (0, 1), value=-torch.inf)
+        return logits.index_select(-1, self.places)
+
+
+@contextmanager
+def with_shortlist(model: PreTrainedModel, tokens: list[int] | None) -> Iterator[PreTrainedModel]:
+    """`model` with a `ShortlistHead` of `tokens`; as it is for `None`."""
+    head = model.get_output_embeddings()
+    if tokens is not None:
+        model.lm_head = ShortlistHead(head, tokens)
+    try:
+        yield model
+    finally:
+        if tokens is not None:
+            model.lm_head = head

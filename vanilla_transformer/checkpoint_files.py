@@ -1,0 +1,284 @@
+"""The files of a checkpoint: where they are, JSON, weights and tokenizers. Without torch and transformers."""
+
+import contextlib
+import json
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import huggingface_hub
+from huggingface_hub.errors import (
+    CachedRepoTreeNotFoundError,
+    HFValidationError,
+    IncompleteSnapshotError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    StrictDataclassError,
+)
+from huggingface_hub.utils import validate_repo_id
+from safetensors import SafetensorError, safe_open
+
+from .files import CONFIG, TOKENIZER_FILES, VOCABULARIES, check_no_pointer
+
+GENERATION_CONFIG = "generation_config.json"
+WEIGHTS = "model.safetensors"
+FLOATS = ("F64", "F32", "F16", "BF16")
+DTYPES = (*FLOATS, "I64", "I32", "U8", "BOOL")  # of tensors in safetensors files
+# Of a Hub repository; the folders in it hold exports and the checkpoints of a training run.
+FILES = ("*.json", "*.txt", "*.spm", "*.model", "*.jinja", "*.safetensors")
+# Of a generation config.
+COUNTS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "num_return_sequences")
+COUNTS += ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "top_k")
+NUMBERS = ("temperature", "top_p", "min_p", "typical_p", "length_penalty", "repetition_penalty")
+SEVERAL = ("eos_token_id", "forced_eos_token_id")
+# Of a tokenizer's config, what transformers notes of the place it was loaded from.
+OF_THE_PLACE = ("is_local", "local_files_only")
+TOKENIZER_OF_BYTES = "ByT5Tokenizer"
+OF_THE_HUB = ("constraints", "dola_layers", "force_words_ids", "penalty_alpha")
+INPUT_NAMES = ["input_ids", "attention_mask"]  # of a `PreTrainedTokenizerFast`
+# Published files have -1 where there is no such token.
+OPTIONAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
+
+
+def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FILES) -> Path:
+    """The directory `source`, or that of the `files` of the Hub id `source`, downloaded if they are not in the cache.
+
+    Raises:
+        FileNotFoundError: if it is neither, and where the Hub cannot be reached and the cache may have a part of them only.
+        NotADirectoryError: if it is a file.
+    """
+    path, name, expected = Path(source), os.fspath(source), "expected a checkpoint directory or a Hub id"
+    if name and path.is_dir():
+        return path
+    if name and os.path.lexists(path):
+        raise NotADirectoryError(f"{source} is not a directory, {expected}{parent_hint(path)}")
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        raise FileNotFoundError(f"{source or repr(name)} does not exist, {expected}") from None
+    try:
+        ignored = None if any("/" in file for file in files) else ["*/*"]
+        directory = Path(huggingface_hub.snapshot_download(name, allow_patterns=list(files), ignore_patterns=ignored))
+    except RepositoryNotFoundError:
+        reason = "the Hub has none of this name, or not for this login"
+    except IncompleteSnapshotError:
+        reason = "the cache has only a part of it, and the Hub cannot be reached"
+    except LocalEntryNotFoundError:
+        reason = "it is not in the cache, and the Hub cannot be reached"
+    except (OSError, ValueError) as error:  # what the Hub client raises is one or the other
+        reason = one_line(error)
+    else:
+        if files == FILES:
+            check_cached(name, directory)
+        return directory
+    raise FileNotFoundError(f"{source} is neither a checkpoint directory nor on the Hub: {reason}")
+
+
+def parent_hint(file: Path) -> str:
+    """Return the end of an error about a file in place of a directory: the directory that holds it, if it is a checkpoint."""
+    return f", such as {file.parent}" if (file.parent / CONFIG).is_file() else ""
+
+
+def check_cached(name: str, directory: Path) -> None:
+    """`from_pretrained` puts only what it reads into the cache, and no list of what there is. Without the Hub, such a cache
+    does not tell a repository without a tokenizer from one whose tokenizer was not asked for."""
+    if has_tokenizer(directory):
+        return
+    try:
+        huggingface_hub.get_cached_repo_tree(name, revision=directory.name)
+    except CachedRepoTreeNotFoundError:
+        remedy = f"run `hf download {name}` where the Hub can be reached, or give a directory"
+        raise FileNotFoundError(
+            f"the cache has no tokenizer of {name}, and cannot say whether the Hub has one: {remedy}"
+        ) from None
+
+
+def check_tokenizer_files(directory: Path) -> None:
+    """Raise ValueError if a file of the tokenizer is a git-lfs pointer: a vocabulary would be read from its lines."""
+    for name in TOKENIZER_FILES:
+        check_no_pointer(directory / name)
+
+
+def has_tokenizer(directory: Path) -> bool:
+    """Whether there are files of one, or its class is one that needs none."""
+    if any((directory / name).is_file() for name in VOCABULARIES):
+        return True
+    path = directory / CONFIG
+    return path.is_file() and read_json(path).get("tokenizer_class") == TOKENIZER_OF_BYTES
+
+
+def for_every_version(directory: Path, changes: dict | None = None) -> None:
+    """Gives tokenizer_config.json, if there is one, the names that transformers 4 knows too, and `changes`: what 5 saves has
+    its own for a tokenizer of `tokenizers`, and for tokens without a name of their own. What 5 takes for granted is written
+    down: without it transformers 4, and Transformers.js, take spaces out of the texts that they decode."""
+    path = directory / "tokenizer_config.json"
+    if not path.is_file():
+        return
+    before = read_json(path)
+    content = {name: value for name, value in before.items() if name not in OF_THE_PLACE} | (changes or {})
+    content.setdefault("clean_up_tokenization_spaces", False)
+    if content.get("tokenizer_class") == "TokenizersBackend":
+        # Without names of inputs transformers 4 would add token types.
+        content = {"model_input_names": INPUT_NAMES, **content}
+        content["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(content.get("extra_special_tokens"), list):
+        content["additional_special_tokens"] = content.pop("extra_special_tokens")
+    if content != before:
+        path.write_text(json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def check_generation(path: Path, vocab_size: int) -> None:
+    """Of generation_config.json, if there is one: transformers finds most wrong types only while it generates."""
+    content = read_json(path) if path.is_file() else {}
+    for name, value in content.items():
+        if value is not None and (fault := generation_fault(name, value, vocab_size)):
+            raise ValueError(f"{path} has {name} {shown(value)}, {fault}")
+
+
+def generation_fault(name: str, value: object, vocab_size: int = 2**31) -> str | None:
+    """What is wrong with a field of a generation config, or `None`."""
+    if name in OF_THE_HUB:
+        return "which transformers runs with code of the Hub: expected none"
+    if name in COUNTS and not (type(value) is int and 0 <= value < 2**31):
+        return "expected a whole number of at least 0 and below 2**31"
+    if name in NUMBERS and type(value) not in (int, float):
+        return "expected a number"
+    if (name.startswith("output_") or name in ("do_sample", "use_cache")) and type(value) is not bool:
+        return "expected true or false"
+    if name.endswith("_token_id") and not is_absent_token(name, value):
+        tokens = value if isinstance(value, list) and name in SEVERAL else [value]
+        size = 2**31 if name in ("bos_token_id", "eos_token_id") else vocab_size  # these two need never be generated
+        if not all(type(token) is int and 0 <= token < size for token in tokens):
+            return f"expected one of [0, {size - 1}]"
+    return None
+
+
+def is_absent_token(name: str, value: object) -> bool:
+    """Return whether a negative `value` says that there is no token of this `name`."""
+    return name in OPTIONAL_TOKENS and type(value) is int and value < 0
+
+
+def weight_files(directory: Path, names: tuple[str, ...] = (WEIGHTS,)) -> list[Path]:
+    """The first of `names` that is there, whole or as the shards its index names.
+
+    Raises:
+        FileNotFoundError: if there is none, or a shard is missing.
+        ValueError: for an index that is none, and for a git-lfs pointer.
+    """
+    for name in names:
+        if (directory / name).is_file():
+            check_no_pointer(directory / name)
+            return [directory / name]
+        if (index := directory / f"{name}.index.json").is_file():
+            return shards(index, Path(name).suffix)
+    found = ", ".join(sorted(os.listdir(directory))[:10]) or "nothing"
+    raise FileNotFoundError(f"{directory} has no weights: expected {' or '.join(names)}, found {found}")
+
+
+def shards(index: Path, suffix: str) -> list[Path]:
+    content = read_json(index)
+    places = content.get("weight_map")
+    if not isinstance(places, dict) or not places or not all(isinstance(file, str) for file in places.values()):
+        raise ValueError(f"{index} has the weight_map {shown(places)}, expected the file of each tensor")
+    if not isinstance(content.get("metadata", {}), dict):
+        raise ValueError(f"{index} has the metadata {shown(content['metadata'])}, expected a JSON object")
+    names = sorted(set(places.values()))
+    if wrong := [name for name in names if Path(name).name != name or Path(name).suffix != suffix]:
+        raise ValueError(f"{index} names {shown(wrong)}, expected {suffix} files beside it")
+    if missing := [name for name in names if not (index.parent / name).is_file()]:
+        raise FileNotFoundError(f"{index.parent} lacks {', '.join(missing[:5])}, which {index.name} names")
+    for name in names:
+        check_no_pointer(index.parent / name)
+    return [index.parent / name for name in names]
+
+
+# --------------------------------------------------------------------------------------------------------------- weights
+
+
+def stored_tensors(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return the shape and the type of each tensor of a safetensors file, by its header.
+
+    Raises:
+        ValueError: for a file that is not whole, and a type of tensors that has no place here.
+    """
+    found = {}
+    try:
+        with safe_open(file, "np") as tensors:  # reads the header and compares it with the size of the file
+            for name in tensors.keys():  # noqa: SIM118, it is no dict
+                part = tensors.get_slice(name)
+                if part.get_dtype() not in DTYPES:
+                    raise ValueError(f"{file}: {name} is of type {part.get_dtype()}, expected one of {[*DTYPES]}")
+                found[name] = tuple(part.get_shape()), part.get_dtype()
+    except SafetensorError as error:
+        raise ValueError(f"{file} is not a whole safetensors file ({file.stat().st_size} bytes): {error}") from None
+    return found
+
+
+def check_tensors(
+    architecture: str,
+    expected: dict[str, tuple[int, ...]],
+    tied: Collection[str],
+    stored: dict[str, tuple[tuple[int, ...], str]],
+    where: Path,
+) -> None:
+    """Raise ValueError unless the tensors in files are the `expected` ones; `tied` ones may be there or not."""
+    found = {bare(name): shape for name, (shape, _) in stored.items()}
+    other = {name: f"{found[name]} for {expected[name]}" for name in expected.keys() & found.keys()}
+    problems = {
+        "missing": expected.keys() - tied - found.keys(),
+        "unexpected": found.keys() - expected.keys(),
+        "of another shape": {f"{name} {other[name]}" for name in other if found[name] != expected[name]},
+        "no floating point": {name for name, (_, dtype) in stored.items() if dtype not in FLOATS},
+    }
+    for problem, names in problems.items():
+        if names:
+            some = ", ".join(sorted(names)[:5])
+            raise ValueError(f"the weights of {where} do not fit {architecture}: {len(names)} are {problem}: {some}")
+
+
+def bare(name: str) -> str:
+    """Without the prefix that the classes with a head have and the bodies have not: each loads the other's files."""
+    return name.removeprefix("model.")
+
+
+# ---------------------------------------------------------------------------------------------------------------- errors
+
+
+def read_json(path: Path) -> dict:
+    """The JSON object that the file `path` holds.
+
+    Raises:
+        ValueError: if it holds something else.
+    """
+    check_no_pointer(path)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {one_line(error)}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds {shown(content)}, expected a JSON object")
+    return content
+
+
+@contextlib.contextmanager
+def readers_errors(path: Path) -> Iterator[None]:
+    """Around what other libraries make of the file or directory `path`: for one that they cannot read they raise errors of
+    every class, here a ValueError that names it."""
+    try:
+        yield
+    except (OSError, ImportError):  # their messages name the file
+        raise
+    except BaseException as error:
+        is_panic = type(error).__name__ == "PanicException"  # of Rust, and no Exception
+        if not (is_panic or isinstance(error, Exception)):
+            raise
+        raise ValueError(f"{path}: {one_line(error)}") from None
+
+
+def one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, ValueError | StrictDataclassError) else f"{type(error).__name__}: {text}"
+
+
+def shown(value: object) -> str:
+    return f"{value!r:.100}"

@@ -1,0 +1,70 @@
+"""A checkpoint as one of ours: as it is, or converted for as long as it is needed. Only a conversion needs torch."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from . import HAS_TORCH
+from .checkpoint_config import CONFIGS, read_raw_config
+from .checkpoint_files import checkpoint_directory
+from .errors import UsageError, torch_missing
+from .files import CONFIG
+
+
+@contextlib.contextmanager
+def converted(
+    source: str | os.PathLike,
+    keep: str | os.PathLike | None = None,
+    config: Mapping[str, Any] | None = None,
+    leave_out: Iterable[str] = (),
+) -> Iterator[Path]:
+    """The directory of a checkpoint of ours: that of `source`, or if `source` is of one of `FAMILIES` that of what it becomes,
+    which is written to the directory `keep`, or to a temporary one that is gone afterwards. `config` and `leave_out` are as
+    in `convert`.
+
+    Raises:
+        UsageError: for `keep`, `config` or `leave_out` where nothing is converted.
+        ImportError: for a checkpoint of another family where torch is not installed.
+        FileExistsError, FileNotFoundError, OSError, ValueError: as `convert`.
+    """
+    if is_ours(source):
+        for name, value in {"keep": keep and os.fspath(keep), "config": config, "leave_out": [*leave_out]}.items():
+            if value:
+                raise UsageError(f"{name} is {value!r}, and {source} needs no conversion: expected none")
+        yield checkpoint_directory(source)
+        return
+    if not HAS_TORCH:
+        raise torch_missing(f"{source} is a checkpoint of another family ({family_of(source)}), whose conversion")
+    from .conversion import convert, warn_of
+
+    if keep is not None:
+        warn_of(convert(source, keep, config=config, leave_out=leave_out))
+        yield Path(keep)
+    else:
+        with tempfile.TemporaryDirectory(prefix="vanilla-transformer-") as directory:
+            warn_of(convert(source, out := Path(directory, "converted"), config=config, leave_out=leave_out))
+            yield out
+
+
+def is_ours(source: str | os.PathLike) -> bool:
+    """Whether the checkpoint `source`, a directory or Hub id, needs no conversion."""
+    if os.path.isdir(source) and is_marian(Path(source)):
+        return False
+    content, _ = read_raw_config(checkpoint_directory(source, (CONFIG,)))
+    return content["model_type"] in CONFIGS
+
+
+def is_marian(source: Path) -> bool:
+    """Whether the directory has a model of Marian's and none of transformers'."""
+    return not (source / CONFIG).is_file() and any(source.glob("*.npz"))
+
+
+def family_of(source: str | os.PathLike) -> str:
+    """Return what an error says of the family of a checkpoint that is not ours."""
+    if os.path.isdir(source) and is_marian(Path(source)):
+        return "files of Marian"
+    content, architecture = read_raw_config(checkpoint_directory(source, (CONFIG,)))
+    return f"model_type {content['model_type']}, architecture {architecture}"
