@@ -124,7 +124,9 @@ def test_every_variant_of_a_body_gives_what_torch_gives_in_every_format(architec
 
 @pytest.mark.parametrize("architecture", OTHERS)
 def test_every_variant_of_every_class_gives_what_torch_gives(architecture, tmp_path):
-    assert problems(architecture, FORMATS, tmp_path) == {}
+    """Models with a decoder that read whole sequences have the same operators for both targets."""
+    formats = FORMATS if "Encoder" in architecture or "Vision" in architecture else FORMATS[:1]
+    assert problems(architecture, formats, tmp_path) == {}
 
 
 @pytest.mark.slow
