@@ -11,6 +11,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from ..graphs.build import IR_VERSION, described
 from ..graphs.ops import Ops
+from ..runtime.inputs import position_limit
 from ..targets.sequences import token_inputs
 from ..targets.spec import GraphSpec
 from .beams import Beams
@@ -19,7 +20,6 @@ from .rules import Rules
 from .searches import STEPS, Greedy, Sampling, Search, TokenSearch
 from .step import Inputs, Step
 
-LEARNED = ("learned", "learned_relative")
 SEARCHES: dict[str, Callable[[Rules], Search]] = {
     "greedy": lambda rules: TokenSearch(rules, Greedy()),
     "sample": lambda rules: TokenSearch(rules, Sampling()),
@@ -45,7 +45,7 @@ def one_graph(
     if config["model_type"] == "vanilla-decoder":
         ids, mask, lengths = padded_on_the_left(ops, ids, mask, rules.options.pad_token_id)
         prompt = ids
-    positions = config["max_position_embeddings"] if config["position_embedding_type"] in LEARNED else None
+    positions = position_limit(config)
     limit = at_most_positions(ops, search.steps(ops, given), lengths, positions)
     trips = ops("ReduceMax", limit, keepdims=0)
     inputs = Inputs(ops, ids, mask, search.beams(ops, given), lengths, positions)

@@ -6,6 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..runtime.config import LEARNED_POSITIONS, RELATIVE_POSITIONS
+
 SOURCE = "configuration_vanilla_transformer.py"
 DEPTHS = ("encoder_layers", "decoder_layers")
 LABELS = {0: "LABEL_0", 1: "LABEL_1"}  # transformers' default, which it does not write to config.json
@@ -29,7 +31,7 @@ class Config:
 
     @property
     def has_learned_positions(self) -> bool:
-        return self.position_embedding_type in ("learned", "learned_relative")
+        return self.position_embedding_type in LEARNED_POSITIONS
 
     @property
     def has_rotary_positions(self) -> bool:
@@ -37,7 +39,7 @@ class Config:
 
     @property
     def has_relative_positions(self) -> bool:
-        return self.position_embedding_type in ("relative", "learned_relative")
+        return self.position_embedding_type in RELATIVE_POSITIONS
 
     @property
     def position_size(self) -> int:
