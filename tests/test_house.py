@@ -27,19 +27,19 @@ ROOT = Path(vanilla_transformer_export.__file__).resolve().parent
 FILES = sorted(path for path in ROOT.rglob("*.py") if "__pycache__" not in path.parts)
 HEAVY = ("torch", "transformers", "safetensors", "onnx", "onnx_ir", "vanilla_transformer")
 # What makes graphs, and what compares with torch. All else runs where there is none of `HEAVY`.
-LIGHT = ("__init__", "config", "quantization", "calibrated")  # of graphs
+LIGHT = ("__init__", "config", "quantization", "input_scales")  # of graphs
+IN_TARGETS = ("graphs", "generation")  # modules of a target
 MAY_BE_HEAVY = {
-    *("targets/portable/generation.py", "targets/cpu/generation.py"),
     *(f"generation/{name}.py" for name in ("beams", "one_graph", "ops", "searches", "writing")),
     *("exporting.py", "parity.py", "evaluation.py", "shortlist.py", "calibration.py", "targets/saving.py"),
-    *(f"targets/{name}/graphs.py" for name in ("portable", "cpu", "cuda")),
-    *("targets/cuda/beams.py", "targets/cuda/overflow.py"),
     *(path.relative_to(ROOT).as_posix() for path in FILES if path.parent.name == "graphs" and path.stem not in LIGHT),
+    *(path.relative_to(ROOT).as_posix() for path in FILES if path.parts[-3] == "targets" and path.stem in IN_TARGETS),
+    *("targets/cuda/beams.py", "targets/cuda/overflow.py"),
 }
 # These import it inside of a function that makes graphs, or for the checker of types.
 MENTION_IT = {
     *("cli.py", "targets/spec.py", "generation/rules.py", "generation/step.py"),
-    *(f"targets/{name}/__init__.py" for name in ("portable", "cpu", "cuda")),
+    *(path.relative_to(ROOT).as_posix() for path in FILES if path.parts[-3] == "targets" and path.stem == "__init__"),
 }
 
 
