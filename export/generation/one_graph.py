@@ -96,7 +96,7 @@ def loop_body(step: Step, search: Search, ops: Ops, initial: list[ir.Value], cou
     returned = [tokens, *found, *states]
     for value, first in zip(returned, initial, strict=True):
         value.type = type_of(first)
-    goes_on.shape = ir.Shape([])
+    goes_on.type, goes_on.shape = ir.TensorType(ir.DataType.BOOL), ir.Shape([])
     return ir.Graph([place, before, *taken], [goes_on, *returned], nodes=ops.nodes, name="step")
 
 
