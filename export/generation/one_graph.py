@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from ..graphs.build import IR_VERSION, described
+from ..graphs.build import IR_VERSION, with_spec
 from ..graphs.ops import Ops
 from ..runtime.inputs import position_limit
 from ..targets.sequences import token_inputs
@@ -38,7 +38,7 @@ def one_graph(
 ) -> ir.Model:
     """A model with the inputs and outputs of `spec`: the sequences that `search` finds with the logits of `step`."""
     ops = Ops()
-    given = {tensor.name: described(ir.Value(), tensor) for tensor in spec.inputs}
+    given = {tensor.name: with_spec(ir.Value(), tensor) for tensor in spec.inputs}
     ids, mask = given["input_ids"], given["attention_mask"]
     lengths = None
     prompt = ops.filled([ops.size(ids, 0), 1], np.int64(rules.options.decoder_start_token_id or 0))
@@ -102,7 +102,7 @@ def loop_body(step: Step, search: Search, ops: Ops, initial: list[ir.Value], cou
 
 def model_of(ops: Ops, inputs: list[ir.Value], results: list[ir.Value], spec: GraphSpec, opsets: dict[str, int]) -> ir.Model:
     for value, tensor in zip(results, spec.outputs, strict=True):
-        described(value, tensor)
+        with_spec(value, tensor)
     kept = {*inputs, *results}
     graph = ir.Graph(inputs, results, nodes=ops.nodes, name="generate")
     numbers = itertools.count()

@@ -101,12 +101,12 @@ def all_constants(classes: dict[str, ast.ClassDef], name: str) -> dict[str, Any]
 
 def constants(body: list[ast.stmt]) -> dict[str, Any]:
     """Return the names in `body` that are assigned a literal."""
-    found = {}
+    literals = {}
     for node in body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 try:
-                    found[ast.unparse(target)] = ast.literal_eval(node.value)
+                    literals[ast.unparse(target)] = ast.literal_eval(node.value)
                 except ValueError:  # an expression, of which no field has one
                     continue
-    return found
+    return literals
