@@ -31,7 +31,7 @@ PRE_NORM, UNTIED = dict(norm_first=True), dict(tie_word_embeddings=False)
 # name: (architecture, fields over SIZES)
 CHECKPOINTS = {
     "encoder": ("VanillaEncoderModel", dict(num_hidden_layers=2)),
-    "masked-lm": ("VanillaEncoderForMaskedLM", dict(num_hidden_layers=1, **LEARNED, **PRE_NORM)),
+    "masked-lm": ("VanillaEncoderForMaskedLM", dict(num_hidden_layers=1, embedding_size=24, **LEARNED, **PRE_NORM)),
     "classification": ("VanillaEncoderForSequenceClassification", dict(num_hidden_layers=1, num_labels=3, hidden_act="gelu")),
     "pretraining": (
         "VanillaEncoderForPreTraining",
@@ -46,7 +46,7 @@ CHECKPOINTS = {
     "causal": ("VanillaDecoderForCausalLM", dict(num_hidden_layers=2)),
     "causal-relative": (
         "VanillaDecoderForCausalLM",
-        dict(num_hidden_layers=1, position_embedding_type="relative", sliding_window=6, linear_bias=False),
+        dict(num_hidden_layers=1, position_embedding_type="relative", sliding_window=6, linear_bias=False, embedding_size=24),
     ),
     "causal-learned": ("VanillaDecoderForCausalLM", dict(num_hidden_layers=1, pad_token_id=3, **LEARNED, **PRE_NORM, **UNTIED)),
     "seq2seq": ("VanillaSeq2SeqForConditionalGeneration", dict(encoder_layers=1, decoder_layers=2)),

@@ -56,3 +56,26 @@ def test_a_graph_that_takes_pictures_needs_no_method_of_its_own(session):
 
 
 PICTURE = np.zeros((2, 3, 4, 4), np.float32)
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({}, "Pictures takes pixel_values, which was not given"),
+        ({"pixel_values": PICTURE, "mask": PICTURE}, "Pictures takes no mask, expected pixel_values and kind"),
+        (
+            {"pixel_values": PICTURE[0]},
+            r"pixel_values must have shape \(batch_size, 3, height, width\), got shape \(3, 4, 4\)",
+        ),
+        ({"pixel_values": PICTURE[:0]}, r"all at least 1, got shape \(0, 3, 4, 4\)"),
+        ({"pixel_values": PICTURE.astype(bool)}, "pixel_values must be numbers, got bool"),
+        ({"pixel_values": PICTURE[:, :2]}, r"pixel_values must have shape \(batch_size, 3, height, width\), got shape \(2, 2,"),
+        ({"pixel_values": np.where(PICTURE == 0, np.nan, 0)}, "pixel_values must be finite numbers, got nan"),
+        ({"pixel_values": PICTURE, "kind": np.zeros(3, int)}, r"kind must have shape \(2\), got shape \(3,\)"),
+        ({"pixel_values": PICTURE, "kind": np.array([0, 5])}, r"kind must be in \[0, 4\], got 0 to 5"),
+        ({"pixel_values": PICTURE, "kind": np.array([0.5, 1])}, "kind must be integers, got float64"),
+    ],
+)
+def test_what_does_not_fit_the_specs_is_refused_with_what_was_found_and_expected(given, said):
+    with pytest.raises(ValueError, match=said):
+        check_inputs(SPEC.inputs, given, "Pictures")

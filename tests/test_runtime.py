@@ -303,16 +303,14 @@ def test_rows_that_have_ended_are_filled_as_in_transformers(exported, tmp_path, 
     """Its beam search takes a pad token of 0 for none, and fills with the first end token; its greedy search does not."""
     runtime, config = with_settings(exported, tmp_path, name, pad_token_id=pad, eos_token_id=eos)
     monkeypatch.setattr(exported(name).model, "generation_config", config)
-    fills = set()
-    for seed in range(4):
-        ids, mask = prompts_for(exported, name, seed=seed)
-        options = dict(max_new_tokens=12, **beams)
-        found, expected = (
-            tokens[:, new_from(name, ids) :]
-            for tokens in (runtime.generate(ids, mask, **options), in_torch(exported, name, ids, mask, **options))
-        )
-        np.testing.assert_array_equal(found, expected)
-        fills |= {int(row[-1]) for row in found if np.isin(row[:-1], eos).any()}
+    ids, mask = prompts_for(exported, name, lengths=4 * LENGTHS)
+    options = dict(max_new_tokens=12, **beams)
+    found, expected = (
+        tokens[:, new_from(name, ids) :]
+        for tokens in (runtime.generate(ids, mask, **options), in_torch(exported, name, ids, mask, **options))
+    )
+    np.testing.assert_array_equal(found, expected)
+    fills = {int(row[-1]) for row in found if np.isin(row[:-1], eos).any()}
     assert fills == {pad if pad or (pad == 0 and not beams) else np.ravel(eos)[0]}
 
 

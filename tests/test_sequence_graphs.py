@@ -18,11 +18,14 @@ from vanilla_transformer_export.runtime import runtime as runtime_module
 from vanilla_transformer_export.runtime.inputs import bucket_by_length
 from vanilla_transformer_export.targets.sequences import EXPORTABLE
 
-VOCABULARY, WIDTH = 48, 32
+VOCABULARY, WIDTH, NARROW = 48, 32, 24
 SIZES = dict(vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=40, num_attention_heads=4)
 MODELS = {
     "choices": ("VanillaEncoderForMultipleChoice", dict(num_hidden_layers=1, type_vocab_size=2, pooler_act="tanh")),
-    "decoder": ("VanillaDecoderModel", dict(num_hidden_layers=2, position_embedding_type="relative", value_head_dim=10)),
+    "decoder": (
+        "VanillaDecoderModel",
+        dict(num_hidden_layers=2, position_embedding_type="relative", value_head_dim=10, embedding_size=NARROW),
+    ),
     "decoder-labels": (
         "VanillaDecoderForSequenceClassification",
         dict(num_hidden_layers=2, position_embedding_type="rotary", sliding_window=4, num_labels=3),
@@ -38,7 +41,7 @@ MODELS = {
         dict(encoder_layers=1, decoder_layers=1, wrap_last_token=True, norm_first=True),
     ),
     "means": ("VanillaEncoderForSequenceClassification", dict(num_hidden_layers=1, classifier_pooling="mean", num_labels=3)),
-    "pair": ("VanillaSeq2SeqModel", dict(encoder_layers=1, decoder_layers=2)),
+    "pair": ("VanillaSeq2SeqModel", dict(encoder_layers=1, decoder_layers=2, embedding_size=NARROW)),
     "encoder": ("VanillaEncoderForMaskedLM", dict(num_hidden_layers=1)),
     "tokens": ("VanillaEncoderForTokenClassification", dict(num_hidden_layers=1, num_labels=5)),
     "sentences": ("VanillaEncoderForNextSentencePrediction", dict(num_hidden_layers=1, pooler_act="tanh")),
@@ -80,7 +83,7 @@ def axes(values):
 B, S, T, C = "batch_size", "source_length", "target_length", "num_choices"
 CONTRACT = {
     "choices": (dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), [B, C, S]), {"logits": [B, C]}),
-    "decoder": (dict.fromkeys(("input_ids", "attention_mask"), [B, S]), {"last_hidden_state": [B, S, WIDTH]}),
+    "decoder": (dict.fromkeys(("input_ids", "attention_mask"), [B, S]), {"last_hidden_state": [B, S, NARROW]}),
     "decoder-labels": (dict.fromkeys(("input_ids", "attention_mask"), [B, S]), {"logits": [B, 3]}),
     "decoder-tokens": (dict.fromkeys(("input_ids", "attention_mask"), [B, S]), {"logits": [B, S, 5]}),
     "decoder-answers": (
@@ -96,7 +99,7 @@ CONTRACT = {
     "pair": (
         {name: [B, S] for name in ("input_ids", "attention_mask")}
         | {name: [B, T] for name in ("decoder_input_ids", "decoder_attention_mask")},
-        {"last_hidden_state": [B, T, WIDTH], "encoder_last_hidden_state": [B, S, WIDTH]},
+        {"last_hidden_state": [B, T, NARROW], "encoder_last_hidden_state": [B, S, WIDTH]},
     ),
 }
 
@@ -247,7 +250,7 @@ def test_a_decoder_that_reads_sequences_has_as_many_learned_positions_as_its_con
     edit_json(directory / "config.json", position_embedding_type="learned", max_position_embeddings=6)
     seal(directory)
     runtime, ids = Runtime(directory), np.full((2, 6), 5)
-    assert runtime.encode(ids, decoder_input_ids=ids).shape == (2, 6, WIDTH)
+    assert runtime.encode(ids, decoder_input_ids=ids).shape == (2, 6, NARROW)
     with pytest.raises(ValueError, match="7 tokens.* 6 learned"):
         runtime.encode(ids, decoder_input_ids=np.full((2, 7), 5))
 

@@ -9,8 +9,9 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from ..graphs.build import IR_VERSION, described
+from ..graphs.build import IR_VERSION, with_spec
 from ..graphs.ops import Ops
+from ..runtime.inputs import position_limit
 from ..targets.sequences import token_inputs
 from ..targets.spec import GraphSpec
 from .beams import Beams
@@ -19,7 +20,6 @@ from .rules import Rules
 from .searches import STEPS, Greedy, Sampling, Search, TokenSearch
 from .step import Inputs, Step
 
-LEARNED = ("learned", "learned_relative")
 SEARCHES: dict[str, Callable[[Rules], Search]] = {
     "greedy": lambda rules: TokenSearch(rules, Greedy()),
     "sample": lambda rules: TokenSearch(rules, Sampling()),
@@ -38,14 +38,14 @@ def one_graph(
 ) -> ir.Model:
     """A model with the inputs and outputs of `spec`: the sequences that `search` finds with the logits of `step`."""
     ops = Ops()
-    given = {tensor.name: described(ir.Value(), tensor) for tensor in spec.inputs}
+    given = {tensor.name: with_spec(ir.Value(), tensor) for tensor in spec.inputs}
     ids, mask = given["input_ids"], given["attention_mask"]
     lengths = None
     prompt = ops.filled([ops.size(ids, 0), 1], np.int64(rules.options.decoder_start_token_id or 0))
     if config["model_type"] == "vanilla-decoder":
         ids, mask, lengths = padded_on_the_left(ops, ids, mask, rules.options.pad_token_id)
         prompt = ids
-    positions = config["max_position_embeddings"] if config["position_embedding_type"] in LEARNED else None
+    positions = position_limit(config)
     limit = at_most_positions(ops, search.steps(ops, given), lengths, positions)
     trips = ops("ReduceMax", limit, keepdims=0)
     inputs = Inputs(ops, ids, mask, search.beams(ops, given), lengths, positions)
@@ -96,13 +96,13 @@ def loop_body(step: Step, search: Search, ops: Ops, initial: list[ir.Value], cou
     returned = [tokens, *found, *states]
     for value, first in zip(returned, initial, strict=True):
         value.type = type_of(first)
-    goes_on.shape = ir.Shape([])
+    goes_on.type, goes_on.shape = ir.TensorType(ir.DataType.BOOL), ir.Shape([])
     return ir.Graph([place, before, *taken], [goes_on, *returned], nodes=ops.nodes, name="step")
 
 
 def model_of(ops: Ops, inputs: list[ir.Value], results: list[ir.Value], spec: GraphSpec, opsets: dict[str, int]) -> ir.Model:
     for value, tensor in zip(results, spec.outputs, strict=True):
-        described(value, tensor)
+        with_spec(value, tensor)
     kept = {*inputs, *results}
     graph = ir.Graph(inputs, results, nodes=ops.nodes, name="generate")
     numbers = itertools.count()

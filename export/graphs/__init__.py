@@ -1,15 +1,19 @@
-"""The ONNX graphs of a checkpoint, written node by node from its config and weights.
+"""The ONNX graphs of a checkpoint, written node by node from its config and weights, without torch.
+
+In reading order:
 
 | module | writes |
 |---|---|
-| `layers` | embeddings, sublayers and stacks: Figure 1 of the paper |
-| `activations`, `positions` | what layers are made of |
+| `layers` | embeddings, sublayers, stacks and logits: Figure 1 of the paper |
+| `activations` | the activations of `transformers.activations.ACT2FN` |
+| `positions` | positions, biases of the scores, and masks: causal, padding, sliding windows |
 | `attention` | attention in standard operators |
 | `onnxruntime_attention` | attention in onnxruntime's operators |
-| `precisions` | matrix multiplications and embedding look-ups for each dtype of the weights |
+| `precisions`, `quantization` | matrix multiplications and embedding look-ups for each dtype of the weights |
 | `sequences`, `images` | models that read whole sequences or images, with their heads |
+| `decoders` | what the decoders of several targets share |
 | `build` | the files of an export |
 
-`targets/NAME/graphs.py` says which of these a target uses, and writes its decoders. `ops` has the nodes, `weights` the tensors,
-`config` the config, `context` puts the three together.
+`targets/NAME/graphs.py` has the graphs of a target: it says which attention stands where. `context` has what all functions
+take, `ops` the nodes, `weights` the tensors, `config` the config, `input_scales` the scales of a calibration.
 """

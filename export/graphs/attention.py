@@ -1,7 +1,14 @@
 """Attention in standard operators, equation 1: softmax(Q K^T / sqrt(d_k)) V.
 
-Queries, keys and values of heads are (B, H, T, d), others (B, T, H * d). Each function returns what a `stack` calls in its
-layers.
+| function | keys and values | used by |
+|---|---|---|
+| `self_attention` | of the same sequence | whole sequences |
+| `block_attention` | of the same sequence, near the query | encoders with a sliding window |
+| `growing_attention` | of a cache, with the new ones appended | portable decoders |
+| `source_attention` | of the encoder's output | cross-attention |
+
+Each function returns what `layers.stack` calls in its layers. Masks and biases come from `positions`. Queries, keys and values
+of heads are (B, H, T, d), others (B, T, H * d).
 """
 
 import numpy as np
@@ -55,7 +62,7 @@ def source_attention(g: GraphContext, states: Pairs, bias: ir.Value) -> Attentio
 def encoder_attention(
     g: GraphContext, prefix: str, ids: ir.Value | None, positions: ir.Value | None, mask: ir.Value | None
 ) -> Attention:
-    """Write the attention of an encoder; images have no ids, positions and mask."""
+    """Write the attention of an encoder: in blocks with a sliding window. Images have no ids, positions and mask."""
     if ids is None or mask is None:
         return self_attention(g, None, None)
     if g.config.sliding_window is not None and not g.config.has_relative_positions:
@@ -85,6 +92,11 @@ def split_keys(g: GraphContext, states: ir.Value) -> ir.Value:
 
 def split_values(g: GraphContext, states: ir.Value) -> ir.Value:
     return split_heads(g, states, g.config.value_head_dim)
+
+
+def is_packed(g: GraphContext) -> bool:
+    """Return whether queries, keys and values may come from one matrix multiplication, since nothing changes them after it."""
+    return not g.config.has_rotary_positions
 
 
 def source_heads(g: GraphContext, prefix: str, source: ir.Value) -> Pairs:

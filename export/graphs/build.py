@@ -75,11 +75,11 @@ def write_graph(source: GraphSource, store: WeightStore, form: GraphFormat, role
     target: TargetGraphs = form.target.graphs(form.dtype)
     op = Ops(store.dtype)
     g = GraphContext(op, source.config, store, target, form.opset, source.shortlist, source.calibration)
-    inputs = {tensor.name: described(ir.Value(), tensor) for tensor in spec.inputs}
+    inputs = {tensor.name: with_spec(ir.Value(), tensor) for tensor in spec.inputs}
     outputs = target.write[kind_of(role, source.config)](g, dict(inputs))
     graph = ir.Graph(
         list(inputs.values()),
-        [described(value, tensor) for value, tensor in zip(outputs, spec.outputs, strict=True)],
+        [with_spec(value, tensor) for value, tensor in zip(outputs, spec.outputs, strict=True)],
         nodes=op.nodes,
         initializers=list(op.initializers.values()),
         opset_imports={"": form.opset, **({CONTRIB: 1} if any(node.domain for node in op.nodes) else {})},
@@ -97,7 +97,7 @@ def kind_of(role: str, config: Config) -> str:
     return f"seq2seq {role}" if config.is_seq2seq else role
 
 
-def described(value: ir.Value, tensor: TensorSpec) -> ir.Value:
+def with_spec(value: ir.Value, tensor: TensorSpec) -> ir.Value:
     """Return `value` with the name, type and shape of `tensor`."""
     value.name, value.type, value.shape = tensor.name, ir.TensorType(data_type(tensor.dtype)), ir.Shape(tensor.shape)
     return value

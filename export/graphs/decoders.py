@@ -15,13 +15,16 @@ def caches(inputs: Values, part: str = "") -> Pairs:
 
 
 def flat(pairs: Pairs) -> list[ir.Value]:
+    """Return keys and values of all layers in one list, as specs have them."""
     return [value for pair in pairs for value in pair]
 
 
-def seq2seq_states(g: GraphContext, ids: ir.Value, positions: ir.Value, own: Attention, cross: Attention) -> ir.Value:
+def seq2seq_states(
+    g: GraphContext, ids: ir.Value, positions: ir.Value, self_attn: Attention, cross_attn: Attention
+) -> ir.Value:
     """Write the decoder of a seq2seq model: (B, T) -> (B, T, D)."""
     x = embed(g, "model.decoder.", ids, positions)
-    return stack(g, "model.decoder.", g.config.decoder_layers, x, {"self_attn": own, "cross_attn": cross})
+    return stack(g, "model.decoder.", g.config.decoder_layers, x, {"self_attn": self_attn, "cross_attn": cross_attn})
 
 
 def source_encoder(g: GraphContext, inputs: Values, attention: EncoderAttention) -> list[ir.Value]:

@@ -106,24 +106,30 @@ class Calibration:
     Args:
         inputs: by the name of the module, without the prefix of the model in front of its head.
         choices: by the names of all modules that read the same rows.
+        matmuls: the choice for each matrix multiplication, by the name of its first module.
     """
 
     inputs: dict[str, Inputs] = field(default_factory=dict)
     choices: dict[tuple[str, ...], Choice] = field(default_factory=dict)
+    matmuls: dict[str, Choice] = field(default_factory=dict)
 
     def observe(self, name: str, inputs: Inputs) -> None:
         """Add `inputs` to what the module `name` read."""
         self.inputs[name] = inputs.merge(self.inputs[name]) if name in self.inputs else inputs
 
-    def choose(self, names: tuple[str, ...], matrices: Sequence[np.ndarray]) -> Choice:
-        """Return the choice for the `matrices` (K, N) of these modules, which read the same rows. Graphs share it."""
-        if names not in self.choices:
-            self.choices[names] = choose(self.inputs[names[0]], matrices)
-        return self.choices[names]
+    def choose(self, name: str, readers: tuple[str, ...], matrices: Sequence[np.ndarray]) -> Choice:
+        """Return the choice for the matrix multiplication `name`. Graphs share it.
+
+        It is the same for all modules `readers`, which read the same rows and have the `matrices` (K, N).
+        """
+        if readers not in self.choices:
+            self.choices[readers] = choose(self.inputs[name], matrices)
+        self.matmuls[name] = self.choices[readers]
+        return self.choices[readers]
 
     def summary(self) -> dict[str, Any]:
         """Return the numbers of matrix multiplications and of those with a scale for each row, and both mean errors."""
-        choices = [choice for names, choice in self.choices.items() for _ in names]
+        choices = self.matmuls.values()
         return {
             "matmuls": len(choices),
             "row_scales": sum(choice.steps is None for choice in choices),
@@ -135,8 +141,7 @@ class Calibration:
         """Return the `summary` for the manifest, with both errors of each module that keeps a scale for each row."""
         left_out = {
             name: {"error": significant(choice.error), "row_error": significant(choice.row_error)}
-            for names, choice in self.choices.items()
-            for name in names
+            for name, choice in self.matmuls.items()
             if choice.steps is None
         }
         return {**self.summary(), "left_out": left_out}

@@ -1,11 +1,24 @@
-"""Attention in operators that only onnxruntime has. Each function returns what a `stack` calls in its layers."""
+"""Attention in operators that only onnxruntime has.
+
+| function | operator | caches | used by |
+|---|---|---|---|
+| `masked_attention` | MultiHeadAttention | none | encoders on cuda |
+| `tiled_attention` | the same, without a mask where it can be | none | encoders on cpu |
+| `grouped_attention` | GroupQueryAttention | with room, rows of different lengths | decoders on cpu |
+| `row_cross_attention` | GroupQueryAttention | of sources of different lengths | steps of seq2seq models on cpu |
+| `beam_attention` | DecoderMaskedMultiHeadAttention | with room, shared by beams | beam search on cpu |
+| `cross_attention`, `beam_cross_attention` | MultiHeadAttention | of the source, computed once | seq2seq decoders |
+| `slot_attention` | TensorScatter, MultiHeadAttention | with slots | decoders on cuda |
+
+Each function returns what `layers.stack` calls in its layers. Past and present of a cache are one buffer.
+"""
 
 from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from ..targets.spec import LONG
-from .attention import project, scale, scaled_dot_product, split_keys, split_values
+from .attention import is_packed, project, scale, scaled_dot_product, split_keys, split_values
 from .context import GraphContext, Pairs
 from .layers import Attention, linear
 from .ops import CONTRIB, branch
@@ -45,17 +58,17 @@ def tiled_attention(
 
 
 def grouped_attention(g: GraphContext, prefix: str, inputs: dict[str, ir.Value], past: Pairs, present: Pairs) -> Attention:
-    """Write causal attention of rows that differ in length, whose caches have room and are written in place."""
+    """Write causal attention of rows that differ in length, whose caches have room and are written in place.
+
+    The operator masks later keys and those outside `local_window_size`.
+    """
     positions, last, total = (inputs[name] for name in ("position_ids", "last_position", "total_length"))
     bias = cache_bias(g, prefix, positions, total)
     window = g.config.sliding_window or -1
 
     def attend(layer: int, name: str, x: ir.Value) -> ir.Value:
         states: Sequence[ir.Value | None]
-        if g.config.has_rotary_positions:
-            states = project(g, name, x, positions)
-        else:
-            states = linear(g, x, *(f"{name}.{part}_proj" for part in "qkv")), None, None
+        states = [packed(g, name, x), None, None] if is_packed(g) else project(g, name, x, positions)
         operands = [*states, *past[layer], last, total, None, None, None, bias]
         return write_cache(g, "GroupQueryAttention", operands, present, **grouped(g), local_window_size=window)
 
@@ -87,12 +100,7 @@ def beam_attention(g: GraphContext, prefix: str, inputs: dict[str, ir.Value], pa
     beams = [length, inputs["num_beams"], inputs["cache_indirection"]]
 
     def attend(layer: int, name: str, x: ir.Value) -> ir.Value:
-        states: Sequence[ir.Value]
-        if g.config.has_rotary_positions:
-            states = project(g, name, x, positions)
-        else:
-            packed = linear(g, x, *(f"{name}.{part}_proj" for part in "qkv"))
-            states = op.outputs(3, "Split", packed, [key_width(g)] * 3, axis=-1)
+        states = split(g, packed(g, name, x)) if is_packed(g) else [*project(g, name, x, positions)]
         operands = [*states, None, bias, *past[layer], *beams]
         return write_cache(g, "DecoderMaskedMultiHeadAttention", operands, present, past_present_share_buffer=1)
 
@@ -152,6 +160,15 @@ def head_attributes(g: GraphContext) -> dict[str, int | float]:
 def grouped(g: GraphContext) -> dict[str, int]:
     """Return the attribute of `GroupQueryAttention` by which each head of queries has its own keys."""
     return {"kv_num_heads": g.config.num_attention_heads}
+
+
+def packed(g: GraphContext, name: str, x: ir.Value) -> ir.Value:
+    """Return queries, keys and values side by side, (B, T, 3 * H * d)."""
+    return linear(g, x, *(f"{name}.{part}_proj" for part in "qkv"))
+
+
+def split(g: GraphContext, states: ir.Value) -> list[ir.Value]:
+    return g.op.outputs(3, "Split", states, [key_width(g)] * 3, axis=-1)
 
 
 def key_width(g: GraphContext) -> int:

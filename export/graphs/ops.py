@@ -52,7 +52,7 @@ class Ops:
             first = operand[0] if isinstance(operand, list) else operand
             operand = np.array(operand, {bool: np.dtype(bool), int: np.dtype(np.int64), float: self.dtype}[type(first)])
         array = np.asarray(operand)
-        return self.initializer((array.dtype, array.shape, array.tobytes()), ir.tensor(array))
+        return self.initializer((array.dtype, array.shape, array.tobytes()), ir.Tensor(array))
 
     def initializer(self, key: Any, tensor: ir.TensorProtocol) -> ir.Value:
         """Return the initializer that holds `tensor`, one for each `key`."""

@@ -1,4 +1,7 @@
-"""Positions of tokens, what they add to states and scores, and masks."""
+"""Positions of tokens, and what is added to the scores: biases of relative positions, and masks.
+
+Masks of decoders, their sliding windows included, are made by `causal_bias`, those of encoders by `bidirectional_bias`.
+"""
 
 import math
 from collections.abc import Sequence
@@ -31,7 +34,7 @@ def token_positions(g: GraphContext, ids: ir.Value, mask: ir.Value | None, befor
 
 
 def padded_positions(g: GraphContext, ids: ir.Value, mask: ir.Value) -> ir.Value:
-    """Return the positions of a decoder's whole rows, which count from the first token after padding, (B, T)."""
+    """Return the positions in rows that a decoder reads at once, (B, T). They count from the first token after padding."""
     if g.config.position_ids_from != "place":
         return token_positions(g, ids, mask)
     return g.op("Max", g.op("Sub", g.op("CumSum", mask, 1), 1), 0)
@@ -88,7 +91,7 @@ def offsets(g: GraphContext, ids: ir.Value, before: ir.Value | None = None) -> i
 
 
 def position_bias(g: GraphContext, prefix: str, distances: ir.Value, is_causal: bool) -> ir.Value:
-    """Return what relative positions add to the scores, (B, H, T, S), for key positions minus query positions (B, T, S).
+    """Return the biases of the scores, (B, H, T, S), for key positions minus query positions (B, T, S).
 
     All distances from `relative_attention_max_distance` on are alike (Raffel et al. 2020, section 2.1).
     """
@@ -123,7 +126,10 @@ def key_flags(g: GraphContext, mask: ir.Value) -> ir.Value:
 
 
 def bidirectional_bias(g: GraphContext, prefix: str, ids: ir.Value, mask: ir.Value) -> ir.Value:
-    """Return what is added to the scores of an encoder: padding and keys outside the window are hidden."""
+    """Return what is added to the scores of an encoder, (B, 1 or H, 1 or T, S).
+
+    It hides padding and keys that are more than `sliding_window` tokens away (Beltagy et al. 2020, section 3.1).
+    """
     op, config = g.op, g.config
     is_visible = key_flags(g, mask)
     if config.sliding_window is not None:
@@ -136,7 +142,10 @@ def bidirectional_bias(g: GraphContext, prefix: str, ids: ir.Value, mask: ir.Val
 
 
 def causal_bias(g: GraphContext, prefix: str, distances: ir.Value, mask: ir.Value | None) -> ir.Value:
-    """Return what is added to the scores of a decoder: later keys, padding and keys outside the window are hidden."""
+    """Return what is added to the scores of a decoder, (B or 1, 1 or H, T, S), for key positions minus query positions.
+
+    It hides later keys (section 3.2.3), padding, and all but the last `sliding_window` keys.
+    """
     op, window = g.op, g.config.sliding_window
     is_visible = op("LessOrEqual", distances, 0)
     if window is not None:

@@ -90,7 +90,7 @@ def calibrated_steps(g: GraphContext, x: ir.Value, names: Sequence[str]) -> Step
         return None
     readers = g.op.once(("readers", x), lambda: modules)
     matrices = [g.store.weights[f"{name}.weight"].T for name in readers]
-    return g.calibration.choose(tuple(map(bare, readers)), matrices).steps
+    return g.calibration.choose(bare(modules[0]), tuple(map(bare, readers)), matrices).steps
 
 
 def calibrated_matmul(g: GraphContext, x: ir.Value, names: Sequence[str], bias: ir.Value | None, steps: Steps) -> ir.Value:

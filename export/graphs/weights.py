@@ -102,7 +102,7 @@ class WeightStore:
 
     def keep(self, name: str, array: np.ndarray) -> ir.TensorProtocol:
         """Return `array` as a tensor, in the file if it is large."""
-        tensor = ir.tensor(np.asarray(array, order="C"), name=name)
+        tensor = ir.Tensor(np.asarray(array, order="C"), name=name)
         if array.nbytes < MIN_EXTERNAL:
             return tensor
         with open(self.path, "ab") as file:

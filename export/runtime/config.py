@@ -34,6 +34,8 @@ OPTIONAL = {
     "sliding_window": COUNT,
     "position_ids_from": Kind("'place', 'mask' or 'ids'", lambda value: value in ("place", "mask", "ids")),
 }
+LEARNED_POSITIONS = ("learned", "learned_relative")  # added to embeddings, from a table that ends
+RELATIVE_POSITIONS = ("relative", "learned_relative")  # added to the scores of self-attention
 SPECIAL_TOKENS = ("eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 

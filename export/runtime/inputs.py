@@ -7,6 +7,7 @@ import numpy as np
 
 from ..targets.sequences import pair
 from ..targets.spec import LONG, GraphSpec, TensorSpec, shape_of
+from .config import LEARNED_POSITIONS
 from .session import Session
 
 # Of one run of a graph that reads whole sequences: what it may hold of padding, and what it must hold of tokens to be worth a
@@ -88,7 +89,7 @@ def check_ends(ids: np.ndarray, mask: np.ndarray, eos_token_ids: Sequence[int]) 
 
 def position_limit(config: dict) -> int | None:
     """The rows of a learned table, `None` for positions of another kind, and for images."""
-    is_learned = config.get("position_embedding_type") in ("learned", "learned_relative")
+    is_learned = config.get("position_embedding_type") in LEARNED_POSITIONS
     return config.get("max_position_embeddings") if is_learned else None
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnxruntime
 
+from ...runtime.config import RELATIVE_POSITIONS
 from ...runtime.decoder import (
     INITIAL_ROOM,
     Decoder,
@@ -74,7 +75,7 @@ class CpuDecoders:
 def bounding_window(config: dict) -> int | None:
     """How many tokens a token of a decoder sees, itself among them, if caches may lose what is before. Graphs with biases count
     distances from positions to places in the cache, so that nothing may move."""
-    return None if "relative" in config["position_embedding_type"] else config.get("sliding_window")
+    return None if config["position_embedding_type"] in RELATIVE_POSITIONS else config.get("sliding_window")
 
 
 class CpuDecoder:

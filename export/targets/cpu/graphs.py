@@ -1,4 +1,7 @@
-"""The cpu target's graphs: onnxruntime's own attention, with caches that have room and are written in place."""
+"""The cpu target's graphs: onnxruntime's attention, with caches that have room and are written in place.
+
+`WRITE` names the function of each graph. Layers, positions and heads are those of all targets.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -48,9 +51,9 @@ def seq2seq_beams(g: GraphContext, inputs: Values) -> list[ir.Value]:
     """Write one token of each beam, all beams as long."""
     present: Pairs = []
     positions = g.op("Unsqueeze", g.op.cast(inputs["past_length"], "int64"), [0])
-    own = beam_attention(g, "model.decoder.", inputs, caches(inputs, ".decoder."), present)
-    cross = beam_cross_attention(g, inputs["encoder_attention_mask"], caches(inputs, ".encoder."))
-    states = seq2seq_states(g, inputs["input_ids"], positions, own, cross)
+    self_attn = beam_attention(g, "model.decoder.", inputs, caches(inputs, ".decoder."), present)
+    cross_attn = beam_cross_attention(g, inputs["encoder_attention_mask"], caches(inputs, ".encoder."))
+    states = seq2seq_states(g, inputs["input_ids"], positions, self_attn, cross_attn)
     return [next_logits(g, states), *flat(present)]
 
 
@@ -58,18 +61,18 @@ def seq2seq_step(g: GraphContext, inputs: Values) -> list[ir.Value]:
     """Write one token of each row; rows and their sources differ in length."""
     present: Pairs = []
     sources: Pairs = []
-    own = grouped_attention(g, "model.decoder.", inputs, caches(inputs, ".decoder."), present)
-    cross = row_cross_attention(g, inputs, caches(inputs, ".encoder."), sources)
-    states = seq2seq_states(g, inputs["input_ids"], inputs["position_ids"], own, cross)
+    self_attn = grouped_attention(g, "model.decoder.", inputs, caches(inputs, ".decoder."), present)
+    cross_attn = row_cross_attention(g, inputs, caches(inputs, ".encoder."), sources)
+    states = seq2seq_states(g, inputs["input_ids"], inputs["position_ids"], self_attn, cross_attn)
     return [next_logits(g, states), *flat(present), *flat(sources)]
 
 
 def seq2seq_lookup(g: GraphContext, inputs: Values) -> list[ir.Value]:
     """Write several tokens of each row, with the logits after each."""
     present: Pairs = []
-    own = grouped_attention(g, "model.decoder.", inputs, caches(inputs, ".decoder."), present)
-    cross = cross_attention(g, inputs["encoder_attention_mask"], caches(inputs, ".encoder."))
-    states = seq2seq_states(g, inputs["input_ids"], inputs["position_ids"], own, cross)
+    self_attn = grouped_attention(g, "model.decoder.", inputs, caches(inputs, ".decoder."), present)
+    cross_attn = cross_attention(g, inputs["encoder_attention_mask"], caches(inputs, ".encoder."))
+    states = seq2seq_states(g, inputs["input_ids"], inputs["position_ids"], self_attn, cross_attn)
     return [logits(g, states), *flat(present)]
 
 

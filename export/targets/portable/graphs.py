@@ -1,4 +1,7 @@
-"""The portable target's graphs: standard operators, with caches that grow."""
+"""The portable target's graphs: standard operators, with caches that grow.
+
+`WRITE` names the function of each graph. Layers, positions and heads are those of all targets.
+"""
 
 from functools import partial
 
@@ -14,6 +17,7 @@ from ...graphs.sequences import encoder_states, sequence_outputs
 
 
 def source_encoder(g: GraphContext, inputs: Values) -> list[ir.Value]:
+    """Write the encoder of a seq2seq model. Its decoder makes keys and values of the output, (B, S, D)."""
     return [encoder_states(g, "model.encoder.", g.config.encoder_layers, inputs, encoder_attention)]
 
 
@@ -36,12 +40,12 @@ def seq2seq_decoder(g: GraphContext, inputs: Values) -> list[ir.Value]:
     before = op.size(past[0][0], 2)
     positions = token_positions(g, ids, None, before)
     bias = causal_bias(g, "model.decoder.", offsets(g, ids, before), None)
-    own = growing_attention(g, positions, bias, past, present)
+    self_attn = growing_attention(g, positions, bias, past, present)
     rest = op("Slice", source, op.size(past_source[0][0], 2), op.size(source, 1), [1])
     hidden = masked(g, key_flags(g, inputs["encoder_attention_mask"]))
     new_source = source_heads(g, "model.decoder.", rest)
     sources = [grown(g, *layer) for layer in zip(past_source, new_source)]
-    states = seq2seq_states(g, ids, positions, own, source_attention(g, sources, hidden))
+    states = seq2seq_states(g, ids, positions, self_attn, source_attention(g, sources, hidden))
     return [logits(g, states), *flat([pair for layer in zip(present, sources) for pair in layer])]
 
 
