@@ -38,7 +38,7 @@ def by_hand(monkeypatch):
         monkeypatch.setattr(reference, "attention", recorded)
         config = model.config
         positions = {"relative": dict(buckets=8, max_distance=16)}.get(config.position_embedding_type, {})
-        paper = reference.Paper(24, 3, 6, 5, 2, config.position_embedding_type, **positions)
+        paper = reference.Paper(24, 3, 6, 5, 2, positions=config.position_embedding_type, **positions)
         computed({name: weight.numpy() for name, weight in model.state_dict().items()}, paper, *arguments)
         return found
 

@@ -586,7 +586,8 @@ def with_tokenizer(directory, size):
     """An export that got a tokenizer."""
     tokenizer = train_tokenizer([text for pair in toy_corpus(50, seed=0) for text in pair], size, variant="decoder")
     tokenizer.save_pretrained(directory)
-    list_file(directory, "tokenizer.json")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        list_file(directory, name)
     return tokenizer
 
 

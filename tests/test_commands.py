@@ -39,6 +39,7 @@ PARSED = {  # what is only parsed, and why
     "python benchmarks/serving.py --captions FILE": "an hour; test_serving_benchmark.py runs it with --quick",
     "python benchmarks/serving_ray.py EXPORT": "Ray, and two idle cores",
     "python benchmarks/bulk.py EXPORT --captions FILE": "some minutes; test_bulk.py runs it on fewer lines",
+    "python benchmarks/sentence_splitting.py FILE": "libraries of other sentence splitters, which nothing here needs",
     "vanilla-transformer serve": "the program that the page of serving starts",
     "vanilla-transformer serve my-export": "the same, with another name of the export",
     "vanilla-transformer VERB --help": "VERB is any; test_cli.py reads all",
@@ -135,7 +136,10 @@ def test_pip_installs_extras_that_there_are(tmp_path):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     calls = commands("\n".join(spans_of("pip")), tmp_path)
     found = {extra for call in calls for extra in call[2].removeprefix(".[").removesuffix("]").split(",")}
-    assert found - {*extras} == {"tensorrt"}  # NVIDIA's, which needs a GPU
+    assert found - {*extras} == {
+        "tensorrt",
+        "sentencex",
+    }  # NVIDIA's, which needs a GPU; and one in a list of sentence splitters
 
 
 def test_the_keys_that_texts_set_are_those_of_recipes():

@@ -318,8 +318,8 @@ def test_settings_of_the_model_are_in_the_graph(exported, tmp_path, mode, settin
         ("beam", dict(no_repeat_ngram_size=3), "no_repeat_ngram_size=3, which no graph holds: expected 0"),
         ("beam", dict(num_return_sequences=2, num_beams=2), "num_return_sequences=2, which no graph holds: expected 1"),
         ("greedy", dict(bad_words_ids=[[4, 5]]), r"bad_words_ids with \[4, 5\], of several tokens"),
-        ("sample", dict(min_p=0.1), "min_p=0.1, which no graph holds: expected 0.0"),
-        ("sample", dict(typical_p=0.5), "sets typical_p to 0.5"),
+        ("sample", dict(do_sample=True, min_p=0.1), "min_p=0.1, which no graph holds: expected 0.0"),
+        ("sample", dict(do_sample=True, typical_p=0.5), "sets typical_p to 0.5"),
     ],
 )
 def test_what_no_graph_holds_is_said_before_anything_is_written(exported, tmp_path, mode, settings, found):
