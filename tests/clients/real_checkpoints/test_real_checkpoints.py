@@ -4,6 +4,7 @@ The wheels take 360 MB, and the tests some minutes. `.ci/clients real_checkpoint
 
 import functools
 import pickle
+import re
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,7 @@ from vanilla_transformer.conversion import convert
 from vanilla_transformer_export import export
 
 HERE = Path(__file__).parent
+PAGE = HERE.parents[2] / "docs/models.md"
 TARGETS = {"fp32": ("cpu", "fp32"), "int8": ("cpu", "int8"), "portable": ("portable", "fp32")}
 TOLERANCE = 2e-5  # of float32 in 12 layers, times max(1, the largest value)
 MASK = 24  # of sapiens
@@ -88,11 +90,12 @@ def add_row(table: dict, name: str, family: str, difference: float, int8: str, m
 
 
 def reference(source: Source, checkpoint: Path, arrays: dict) -> dict[str, np.ndarray]:
-    """Return the outputs of transformers' class, by name."""
+    """Return the outputs of transformers' class, by name. DINOv2's `pooler_output` repeats its first state."""
     model = getattr(transformers, source.architecture).from_pretrained(checkpoint).eval()
     with torch.no_grad():
         outputs = model(**{name: torch.from_numpy(values) for name, values in arrays.items()})
-    return {name: values.numpy() for name, values in outputs.items()}
+    skipped = {"pooler_output"} if source.family == "DINOv2" else set()
+    return {name: values.numpy() for name, values in outputs.items() if name not in skipped}
 
 
 def unpadded(values: np.ndarray, arrays: dict) -> np.ndarray:
@@ -141,7 +144,9 @@ def test_embeddings_are_those_of_sentence_transformers(minilm, lines, table):
     difference = max(np.abs(found[name] - expected).max() for name in ("fp32", "portable"))
     cosine = cosines(found["int8"], expected)
     add_row(table, "all-MiniLM-L6-v2", "BERT", difference, f"cosine {cosine.mean():.4f}, lowest {cosine.min():.4f}", minilm)
-    assert difference <= TOLERANCE and cosine.mean() >= 0.995 and cosine.min() >= 0.98
+    is_text = np.array([len(re.findall(r"\w+", line)) > 2 for line in lines])  # int8 loses more of `...` or a word alone
+    assert difference <= TOLERANCE
+    assert cosine.mean() >= 0.995 and cosine[is_text].min() >= 0.985 and cosine.min() >= 0.97
 
 
 @pytest.mark.parametrize("name", ["all-MiniLM-L6-v2", "antiberty"])
@@ -168,10 +173,10 @@ def test_tokens_of_multilingual_e5_are_those_of_transformers(packages, lines, tm
 def test_classes_are_those_of_the_pipeline(exports, lines):
     """The config of rxnfp names 2 labels and has 50, which transformers numbers."""
     made = exports("rxnfp, 50 classes")
-    expected = transformers.pipeline("text-classification", str(made.checkpoint), device="cpu")(lines[:200])
+    expected = transformers.pipeline("text-classification", str(made.checkpoint), device="cpu")(lines[:200], top_k=1)
     found = made.run("fp32", "classify", lines[:200])
-    assert [row["label"] for row in found] == [row["label"] for row in expected]
-    np.testing.assert_allclose([row["score"] for row in found], [row["score"] for row in expected], atol=TOLERANCE)
+    assert [row["label"] for [row] in found] == [row["label"] for [row] in expected]
+    np.testing.assert_allclose([row["score"] for [row] in found], [row["score"] for [row] in expected], atol=TOLERANCE)
 
 
 def test_albert_is_refused_with_the_reason(packages, tmp_path):
@@ -201,3 +206,9 @@ def test_sapiens_is_rebuilt_so_that_it_knows_antibodies(name, packages, exports)
     logits = exports(name).run("fp32", "outputs", pad(rows, 1))["logits"]
     restored = [logits[index, row.index(MASK)].argmax() == residue for index, (row, residue) in enumerate(zip(rows, residues))]
     assert np.mean(restored) > 0.25
+
+
+def test_the_page_has_each_row_of_the_table(table):
+    """Checkpoints and families are the same; the numbers differ between machines."""
+    page = [line.split(" | ")[:2] for line in PAGE.read_text().splitlines()]
+    assert table and all(row.split(" | ")[:2] in page for row in table.values())
