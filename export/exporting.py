@@ -62,6 +62,7 @@ def export(
     generate: str | None = None,
     config: Mapping[str, Any] | None = None,
     leave_out: Iterable[str] = (),
+    variant: str | None = None,
 ) -> dict[str, Any]:
     """Writes the graphs of `checkpoint` to the directory `out`, after comparing them with torch on `cases` random inputs, and
     returns the manifest. A checkpoint of a family in `conversion.FAMILIES` is converted on the way.
@@ -88,6 +89,7 @@ def export(
             sequences by that search, see `generation`, in place of the graphs that a runtime drives.
         config: fields that replace those in the config.json of a checkpoint of another family, see `conversion.convert`.
         leave_out: patterns of names of tensors of such a checkpoint that are not converted, see `conversion.convert`.
+        variant: as in transformers' `from_pretrained`: "fp16" reads the weights in model.fp16.safetensors.
 
     Raises:
         FileExistsError: if `out` or `triton` cannot be written, see `files.new_directory`.
@@ -112,7 +114,7 @@ def export(
         inputs = [checkpoint, *texts]
         directory = outputs.enter_context(new_directory(out, force, inputs))
         model_directory = None if triton is None else outputs.enter_context(new_directory(triton, force, inputs))
-        ours = outputs.enter_context(converted(checkpoint, keep, config, leave_out))
+        ours = outputs.enter_context(converted(checkpoint, keep, config, leave_out, variant))
         source = Source.load(checkpoint, ours, shortlist, image_size, calibrate)
         if model_directory is not None and generate is None:
             check_whole_sequences(source)
@@ -201,15 +203,15 @@ def checked_opset(target: Target, opset: int | None) -> int:
     return opset
 
 
-def load_checkpoint(checkpoint: str | os.PathLike) -> PreTrainedModel:
+def load_checkpoint(checkpoint: str | os.PathLike, variant: str | None = None) -> PreTrainedModel:
     """The model of a checkpoint directory or Hub id, of the class its config names, in float32 and evaluation mode; converted
-    if it is of a family in `conversion.FAMILIES`.
+    if it is of a family in `conversion.FAMILIES`. `variant` is as in `export`.
 
     Raises:
         FileNotFoundError, OSError, ValueError: as `conversion.convert` and `vanilla_transformer.checkpoint.load_checkpoint`;
             ValueError for a model that no graph here can hold.
     """
-    with converted(checkpoint) as ours:
+    with converted(checkpoint, variant=variant) as ours:
         return load_ours(checkpoint, ours)
 
 

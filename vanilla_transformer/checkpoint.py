@@ -40,12 +40,12 @@ import vanilla_transformer
 
 from .class_names import find_model_type
 from .configuration_vanilla_transformer import CONFIGS, VanillaTransformerConfig
-from .files import CONFIG, IMAGE_PROCESSOR, TARGET_TOKENIZER, TOKENIZER_FILES, VOCABULARIES, check_no_pointer
+from .files import CONFIG, IMAGE_PROCESSOR, TARGET_TOKENIZER, TOKENIZER_FILES, VOCABULARIES, WEIGHTS, check_no_pointer
 from .generation_settings import drop_unused_settings, is_absent_token
+from .variants import index_of, opened_variant, variant_hint
 
 logger = logging.get_logger(__name__)
 GENERATION_CONFIG = "generation_config.json"
-WEIGHTS = "model.safetensors"
 # Of a Hub repository; the folders in it hold exports and the checkpoints of a training run.
 FILES = ("*.json", "*.txt", "*.spm", "*.model", "*.jinja", "*.safetensors")
 TORCH_DTYPES = {
@@ -73,15 +73,24 @@ OF_THE_HUB = ("constraints", "dola_layers", "force_words_ids", "penalty_alpha")
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]  # of tensors by name
 
 
-def load_checkpoint(source: str | os.PathLike) -> PreTrainedModel:
-    """The model of a checkpoint of ours, a directory or Hub id, of the class its config names, in float32 and evaluation mode.
+def load_checkpoint(source: str | os.PathLike, variant: str | None = None) -> PreTrainedModel:
+    """Return the model of a checkpoint of ours, of the class its config names, in float32 and evaluation mode.
+
+    Args:
+        source: a directory or Hub id.
+        variant: as in `from_pretrained`: "fp16" reads the weights in model.fp16.safetensors.
 
     Raises:
         FileNotFoundError: without a directory, config.json or safetensors weights.
         ValueError: for files that are damaged or do not fit each other, a checkpoint of another family, and weights that are
             missing, too many, of other shapes or not finite.
     """
-    directory = checkpoint_directory(source)
+    with opened_variant(checkpoint_directory(source), variant) as directory:
+        return load_directory(source, directory)
+
+
+def load_directory(source: str | os.PathLike, directory: Path) -> PreTrainedModel:
+    """Return the model in `directory`, which users know as `source`. Raises: as `load_checkpoint`."""
     config, model_class = read_config(directory)
     check_generation(directory / GENERATION_CONFIG, getattr(config, "vocab_size", 0))
     shapes: Shapes = {}
@@ -390,10 +399,12 @@ def weight_files(directory: Path, names: tuple[str, ...] = (WEIGHTS,)) -> list[P
         if (directory / name).is_file():
             check_no_pointer(directory / name)
             return [directory / name]
-        if (index := directory / f"{name}.index.json").is_file():
+        if (index := directory / index_of(name)).is_file():
             return shards(index, Path(name).suffix)
     found = ", ".join(sorted(os.listdir(directory))[:10]) or "nothing"
-    raise FileNotFoundError(f"{directory} has no weights: expected {' or '.join(names)}, found {found}")
+    raise FileNotFoundError(
+        f"{directory} has no weights: expected {' or '.join(names)}, found {found}{variant_hint(directory, names)}"
+    )
 
 
 def shards(index: Path, suffix: str) -> list[Path]:

@@ -18,10 +18,10 @@ from huggingface_hub.errors import CachedRepoTreeNotFoundError
 from safetensors.torch import save_file
 
 from .checkpoint import CONFIG, checkpoint_directory, read_json, readers_errors, shown
-from .files import COMPANION, MODULES, check_no_pointer
+from .files import COMPANION, MODULES, PICKLE, WEIGHTS, check_no_pointer
 
 MODULE_CONFIG = "config.json"
-MODULE_WEIGHTS = SAFE, PICKLE = ("model.safetensors", "pytorch_model.bin")
+MODULE_WEIGHTS = (WEIGHTS, PICKLE)
 # Of each kind of module, tuples of the names of files: it needs one of each.
 REQUIRED_FILES = {"Pooling": ((MODULE_CONFIG,),), "Dense": ((MODULE_CONFIG,), MODULE_WEIGHTS), "Normalize": ()}
 # What transformers reads beside the weights and a checkpoint of another family has no place for.
@@ -56,7 +56,9 @@ class Companions:
             if name.endswith(PICKLE):
                 with readers_errors(self.files[name]):
                     tensors = torch.load(directory / name, map_location="cpu", weights_only=True)
-                save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, directory / name.replace(PICKLE, SAFE))
+                save_file(
+                    {key: tensor.contiguous() for key, tensor in tensors.items()}, directory / name.replace(PICKLE, WEIGHTS)
+                )
                 (directory / name).unlink()
 
     def facts(self) -> list[dict]:

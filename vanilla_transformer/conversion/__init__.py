@@ -26,6 +26,7 @@ from ..checkpoint import CONFIG, checkpoint_directory, limit_generation, read_ra
 from ..configuration_vanilla_transformer import CONFIGS
 from ..errors import UsageError
 from ..files import new_directory
+from ..variants import opened_variant
 from .conversion_plan import ConversionPlan
 from .marian_npz import is_marian
 from .planning import plan_conversion
@@ -55,6 +56,7 @@ def convert(
     force: bool = False,
     config: Mapping[str, Any] | None = None,
     leave_out: Iterable[str] = (),
+    variant: str | None = None,
 ) -> dict[str, Any]:
     """Converts the checkpoint `source`, a directory or Hub id, into the directory `out`: config, weights (one tensor at a
     time, in the dtypes they have), generation config and tokenizer. Returns what was written.
@@ -65,17 +67,18 @@ def convert(
         force: replace `out` if we wrote it.
         config: fields that replace those in the config.json of `source`, such as `model_type` or `architectures`.
         leave_out: patterns of names of tensors that are not converted, such as `"cls.chain.*"`.
+        variant: as in transformers' `from_pretrained`: "fp16" reads the weights in model.fp16.safetensors.
 
     Raises:
         UsageError: for `config` or `leave_out` with `to`.
         FileExistsError: if `out` cannot be written, see `files.new_directory`.
-        FileNotFoundError: if there is no config.json or no weights.
+        FileNotFoundError: if there is no config.json, no weights or none of `variant`.
         OSError: if there is no room for it on the disk.
         ValueError: for a family or architecture that is not known, a field that cannot be represented, unknown, missing or
             misshapen tensors, and pickles that hold more than tensors.
     """
     with new_directory(out, force, [source]) as directory:
-        plan = plan_conversion(source, to, config, leave_out)
+        plan = plan_conversion(source, to, config, leave_out, variant)
         plan.save(directory)
     return plan.facts(out)
 
@@ -86,10 +89,11 @@ def converted(
     keep: str | os.PathLike | None = None,
     config: Mapping[str, Any] | None = None,
     leave_out: Iterable[str] = (),
+    variant: str | None = None,
 ) -> Iterator[Path]:
     """The directory of a checkpoint of ours: that of `source`, or if `source` is of one of `FAMILIES` that of what it becomes,
-    which is written to the directory `keep`, or to a temporary one that is gone afterwards. `config` and `leave_out` are as
-    in `convert`.
+    which is written to the directory `keep`, or to a temporary one that is gone afterwards. `config`, `leave_out` and
+    `variant` are as in `convert`.
 
     Raises:
         UsageError: for `keep`, `config` or `leave_out` where nothing is converted.
@@ -99,13 +103,15 @@ def converted(
         for name, value in {"keep": keep and os.fspath(keep), "config": config, "leave_out": [*leave_out]}.items():
             if value:
                 raise UsageError(f"{name} is {value!r}, and {source} needs no conversion: expected none")
-        yield checkpoint_directory(source)
+        with opened_variant(checkpoint_directory(source), variant) as directory:
+            yield directory
     elif keep is not None:
-        warn_of(convert(source, keep, config=config, leave_out=leave_out))
+        warn_of(convert(source, keep, config=config, leave_out=leave_out, variant=variant))
         yield Path(keep)
     else:
         with tempfile.TemporaryDirectory(prefix="vanilla-transformer-") as directory:
-            warn_of(convert(source, out := Path(directory, "converted"), config=config, leave_out=leave_out))
+            out = Path(directory, "converted")
+            warn_of(convert(source, out, config=config, leave_out=leave_out, variant=variant))
             yield out
 
 

@@ -16,10 +16,10 @@ import torch
 from safetensors import safe_open
 from transformers.utils import logging
 
-from ..checkpoint import TORCH_DTYPES, WEIGHTS, Shapes, stored_shapes, weight_files
+from ..checkpoint import TORCH_DTYPES, Shapes, stored_shapes, weight_files
+from ..files import PICKLE, WEIGHTS, check_no_pointer
 
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
-PICKLE = "pytorch_model.bin"
 logger = logging.get_logger(__name__)
 
 
@@ -150,6 +150,7 @@ class TensorFiles:
         self._where: dict[str, tuple[Path, str]] = {}
         self._pickled: dict[str, torch.Tensor] = {}
         for file in [self.path] if self.path.is_file() else weight_files(self.path, (WEIGHTS, PICKLE)):
+            check_no_pointer(file)
             self._open_safetensors(file) if file.suffix == ".safetensors" else self._open_pickle(file)
 
     def _open_safetensors(self, file: Path) -> None:
