@@ -185,7 +185,8 @@ def fits_family(directory: Path, content: dict, overrides: Overrides) -> bool:
     try:
         theirs = made_config(CONFIG_MAPPING[content["model_type"]], content, directory)
         files = open_tensors(directory, converter, overrides)
-        names = theirs.architectures or converter.ARCHITECTURES
+        names = [name for name in theirs.architectures or () if name in converter.ARCHITECTURES]
+        names = names or list(converter.ARCHITECTURES)
         return 0 in fitting_classes(names, planner(theirs, converter, files)).values()
     except (ValueError, KeyError):
         return False
