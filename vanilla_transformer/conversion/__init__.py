@@ -26,6 +26,7 @@ from ..checkpoint import CONFIG, checkpoint_directory, limit_generation, read_ra
 from ..configuration_vanilla_transformer import CONFIGS
 from ..errors import UsageError
 from ..files import new_directory
+from ..linked_copies import errors_name
 from ..variants import opened_variant
 from .conversion_plan import ConversionPlan
 from .marian_npz import is_marian
@@ -112,7 +113,8 @@ def converted(
         with tempfile.TemporaryDirectory(prefix="vanilla-transformer-") as directory:
             out = Path(directory, "converted")
             warn_of(convert(source, out, config=config, leave_out=leave_out, variant=variant))
-            yield out
+            with errors_name(Path(source), out):
+                yield out
 
 
 def warn_of(facts: dict[str, Any]) -> None:
