@@ -110,6 +110,15 @@ def test_files_of_other_kinds_are_no_source(tmp_path, name):
     assert f"{file} is a file without tensors, expected a checkpoint directory, or the file of a torch.nn" in said
 
 
+def test_a_file_of_an_export_is_no_export_and_its_directory_is_named(exported):
+    export = exported("encoder").directory
+    graph = next(export.rglob("*.onnx"))
+    for words in (["predict", graph, "a"], ["generate", graph, "a"], ["serve", graph], ["serve", export / "config.json"]):
+        said = error_of(*words)
+        assert "is a file, expected a directory `vanilla-transformer export` wrote" in said
+        assert said.endswith(f", such as {export}")
+
+
 def test_tensors_of_another_library_are_no_state_dict_of_torch(tmp_path):
     save_file({"bert.encoder.layer.0.output.dense.weight": torch.ones(2, 2)}, tmp_path / "a.safetensors")
     said = error_of("convert", tmp_path / "a.safetensors", tmp_path / "out", "--set", "num_attention_heads=2")

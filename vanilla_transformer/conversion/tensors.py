@@ -163,8 +163,7 @@ class TensorFiles:
         try:
             tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped)
         except Exception as error:  # torch raises its own, zipfile's and pickle's errors
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ValueError(f"{file} does not load with weights_only=True: {reason}") from None
+            raise ValueError(f"{file} does not load with weights_only=True: {unpickling_fault(error)}") from None
         if not is_mapped:
             logger.warning(f"{file} is of torch before 1.6 and cannot be mapped: it is in memory as a whole")
         if not isinstance(tensors, dict) or not all(map(is_named_tensor, tensors, tensors.values())):
@@ -201,6 +200,13 @@ class TensorFiles:
         # Opened for each tensor: the pages of an open file would add up to the whole checkpoint.
         with safe_open(file, "pt") as tensors:
             return tensors.get_tensor(stored)
+
+
+def unpickling_fault(error: Exception) -> str:
+    """Return what torch found wrong, without its advice to load with code."""
+    lines = [line.strip() for line in str(error).partition("\n\nCheck the documentation")[0].splitlines() if line.strip()]
+    fault = lines[-1] if lines else type(error).__name__
+    return fault.removeprefix("WeightsUnpickler error: ").partition(". Please use")[0]
 
 
 def is_named_tensor(name: object, value: object) -> bool:
