@@ -12,7 +12,6 @@ import pyarrow
 import pyarrow.parquet
 
 from ..errors import UsageError
-from ..lfs import check_no_pointer
 from .rows import Fields, Row
 
 
@@ -29,10 +28,9 @@ class Parquet:
         """Itself, if `path` is a table for it.
 
         Raises:
-            ValueError: for what is none, has two columns of one name, or is a git-lfs pointer.
+            ValueError: for what is none or has two columns of one name.
             UsageError: for one without the columns that the task reads, or with a column `output_field` already.
         """
-        check_no_pointer(path)
         try:
             schema = pyarrow.parquet.read_schema(path)
         except pyarrow.ArrowInvalid as error:
