@@ -13,6 +13,7 @@ from pathlib import Path
 
 import huggingface_hub
 import torch
+import transformers
 from huggingface_hub.errors import (
     CachedRepoTreeNotFoundError,
     HFValidationError,
@@ -34,6 +35,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 from transformers.utils import logging
 
 import vanilla_transformer
@@ -168,9 +170,41 @@ def load_image_processor(source: str | os.PathLike) -> BaseImageProcessor:
 
 
 def check_tokenizer_files(directory: Path) -> None:
-    """Raise ValueError if a file of the tokenizer is a git-lfs pointer: a vocabulary would be read from its lines."""
+    """Check that the files of a tokenizer, if there are any, include its vocabulary.
+
+    Without a vocabulary transformers makes a tokenizer that knows no word.
+
+    Raises:
+        FileNotFoundError: if the vocabulary is missing.
+        ValueError: for an empty vocabulary, and for a git-lfs pointer.
+    """
     for name in TOKENIZER_FILES:
         check_no_pointer(directory / name)
+    if (directory / "tokenizer.json").is_file() or not has_tokenizer(directory):
+        return
+    tokenizer_class = find_tokenizer_class(directory)
+    if names := {*getattr(tokenizer_class, "vocab_files_names", {}).values()} - {"tokenizer.json", "tokenizer_config.json"}:
+        check_vocabulary(directory, tokenizer_class.__name__, sorted(names))
+
+
+def check_vocabulary(directory: Path, tokenizer: str, names: list[str]) -> None:
+    """Raise FileNotFoundError or ValueError unless `directory` has one of the files `names`, and merges.txt if that is one."""
+    present = [name for name in names if (directory / name).is_file()]
+    missing = [name for name in names if name not in present]
+    if not present or missing == ["merges.txt"]:
+        without = f"remove {' and '.join(present) or 'tokenizer_config.json'} to go without a tokenizer"
+        expected = f"expected {' and '.join(missing)}, or tokenizer.json"
+        raise FileNotFoundError(f"{directory} has a {tokenizer} without {missing[0]}: {expected}; {without}")
+    if "vocab.txt" in present and not (path := directory / "vocab.txt").stat().st_size:
+        raise ValueError(f"{path} is empty, expected the vocabulary of a {tokenizer}")
+
+
+def find_tokenizer_class(directory: Path) -> type | None:
+    """Return transformers' class of the tokenizer that the configs in `directory` name, or that of the family."""
+    contents = [read_json(path) for name in ("tokenizer_config.json", CONFIG) if (path := directory / name).is_file()]
+    names = [content.get("tokenizer_class") for content in contents]
+    names += [TOKENIZER_MAPPING_NAMES.get(content.get("model_type")) for content in contents]
+    return next((getattr(transformers, name, None) for name in names if isinstance(name, str)), None)
 
 
 def has_tokenizer(directory: Path) -> bool:
