@@ -102,6 +102,7 @@ def train(args: argparse.Namespace) -> None:
 
 def average_arguments(parser: Parser) -> None:
     parser.add_argument("checkpoints", nargs="+", type=source, metavar="CHECKPOINT", help="checkpoints of one model")
+    add_variant(parser)
     parser.add_argument("--output", type=path, required=True, help="checkpoint to write")
     parser.add_argument("--force", action="store_true", help="replace OUTPUT if it is ours")
 
@@ -110,7 +111,7 @@ def average_arguments(parser: Parser) -> None:
 def average(args: argparse.Namespace) -> None:
     from vanilla_transformer.training.averaging import average
 
-    average(args.checkpoints, args.output, args.force)
+    average(args.checkpoints, args.output, args.force, args.variant)
 
 
 # ---------------------------------------------------------------------------------------------------------- checkpoints
@@ -132,7 +133,13 @@ def convert_arguments(parser: Parser) -> None:
     )
     add_set(parser, set_help)
     add_leave_out(parser)
+    add_variant(parser)
     parser.add_argument("--force", action="store_true", help="replace OUTPUT if it is ours")
+
+
+def add_variant(parser: Parser) -> None:
+    variant_help = "variant of the weights, as in from_pretrained: fp16 reads model.fp16.safetensors"
+    parser.add_argument("--variant", type=source, metavar="NAME", help=variant_help)
 
 
 def add_leave_out(parser: Parser) -> None:
@@ -155,14 +162,11 @@ def convert(args: argparse.Namespace) -> None:
     from vanilla_transformer import conversion
 
     is_file = Path(args.source).is_file()
-    of_checkpoints = {"--to": args.to, "--dry-run": args.dry_run, "--leave-out": args.leave_out}
-    others = of_checkpoints if is_file else {"--embeddings": args.embeddings}
-    for name, given in others.items():
-        if given:
-            kinds = "checkpoints" if is_file else "a file with a state dict"
-            raise UsageError(f"{name} is for {kinds}, and {args.source} is none")
+    if is_file:
+        conversion.check_state_dict(Path(args.source))
+    check_convert_flags(args, is_file)
     if args.dry_run and (args.positional_output is None or args.output is None):  # one is of no use, two are wrong
-        say(conversion.plan_conversion(args.source, args.to, dict(args.set), args.leave_out))
+        say(conversion.plan_conversion(args.source, args.to, dict(args.set), args.leave_out, args.variant))
         return
     output = output_of(args)
     if is_file:
@@ -170,12 +174,25 @@ def convert(args: argparse.Namespace) -> None:
         conversion.check_fields(fields)
         facts = conversion.convert_torch(args.source, output, args.embeddings, args.force, **fields)
     else:
-        facts = conversion.convert(args.source, output, args.to, args.force, dict(args.set), args.leave_out)
+        facts = conversion.convert(args.source, output, args.to, args.force, dict(args.set), args.leave_out, args.variant)
     say(json.dumps(facts))
+
+
+def check_convert_flags(args: argparse.Namespace, is_file: bool) -> None:
+    """Raise UsageError for a flag that a checkpoint directory has no use for, or the file of a state dict."""
+    names = ("to", "dry_run", "leave_out", "variant") if is_file else ("embeddings",)
+    expected, found = ("a checkpoint directory or Hub id", "the file of a state dict")
+    for name in names:
+        if getattr(args, name):
+            flag = f"--{name.replace('_', '-')}"
+            if is_file:
+                raise UsageError(f"{flag} is for {expected}, and {args.source} is {found}")
+            raise UsageError(f"{flag} is for {found}, and {args.source} is none")
 
 
 def info_arguments(parser: Parser) -> None:
     parser.add_argument("checkpoint", type=source, metavar="CHECKPOINT", help=CHECKPOINT)
+    add_variant(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -183,7 +200,7 @@ def info_arguments(parser: Parser) -> None:
 def info(args: argparse.Namespace) -> None:
     from vanilla_transformer.info import info, report
 
-    facts = info(args.checkpoint)
+    facts = info(args.checkpoint, args.variant)
     say(json.dumps(facts) if args.json else report(facts))
 
 
@@ -198,6 +215,7 @@ def attention_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--head", type=natural, metavar="N", help="from 0 on; all if not given; with a layer, one map with its tokens"
     )
+    add_variant(parser)
     parser.add_argument("--output", type=path, required=True, metavar="FILE", help="figure to write: .png, .svg, .pdf ...")
     parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
 
@@ -208,7 +226,7 @@ def attention(args: argparse.Namespace) -> None:
 
     texts = [args.source] if args.target is None else [args.source, args.target]
     selected = {"layer": args.layer, "head": args.head, "kind": args.kind}
-    save_attention_maps(args.checkpoint, args.output, *texts, **selected, force=args.force)
+    save_attention_maps(args.checkpoint, args.output, *texts, **selected, force=args.force, variant=args.variant)
 
 
 # ------------------------------------------------------------------------------------------------------ export and verify
@@ -244,6 +262,7 @@ def export_arguments(parser: Parser) -> None:
     parser.add_argument("--keep", type=path, metavar="DIR", help=keep_help)
     add_set(parser, "field of the config.json of a CHECKPOINT of another family: architectures=BertModel ...")
     add_leave_out(parser)
+    add_variant(parser)
     triton_help = "also write a model of Triton there, its folder in a model repository; without generation, or with --generate"
     parser.add_argument("--triton", type=path, metavar="DIR", help=triton_help)
     parser.add_argument("--force", action="store_true", help="replace OUTPUT if it is ours")
@@ -261,7 +280,7 @@ def export(args: argparse.Namespace) -> None:
         output_path(each, [text for text in (args.shortlist, args.calibrate) if text is not None])
     names = ("target", "dtype", "shortlist", "calibrate", "generate", "opset", "keep", "image_size", "triton")
     settings = {name: getattr(args, name) for name in names}
-    settings |= {"config": dict(args.set), "leave_out": args.leave_out}
+    settings |= {"config": dict(args.set), "leave_out": args.leave_out, "variant": args.variant}
     manifest = export(args.checkpoint, output, args.force, **settings)
     files = {name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")}
     others = {f"parity of {dtype}": facts["parity"] for dtype, facts in manifest.get("other_dtypes", {}).items()}
@@ -279,6 +298,7 @@ def verify_arguments(parser: Parser) -> None:
         "--cases", type=positive, default=60, metavar="N", help="random batches to compare; default: %(default)s"
     )
     parser.add_argument("--seed", type=natural, default=0, metavar="N", help="of the batches; default: %(default)s")
+    add_variant(parser)
     add_metric_arguments(parser)
 
 
@@ -293,7 +313,7 @@ def verify(args: argparse.Namespace) -> None:
     from .parity import verify
     from .runtime.artifact import read_artifact
 
-    model = load_checkpoint(args.checkpoint)
+    model = load_checkpoint(args.checkpoint, args.variant)
     dtypes = read_artifact(args.export).dtypes
     reports = {dtype: verify(args.export, model, args.cases, args.seed, dtype=dtype) for dtype in dtypes}
     for dtype, report in reports.items():
@@ -301,7 +321,8 @@ def verify(args: argparse.Namespace) -> None:
         if settings := metric_settings(args):
             from .evaluation import compare
 
-            say(json.dumps(compare(args.export, args.checkpoint, dtype, batch_size=args.batch_size, **settings)))
+            settings |= {"batch_size": args.batch_size, "variant": args.variant}
+            say(json.dumps(compare(args.export, args.checkpoint, dtype, **settings)))
     if failures := [failure for report in reports.values() for failure in report.failures]:
         sys.exit("\n".join(failures))
 
@@ -532,6 +553,7 @@ def evaluate_arguments(parser: Parser) -> None:
     model_help = "checkpoint directory or Hub id (run by torch), or export directory (run by onnxruntime)"
     parser.add_argument("model", type=source, metavar="MODEL", help=model_help)
     parser.add_argument("--dtype", help="which of an export's, if it has several; the first if not given")
+    add_variant(parser)
     add_lanes(parser)
     add_language_arguments(parser)
     add_metric_arguments(parser)
@@ -548,7 +570,7 @@ def evaluate(args: argparse.Namespace) -> None:
     from .evaluation import evaluate
 
     options = {"batch_size": args.batch_size, "dtype": args.dtype, "lanes": args.lanes, **metric_settings(args)}
-    options |= generation_options(args) | language_settings(args)
+    options |= generation_options(args) | language_settings(args) | {"variant": args.variant}
     say(json.dumps(evaluate(args.model, **options)))
 
 

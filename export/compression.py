@@ -29,6 +29,10 @@ COMPRESSIONS = {
     ".zip": Compression("zip", re.compile(rb"PK\x03\x04")),
     ".7z": Compression("7-Zip", re.compile(rb"7z\xbc\xaf\x27\x1c")),
     ".br": Compression("Brotli"),
+    ".lzma": Compression("LZMA"),
+    ".lzo": Compression("LZO", re.compile(rb"\x89LZO")),
+    ".Z": Compression("compress", re.compile(rb"\x1f\x9d")),
+    ".rar": Compression("RAR", re.compile(rb"Rar!\x1a\x07")),
     ".tar": Compression("tar"),
     ".tgz": Compression("tar and gzip"),
 }

@@ -70,6 +70,7 @@ def evaluate(
     dtype: str | None = None,
     target: str | os.PathLike | None = None,
     lanes: int | None = None,
+    variant: str | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """The metric of the table above, under its name, for the checkpoint or export `directory`.
@@ -77,7 +78,8 @@ def evaluate(
     `labels` are names of the config's `label2id` or ids. BLEU is sacreBLEU's, cased, generated with the settings of the
     checkpoint and `options` over them (as `TextRuntime.generate`, so languages too); the option `bleu_tokenize` is sacreBLEU's
     `tokenize`, "13a" by default, "none" for text that is in tokens already. `dtype` chooses among the weights of an export, as
-    `Runtime`, and `lanes` is as there. `target` is the name of `references` one release ago.
+    `Runtime`, and `lanes` is as there. `variant` is that of a checkpoint's weights, see `load_checkpoint`. `target` is the name
+    of `references` one release ago.
 
     Returns the metric, `engine`, how much was read (`sentences` or `tokens`), and for BLEU its `signature`.
 
@@ -91,7 +93,7 @@ def evaluate(
             raise UsageError(f"references {references} and its old name target {target} are given, expected references alone")
         warnings.warn("target is called references, and this name goes with the next release", FutureWarning, stacklevel=2)
         references = target
-    engine = engine_of(directory, dtype, lanes)
+    engine = engine_of(directory, dtype, lanes, variant)
     if engine.architecture not in METRICS:
         raise ValueError(f"no metric for a {engine.architecture}, expected one of {', '.join(METRICS)}")
     metric, takes = METRICS[engine.architecture]
@@ -105,22 +107,28 @@ def evaluate(
     return {**metric(engine, *(files[name] for name in takes), batch_size, **options), "engine": engine.name}
 
 
-def engine_of(directory: str | os.PathLike, dtype: str | None, lanes: int | None = None) -> Engine:
+def engine_of(directory: str | os.PathLike, dtype: str | None, lanes: int | None = None, variant: str | None = None) -> Engine:
     if (Path(directory) / MANIFEST).is_file():
+        if variant is not None:
+            raise UsageError(f"variant {variant!r} is for a checkpoint, and {directory} is an export")
         return OnnxEngine(directory, dtype, lanes)
     for name, value in {"dtype": dtype, "lanes": lanes}.items():
         if value is not None:
             raise UsageError(f"{name} {value!r} is for an export, and {directory} is none")
-    return TorchEngine(directory)
+    return TorchEngine(directory, variant)
 
 
 def compare(
-    export: str | os.PathLike, checkpoint: str | os.PathLike, dtype: str | None = None, **settings: Any
+    export: str | os.PathLike,
+    checkpoint: str | os.PathLike,
+    dtype: str | None = None,
+    variant: str | None = None,
+    **settings: Any,
 ) -> dict[str, Any]:
     """`evaluate` of both with the same `settings`: the metric by engine, and the `difference` (export - checkpoint). `dtype` is
-    that of the export."""
+    that of the export, `variant` that of the checkpoint."""
     found = evaluate(export, dtype=dtype, **settings)
-    expected = evaluate(checkpoint, **settings)
+    expected = evaluate(checkpoint, variant=variant, **settings)
     metric = next(iter(found))
     difference = found[metric] - expected[metric]
     return {"metric": metric, "onnxruntime": found[metric], "torch": expected[metric], "difference": round(difference, 6)}
@@ -266,12 +274,12 @@ class TorchEngine:
 
     name = "torch"
 
-    def __init__(self, checkpoint: str | os.PathLike):
+    def __init__(self, checkpoint: str | os.PathLike, variant: str | None = None):
         from vanilla_transformer.checkpoint import load_tokenizer
 
         from .loading import load_checkpoint
 
-        self.model = load_checkpoint(checkpoint)
+        self.model = load_checkpoint(checkpoint, variant)
         self.text = load_tokenizer(checkpoint)
         self.architecture = type(self.model).__name__
         self.config = self.model.config.to_dict()

@@ -76,6 +76,7 @@ def export(
     generate: str | None = None,
     config: Mapping[str, Any] | None = None,
     leave_out: Iterable[str] = (),
+    variant: str | None = None,
 ) -> dict[str, Any]:
     """Writes the graphs of `checkpoint` to the directory `out`, after comparing them with torch on `cases` random inputs, and
     returns the manifest. A checkpoint of a family in `conversion.FAMILIES` is converted on the way.
@@ -104,6 +105,7 @@ def export(
             sequences by that search, see `generation`, in place of the graphs that a runtime drives.
         config: fields that replace those in the config.json of a checkpoint of another family, see `conversion.convert`.
         leave_out: patterns of names of tensors of such a checkpoint that are not converted, see `conversion.convert`.
+        variant: as in transformers' `from_pretrained`: "fp16" reads the weights in model.fp16.safetensors.
 
     Raises:
         FileExistsError: if `out` or `triton` cannot be written, see `files.new_directory`.
@@ -133,7 +135,7 @@ def export(
         inputs = [checkpoint, *texts]
         directory = outputs.enter_context(new_directory(out, force, inputs))
         model_directory = None if triton is None else outputs.enter_context(new_directory(triton, force, inputs))
-        ours = outputs.enter_context(converted(checkpoint, keep, config, leave_out))
+        ours = outputs.enter_context(converted(checkpoint, keep, config, leave_out, variant))
         source = Source.load(checkpoint, ours, shortlist, image_size, calibrate)
         if model_directory is not None and generate is None:
             check_whole_sequences(source)

@@ -191,6 +191,9 @@ def test_compressed_files_are_read_as_plain_ones(bulk, tmp_path, compressed, nam
     "name, content, message",
     [
         ("a.zst", b"w5", "a.zst is a Zstandard file, expected plain text, .gz, .bz2, .xz"),
+        ("a.txt.Z", b"w5", "a.txt.Z is a compress file, expected plain text"),
+        ("a.txt.lzma", b"w5", "a.txt.lzma is a LZMA file, expected plain text"),
+        ("a.txt", bytes.fromhex("1f9d9061"), "has the first bytes of a compress file, expected plain text"),
         ("a.tar.gz", gzip.compress(b"w5", mtime=0), "a.tar.gz is a tar file, expected plain text"),
         ("a", bytes.fromhex("28b52ffd2010810000"), "has the first bytes of a Zstandard file, expected plain text"),
         ("a", bz2.compress(b"w5"), "has the first bytes of a bzip2 file, expected a name that ends with .bz2"),
@@ -239,6 +242,15 @@ def test_bad_json_lines(bulk, tmp_path):
     assert numbers == (2, 3, 4, 5, 7)
     for reason, words in zip(reasons, ("no JSON", "expected a JSON object", "expected text", "its text is None", "no Unicode")):
         assert words in reason
+
+
+@pytest.mark.parametrize("line", ['{"text": "w5", "text": "w6"}', '{"text": "w5", "a": [{"b": 1, "b": 1}]}'])
+def test_a_line_with_two_fields_of_one_name_is_set_aside(bulk, tmp_path, line):
+    report = bulk().run([write(tmp_path / "a.jsonl", [line, '{"text": "w5"}'])], tmp_path / "out")
+    first, second = (tmp_path / "out" / "a.jsonl").read_text().splitlines()
+    assert first == "null" and "translation" in json.loads(second) and report["bad"] == 1
+    [(place, reason)] = bad_lines(tmp_path / "out" / "a.jsonl.bad.jsonl")
+    assert place == 1 and ("'text' is there twice" in reason or "'b' is there twice" in reason)
 
 
 @pytest.mark.parametrize("number", ["1e400", "-1e999", "NaN", "Infinity", '[{"a": 1E+400}]'])

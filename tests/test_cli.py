@@ -28,6 +28,7 @@ from vanilla_transformer_export.targets.registry import targets
 
 ROOT = Path(__file__).parents[1]
 TEXTS = [source for source, _ in toy_corpus(6, seed=9)]
+STATE_DICT = "state_dict.pt"  # the name in arguments of a file that a test writes
 SHAPE = dict(hidden_size=32, intermediate_size=40, num_attention_heads=4, encoder_layers=1, decoder_layers=1, head_dim=6)
 SETTINGS = [
     "tokenizer.vocab_size=60",
@@ -288,11 +289,16 @@ def test_wrong_usage_ends_with_2_and_says_why(arguments, message, capsys):
         (["attention", "a", "b", "--output", "c", "--kind", "cros"], "; did you mean 'cross'?"),
         (["generate", "a", "--set", "num_beam=2"], "unknown generation options ['num_beam'], did you mean num_beams?"),
         (["train", "trec", "--output", "a", "--set", "model.dropuot=0"], "; did you mean 'dropout'?"),
-        (["convert", __file__, "a", "--set", "norm_frist=true"], "; did you mean 'norm_first'?"),
+        (["convert", STATE_DICT, "a", "--set", "norm_frist=true"], "; did you mean 'norm_first'?"),
     ],
     ids=lambda value: " ".join(value[-2:]).rpartition("/")[2] if isinstance(value, list) else "",
 )
-def test_a_name_that_is_nearly_right_is_wrong_usage_that_names_the_right_one(arguments, message, capsys, tmp_path, monkeypatch):
+def test_a_name_that_is_nearly_right_is_wrong_usage_that_names_the_right_one(
+    arguments, message, capsys, tmp_path, tmp_path_factory, monkeypatch
+):
+    state_dict = tmp_path_factory.mktemp("torch") / STATE_DICT
+    torch.save({"layers.0.linear1.weight": torch.ones(2, 2)}, state_dict)
+    arguments = [str(state_dict) if argument == STATE_DICT else argument for argument in arguments]
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as caught:
         main(arguments)

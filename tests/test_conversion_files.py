@@ -349,7 +349,7 @@ def test_a_pickle_that_holds_more_than_tensors_is_refused_and_not_run(bert, tmp_
     monkeypatch.chdir(tmp_path)
     (bert[0] / "model.safetensors").unlink()
     torch.save({"weight": Payload()}, bert[0] / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="pytorch_model.bin does not load with weights_only=True"):
+    with pytest.raises(ValueError, match=r"bin does not load with weights_only=True: [^.]* GLOBAL \w+.mkdir whose module"):
         plan_conversion(bert[0])
     assert not (tmp_path / "payload-ran").exists()
 

@@ -101,6 +101,19 @@ def test_without_architectures_the_class_is_the_one_that_the_tensors_fit(family,
     assert len(plan.remarks) == 1 and f"are read as {architecture}, --set architectures=NAME takes another" in plan.remarks[0]
 
 
+@pytest.mark.parametrize("name", ["SentenceTransformer", "AutoModel"])
+def test_a_family_is_found_beside_a_class_that_is_no_model(name, tmp_path):
+    """The class stands in config.json without a model_type."""
+    saved("DistilBertModel", "distilbert", tmp_path)
+    edit_json(tmp_path / "config.json", architectures=[name])
+    drop_fields(tmp_path, "model_type")
+    if name == "AutoModel":  # which transformers has: users say what it is
+        with pytest.raises(ValueError, match="cannot be converted, expected one of DistilBertModel, .* --set architectures="):
+            plan_conversion(tmp_path)
+    else:
+        assert type(plan_conversion(tmp_path).model).__name__ == "VanillaEncoderModel"
+
+
 def test_an_old_tagger_with_a_pooler_could_be_two_classes(tmp_path):
     """As files of 2019: with a pooler, and without architectures."""
     model = saved("BertForTokenClassification", "bert", tmp_path / "theirs")
@@ -321,7 +334,7 @@ def test_a_pattern_that_matches_nothing_or_what_is_needed_is_refused(tmp_path):
         plan_conversion(tmp_path, leave_out=["*.attention.*"])
 
 
-@pytest.mark.parametrize("prefix", ["model.", "module.", "module.model.", "0.auto_model."])
+@pytest.mark.parametrize("prefix", ["model.", "module.", "module.model.", "0.auto_model.", "encoder."])
 @pytest.mark.parametrize("family, architecture", [("bert", "BertForMaskedLM"), ("bart", "BartModel"), ("gpt2", "GPT2Model")])
 def test_a_foreign_prefix_of_all_names_is_named(family, architecture, prefix, tmp_path):
     saved(architecture, family, tmp_path)

@@ -20,6 +20,7 @@ SETTINGS = [
     (dict(typical_p=0.5, epsilon_cutoff=0.1, eta_cutoff=0.1), "do_sample"),
     (dict(length_penalty=2.0), "beams"),
     (dict(early_stopping=True, num_beams=1), "beams"),
+    (dict(num_beam_groups=2, diversity_penalty=0.5), "beams"),
     (dict(output_scores=True), "return_dict_in_generate"),
     (dict(use_cache=False, cache_implementation="static"), "use_cache"),
     (dict(pad_token_id=-1), "no token"),
@@ -53,6 +54,12 @@ def test_conversion_drops_what_has_no_effect_and_says_so(settings, reason, their
     GenerationConfig.from_pretrained(tmp_path / "ours").validate(strict=True)
     if not reason:
         assert written(tmp_path / "ours").items() >= settings.items()
+
+
+def test_an_error_about_a_converted_file_names_the_source(theirs, tmp_path):
+    edit_json(tmp_path / "theirs" / "generation_config.json", forced_bos_token_id=-1)
+    with pytest.raises(ValueError, match=f"^{tmp_path}/theirs/generation_config.json has forced_bos_token_id -1"):
+        export(tmp_path / "theirs", tmp_path / "out")
 
 
 def test_the_same_settings_in_an_old_config_json(theirs, tmp_path):

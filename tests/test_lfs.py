@@ -5,9 +5,11 @@ import shutil
 
 import pytest
 import torch
-from checkpoints import copy_of
+from checkpoints import copy_of, with_words
 from command_line import error_of
 from safetensors.torch import save_file
+
+from vanilla_transformer_export.runtime.images import opened
 
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d' * 32}\nsize 12345\n"
 
@@ -47,6 +49,36 @@ def test_weights_of_another_form_are_named_too(checkpoint, tmp_path, name):
         assert f"{name} is a git-lfs pointer" in error_of(*arguments)
 
 
+@pytest.mark.parametrize("name", ["model.npz", "vocab.yml", "decoder.yml", "source.spm", "target.spm"])
+def test_a_pointer_in_a_directory_of_marian_is_named(tmp_path, name):
+    for other in ("model.npz", "vocab.yml", "decoder.yml", "source.spm", "target.spm"):
+        (tmp_path / other).write_text(POINTER if other == name else "a: 0")
+    for arguments in (["info", tmp_path], ["convert", tmp_path, tmp_path / "out"]):
+        assert f"{tmp_path / name} is a git-lfs pointer" in error_of(*arguments)
+
+
+def test_a_pointer_in_place_of_a_state_dict_or_its_embeddings_is_named(tmp_path):
+    torch.save(torch.nn.TransformerEncoderLayer(8, 2, 8).state_dict(), tmp_path / "layer.pt")
+    tensors = {f"layers.0.{name}": tensor for name, tensor in torch.load(tmp_path / "layer.pt").items()}
+    torch.save(tensors, tmp_path / "state.pt")
+    (tmp_path / "pointer.pt").write_text(POINTER)
+    flags = ["--output", tmp_path / "out", "--set", "num_attention_heads=2", "--embeddings"]
+    for source, embeddings in (("pointer.pt", "state.pt"), ("state.pt", "pointer.pt")):
+        said = error_of("convert", tmp_path / source, *flags, tmp_path / embeddings)
+        assert f"{tmp_path / 'pointer.pt'} is a git-lfs pointer" in said
+
+
+def test_a_pointer_in_place_of_a_table_or_an_image_is_named(exported, tmp_path):
+    for name in ("texts.parquet", "texts.jsonl", "texts.txt", "picture.png"):
+        (tmp_path / name).write_text(POINTER)
+    export = with_words(exported("encoder").directory, tmp_path)
+    for name in ("texts.parquet", "texts.jsonl", "texts.txt"):
+        said = error_of("embed-files", export, tmp_path / name, "--output", tmp_path / "out")
+        assert f"{tmp_path / name} is a git-lfs pointer" in said
+    with pytest.raises(ValueError, match="picture.png is a git-lfs pointer"):
+        opened(tmp_path / "picture.png")
+
+
 def test_a_pointer_in_an_export_is_named(exported, tmp_path):
     export = copy_of(exported("encoder").directory, tmp_path)
     [graph, *_] = sorted(export.rglob("*.onnx"))
@@ -60,7 +92,7 @@ def test_a_file_of_a_checkpoint_is_no_source_and_its_directory_is_named(checkpoi
         assert f"is not a directory, expected a checkpoint directory or a Hub id, such as {checkpoint}" in error_of(
             "info", file
         )
-        for flags in ([], ["--set", "num_attention_heads=2"]):
+        for flags in ([], ["--set", "num_attention_heads=2"], ["--dry-run"], ["--to", "bert"], ["--variant", "fp16"]):
             said = error_of("convert", file, tmp_path / "out", *flags)
             assert f"{file} is a file with" in said and f"expected a checkpoint directory, such as {checkpoint}, or" in said
 
@@ -76,6 +108,15 @@ def test_files_of_other_kinds_are_no_source(tmp_path, name):
         torch.save({"epoch": 3}, file)
     said = error_of("convert", file, tmp_path / "out")
     assert f"{file} is a file without tensors, expected a checkpoint directory, or the file of a torch.nn" in said
+
+
+def test_a_file_of_an_export_is_no_export_and_its_directory_is_named(exported):
+    export = exported("encoder").directory
+    graph = next(export.rglob("*.onnx"))
+    for words in (["predict", graph, "a"], ["generate", graph, "a"], ["serve", graph], ["serve", export / "config.json"]):
+        said = error_of(*words)
+        assert "is a file, expected a directory `vanilla-transformer export` wrote" in said
+        assert said.endswith(f", such as {export}")
 
 
 def test_tensors_of_another_library_are_no_state_dict_of_torch(tmp_path):

@@ -222,9 +222,10 @@ def test_layers_that_the_state_dict_does_not_hold_are_refused_before_any_is_buil
 
 
 def test_options_of_the_other_kind_of_source_are_not_passed_over(files, capsys):
-    assert "--dry-run is for checkpoints, and" in usage_error(capsys, files, "--dry-run")
-    assert "--to is for checkpoints, and" in usage_error(capsys, files, "--to", "bert")
+    for option in (["--dry-run"], ["--to", "bert"], ["--leave-out", "a"], ["--variant", "fp16"]):
+        message = f"{option[0]} is for a checkpoint directory or Hub id, and"
+        assert message in usage_error(capsys, files, *option)
     with pytest.raises(SystemExit) as caught:
         main(["convert", str(files), str(files / "ours"), "--embeddings", "tables.safetensors"])
     assert caught.value.code == 2
-    assert f"--embeddings is for a file with a state dict, and {files} is none" in capsys.readouterr().err
+    assert f"--embeddings is for the file of a state dict, and {files} is none" in capsys.readouterr().err

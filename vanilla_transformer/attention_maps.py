@@ -18,7 +18,7 @@ from transformers.image_utils import load_image
 from .checkpoint import load_checkpoint, load_image_processor, load_tokenizer
 from .checkpoint_files import readers_errors
 from .errors import UsageError
-from .files import new_file
+from .files import check_no_pointer, new_file
 from .info import depth_fields
 from .modeling_vanilla_transformer import shift_tokens_right
 
@@ -63,10 +63,11 @@ def save_attention_maps(
     head: int | None = None,
     kind: str | None = None,
     force: bool = False,
+    variant: str | None = None,
 ) -> None:
     """Writes the figure that `plot` makes of a checkpoint's `attention_maps` of `texts`, a source and perhaps a target, to the
     file `out`, whose ending is the format; of a model of images, of its `image_attention_maps` of the file that `texts` name.
-    An existing `out` is replaced with `force` only.
+    An existing `out` is replaced with `force` only. `variant` is as in `checkpoint.load_checkpoint`.
 
     Raises:
         FileExistsError: if `out` exists and `force` is not given.
@@ -78,7 +79,7 @@ def save_attention_maps(
     if Path(out).suffix.lower().removeprefix(".") not in FORMATS:
         raise UsageError(f"{out} is not the name of an image, expected one that ends in .{', .'.join(FORMATS)}")
     with new_file(out, force, [checkpoint]) as file:
-        model = load_checkpoint(checkpoint)
+        model = load_checkpoint(checkpoint, variant)
         figure = plot(maps_of(model, checkpoint, texts, kind), layer, head)
         figure.savefig(file, dpi=DPI)
 
@@ -91,6 +92,7 @@ def maps_of(model: PreTrainedModel, checkpoint: str | os.PathLike, texts: tuple[
     [path] = texts
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path!r} is no file, expected an image")
+    check_no_pointer(path)
     try:
         picture = load_image(path)
     except (OSError, SyntaxError) as error:

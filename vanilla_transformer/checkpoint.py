@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import transformers
 from tokenizers import Tokenizer
 from transformers import (
     AutoImageProcessor,
@@ -16,6 +17,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 from transformers.utils import logging
 
 import vanilla_transformer
@@ -39,6 +41,7 @@ from .checkpoint_files import (
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .files import CONFIG, IMAGE_PROCESSOR, TARGET_TOKENIZER, TOKENIZER_FILES, VOCABULARIES
 from .generation_settings import drop_unused_settings
+from .variants import opened_variant
 
 logger = logging.get_logger(__name__)
 TORCH_DTYPES = {
@@ -55,15 +58,24 @@ TORCH_DTYPES = {
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]  # of tensors by name
 
 
-def load_checkpoint(source: str | os.PathLike) -> PreTrainedModel:
-    """The model of a checkpoint of ours, a directory or Hub id, of the class its config names, in float32 and evaluation mode.
+def load_checkpoint(source: str | os.PathLike, variant: str | None = None) -> PreTrainedModel:
+    """Return the model of a checkpoint of ours, of the class its config names, in float32 and evaluation mode.
+
+    Args:
+        source: a directory or Hub id.
+        variant: as in `from_pretrained`: "fp16" reads the weights in model.fp16.safetensors.
 
     Raises:
         FileNotFoundError: without a directory, config.json or safetensors weights.
         ValueError: for files that are damaged or do not fit each other, a checkpoint of another family, and weights that are
             missing, too many, of other shapes or not finite.
     """
-    directory = checkpoint_directory(source)
+    with opened_variant(checkpoint_directory(source), variant) as directory:
+        return load_directory(source, directory)
+
+
+def load_directory(source: str | os.PathLike, directory: Path) -> PreTrainedModel:
+    """Return the model in `directory`, which users know as `source`. Raises: as `load_checkpoint`."""
     config, model_class = config_and_class(directory)
     check_generation(directory / GENERATION_CONFIG, getattr(config, "vocab_size", 0))
     stored = {name: facts for file in weight_files(directory) for name, facts in stored_tensors(file).items()}
@@ -87,7 +99,7 @@ def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
         ValueError: for files that are damaged, and for a tokenizer that is code beside them.
     """
     directory = checkpoint_directory(source)
-    check_tokenizer_files(directory)
+    check_tokenizer(directory)
     found = [directory / name for name in TOKENIZER_FILES if (directory / name).is_file()]
     if not has_tokenizer(directory):
         raise FileNotFoundError(f"{directory} has no tokenizer, expected one of {', '.join(VOCABULARIES)}")
@@ -136,6 +148,43 @@ def load_image_processor(source: str | os.PathLike) -> BaseImageProcessor:
     read_json(path)
     with readers_errors(path):
         return AutoImageProcessor.from_pretrained(directory, backend="pil", trust_remote_code=False)
+
+
+def check_tokenizer(directory: Path) -> None:
+    """Check that the files of a tokenizer, if there are any, include its vocabulary.
+
+    Without a vocabulary transformers makes a tokenizer that knows no word.
+
+    Raises:
+        FileNotFoundError: if the vocabulary is missing.
+        ValueError: for an empty vocabulary, and for a git-lfs pointer.
+    """
+    check_tokenizer_files(directory)
+    if (directory / "tokenizer.json").is_file() or not has_tokenizer(directory):
+        return
+    tokenizer_class = find_tokenizer_class(directory)
+    if names := {*getattr(tokenizer_class, "vocab_files_names", {}).values()} - {"tokenizer.json", "tokenizer_config.json"}:
+        check_vocabulary(directory, tokenizer_class.__name__, sorted(names))
+
+
+def check_vocabulary(directory: Path, tokenizer: str, names: list[str]) -> None:
+    """Raise FileNotFoundError or ValueError unless `directory` has one of the files `names`, and merges.txt if that is one."""
+    present = [name for name in names if (directory / name).is_file()]
+    missing = [name for name in names if name not in present]
+    if not present or missing == ["merges.txt"]:
+        without = f"remove {' and '.join(present) or 'tokenizer_config.json'} to go without a tokenizer"
+        expected = f"expected {' and '.join(missing)}, or tokenizer.json"
+        raise FileNotFoundError(f"{directory} has a {tokenizer} without {missing[0]}: {expected}; {without}")
+    if "vocab.txt" in present and not (path := directory / "vocab.txt").stat().st_size:
+        raise ValueError(f"{path} is empty, expected the vocabulary of a {tokenizer}")
+
+
+def find_tokenizer_class(directory: Path) -> type | None:
+    """Return transformers' class of the tokenizer that the configs in `directory` name, or that of the family."""
+    contents = [read_json(path) for name in ("tokenizer_config.json", CONFIG) if (path := directory / name).is_file()]
+    names = [content.get("tokenizer_class") for content in contents]
+    names += [TOKENIZER_MAPPING_NAMES.get(content.get("model_type")) for content in contents]
+    return next((getattr(transformers, name, None) for name in names if isinstance(name, str)), None)
 
 
 # ---------------------------------------------------------------------------------------------------------- what is written

@@ -18,10 +18,10 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 
-from .files import CONFIG, TOKENIZER_FILES, VOCABULARIES, check_no_pointer
+from .files import CONFIG, TOKENIZER_FILES, VOCABULARIES, WEIGHTS, check_no_pointer
+from .variants import index_of, variant_hint
 
 GENERATION_CONFIG = "generation_config.json"
-WEIGHTS = "model.safetensors"
 FLOATS = ("F64", "F32", "F16", "BF16")
 DTYPES = (*FLOATS, "I64", "I32", "U8", "BOOL")  # of tensors in safetensors files
 # Of a Hub repository; the folders in it hold exports and the checkpoints of a training run.
@@ -169,10 +169,12 @@ def weight_files(directory: Path, names: tuple[str, ...] = (WEIGHTS,)) -> list[P
         if (directory / name).is_file():
             check_no_pointer(directory / name)
             return [directory / name]
-        if (index := directory / f"{name}.index.json").is_file():
+        if (index := directory / index_of(name)).is_file():
             return shards(index, Path(name).suffix)
     found = ", ".join(sorted(os.listdir(directory))[:10]) or "nothing"
-    raise FileNotFoundError(f"{directory} has no weights: expected {' or '.join(names)}, found {found}")
+    raise FileNotFoundError(
+        f"{directory} has no weights: expected {' or '.join(names)}, found {found}{variant_hint(directory, names)}"
+    )
 
 
 def shards(index: Path, suffix: str) -> list[Path]:

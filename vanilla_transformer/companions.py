@@ -18,10 +18,10 @@ from huggingface_hub.errors import CachedRepoTreeNotFoundError
 from . import HAS_TORCH
 from .checkpoint_files import checkpoint_directory, read_json, readers_errors, shown
 from .errors import torch_missing
-from .files import COMPANION, CONFIG, MODULES, check_no_pointer
+from .files import COMPANION, CONFIG, MODULES, PICKLE, WEIGHTS, check_no_pointer
 
 MODULE_CONFIG = "config.json"
-MODULE_WEIGHTS = SAFE, PICKLE = ("model.safetensors", "pytorch_model.bin")
+MODULE_WEIGHTS = (WEIGHTS, PICKLE)
 # Of each kind of module, tuples of the names of files: it needs one of each.
 REQUIRED_FILES = {"Pooling": ((MODULE_CONFIG,),), "Dense": ((MODULE_CONFIG,), MODULE_WEIGHTS), "Normalize": ()}
 # What transformers reads beside the weights and a checkpoint of another family has no place for.
@@ -74,7 +74,7 @@ def replace_pickle(path: Path) -> None:
 
     with readers_errors(path):
         tensors = torch.load(path, map_location="cpu", weights_only=True)
-    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path.with_name(SAFE))
+    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path.with_name(WEIGHTS))
     path.unlink()
 
 

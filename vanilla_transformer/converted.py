@@ -12,6 +12,8 @@ from .checkpoint_config import CONFIGS, read_raw_config
 from .checkpoint_files import checkpoint_directory
 from .errors import UsageError, torch_missing
 from .files import CONFIG
+from .linked_copies import errors_name
+from .variants import opened_variant
 
 
 @contextlib.contextmanager
@@ -20,10 +22,11 @@ def converted(
     keep: str | os.PathLike | None = None,
     config: Mapping[str, Any] | None = None,
     leave_out: Iterable[str] = (),
+    variant: str | None = None,
 ) -> Iterator[Path]:
     """The directory of a checkpoint of ours: that of `source`, or if `source` is of one of `FAMILIES` that of what it becomes,
-    which is written to the directory `keep`, or to a temporary one that is gone afterwards. `config` and `leave_out` are as
-    in `convert`.
+    which is written to the directory `keep`, or to a temporary one that is gone afterwards. `config`, `leave_out`
+    and `variant` are as in `convert`.
 
     Raises:
         UsageError: for `keep`, `config` or `leave_out` where nothing is converted.
@@ -34,19 +37,22 @@ def converted(
         for name, value in {"keep": keep and os.fspath(keep), "config": config, "leave_out": [*leave_out]}.items():
             if value:
                 raise UsageError(f"{name} is {value!r}, and {source} needs no conversion: expected none")
-        yield checkpoint_directory(source)
+        with opened_variant(checkpoint_directory(source), variant) as directory:
+            yield directory
         return
     if not HAS_TORCH:
         raise torch_missing(f"{source} is a checkpoint of another family ({family_of(source)}), whose conversion")
     from .conversion import convert, warn_of
 
     if keep is not None:
-        warn_of(convert(source, keep, config=config, leave_out=leave_out))
+        warn_of(convert(source, keep, config=config, leave_out=leave_out, variant=variant))
         yield Path(keep)
     else:
         with tempfile.TemporaryDirectory(prefix="vanilla-transformer-") as directory:
-            warn_of(convert(source, out := Path(directory, "converted"), config=config, leave_out=leave_out))
-            yield out
+            out = Path(directory, "converted")
+            warn_of(convert(source, out, config=config, leave_out=leave_out, variant=variant))
+            with errors_name(Path(source), out):
+                yield out
 
 
 def is_ours(source: str | os.PathLike) -> bool:

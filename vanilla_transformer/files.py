@@ -30,6 +30,7 @@ StrPath = str | os.PathLike
 
 MANIFEST, CARD = "manifest.json", "README.md"  # of an export
 CONFIG = "config.json"  # of a checkpoint
+WEIGHTS, PICKLE = "model.safetensors", "pytorch_model.bin"  # of a checkpoint, whole
 TRITON_CONFIG = "config.pbtxt"  # of a model of Triton Inference Server
 TRITON_MARK = "# Written by vanilla-transformer export."  # its first line
 TRITON_FILE = re.compile(r"config\.pbtxt|1/model\.onnx(/\w+\.onnx(_data)?)?")

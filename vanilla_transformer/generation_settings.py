@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # By mode: the values that have no effect anyway, of the settings that only this mode uses.
 SAMPLING = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None, "top_h": None, "typical_p": 1.0}
 SAMPLING |= {"epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
-BEAMS = {"early_stopping": False, "length_penalty": 1.0}
+BEAMS = {"early_stopping": False, "length_penalty": 1.0, "num_beam_groups": 1, "diversity_penalty": 0.0}
 OUTPUTS = dict.fromkeys(("output_attentions", "output_hidden_states", "output_scores", "output_logits"), False)
 CACHE = dict.fromkeys(("cache_implementation", "cache_config"))
 SELECTORS = dict.fromkeys(("do_sample", "num_beams", "return_dict_in_generate", "use_cache"))  # that select a mode

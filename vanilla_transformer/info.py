@@ -12,16 +12,18 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from .checkpoint import config_and_class
+from .checkpoint_files import checkpoint_directory
 from .configuration_vanilla_transformer import VanillaEncoderConfig, VanillaTransformerConfig, VanillaVisionConfig
 from .conversion import plan_conversion
 from .converted import is_ours
+from .variants import check_variant
 
 BYTES = {"float32": 4, "float16 or bfloat16": 2, "int8": 1, "int4": 0.5}
 
 
-def info(source: str | os.PathLike) -> dict[str, Any]:
+def info(source: str | os.PathLike, variant: str | None = None) -> dict[str, Any]:
     """Of the checkpoint directory or Hub id `source`; only its config is read, and of another family's the names and shapes of
-    its tensors, for what it becomes.
+    its tensors, for what it becomes. `variant` is as in `from_pretrained`: "fp16" reads model.fp16.safetensors.
 
     Returns `architecture`, `variant`, `shape` (config fields), `parameters` (by block, each counted once where it is tied),
     `total_parameters`, `memory` (bytes of the parameters by dtype), `cache_values` (keys and values a decoder keeps per
@@ -30,10 +32,10 @@ def info(source: str | os.PathLike) -> dict[str, Any]:
     and of attention for one token and one token it looks at.
 
     Raises:
-        OSError: if there is no config.
+        OSError: if there is no config, or no weights of `variant`.
         ValueError: if it is damaged, or neither one of ours nor one that converts.
     """
-    config, model_class = config_and_class(source) if is_ours(source) else class_converted(source)
+    config, model_class = (class_of_ours if is_ours(source) else class_converted)(source, variant)
     model = with_one_layer(model_class, config)
     parameters = parameters_by_block(model, config)
     total = sum(parameters.values())
@@ -53,8 +55,14 @@ def info(source: str | os.PathLike) -> dict[str, Any]:
     }
 
 
-def class_converted(source: str | os.PathLike) -> tuple[VanillaTransformerConfig, type[PreTrainedModel]]:
-    model = plan_conversion(source).model
+def class_of_ours(source: str | os.PathLike, variant: str | None) -> tuple[VanillaTransformerConfig, type[PreTrainedModel]]:
+    if variant is not None:
+        check_variant(checkpoint_directory(source), variant)
+    return config_and_class(source)
+
+
+def class_converted(source: str | os.PathLike, variant: str | None) -> tuple[VanillaTransformerConfig, type[PreTrainedModel]]:
+    model = plan_conversion(source, variant=variant).model
     return model.config, type(model)
 
 

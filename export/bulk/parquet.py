@@ -28,7 +28,7 @@ class Parquet:
         """Itself, if `path` is a table for it.
 
         Raises:
-            ValueError: for what is none, or has two columns of one name.
+            ValueError: for what is none or has two columns of one name.
             UsageError: for one without the columns that the task reads, or with a column `output_field` already.
         """
         try:

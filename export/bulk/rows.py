@@ -55,7 +55,7 @@ class Fields:
         if not text.strip():
             return Row()
         try:
-            found = json.loads(text, parse_float=finite_number, parse_constant=reject_constant)
+            found = json.loads(text, parse_float=finite_number, parse_constant=reject_constant, object_pairs_hook=unique_fields)
         except (ValueError, RecursionError) as error:
             return Row(fault=f"it is no JSON that can be read: {error}")
         if not isinstance(found, dict):
@@ -88,6 +88,15 @@ def find_value(record: Mapping[str, Any], name: str) -> Any:
     outer, dot, inner = name.partition(".")
     nested = record.get(outer)
     return find_value(nested, inner) if dot and isinstance(nested, Mapping) else MISSING
+
+
+def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object. Raise ValueError for a name that it has twice: only one of the values would be kept."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the field {next(name for name in names if names.count(name) > 1)!r} is there twice, expected once")
+    return fields
 
 
 def finite_number(text: str) -> float:

@@ -105,13 +105,23 @@ def read_artifact(directory: str | os.PathLike) -> Artifact:
     return artifact
 
 
+def check_has_manifest(directory: Path) -> None:
+    """Raise FileNotFoundError, or NotADirectoryError for a file, unless `directory` is an export. Name the export of a file."""
+    if (directory / MANIFEST).is_file():
+        return
+    expected = "expected a directory `vanilla-transformer export` wrote"
+    if not directory.is_file():
+        raise FileNotFoundError(f"{directory} has no {MANIFEST}: {expected}")
+    exports = [str(parent) for parent in directory.parents[:2] if (parent / MANIFEST).is_file()]
+    raise NotADirectoryError(f"{directory} is a file, {expected}" + "".join(f", such as {export}" for export in exports))
+
+
 def open_artifact(directory: str | os.PathLike) -> Artifact:
     """As `read_artifact`, but threads go on comparing all files but the configs with their hashes: whoever opens them must call
     `check_unchanged` before anything comes of it."""
     directory = Path(directory).resolve()  # a link that comes to lead elsewhere meanwhile changes nothing
+    check_has_manifest(directory)
     path = directory / MANIFEST
-    if not path.is_file():
-        raise FileNotFoundError(f"{directory} has no {MANIFEST}: expected a directory `vanilla-transformer export` wrote")
     stamps = {".": stamp_of(directory.stat())}
     with open(path, "rb") as file:
         stamps[MANIFEST] = stamp_of(os.fstat(file.fileno()))

@@ -19,6 +19,7 @@ except ImportError:
     raise ImportError("Pillow is not installed: pip install 'vanilla-transformer[images]'") from None
 
 from ..errors import UsageError
+from ..lfs import check_no_pointer
 from ..targets.sequences import pair
 from .artifact import IMAGE_PROCESSOR, json_object
 from .config import VISION
@@ -123,12 +124,13 @@ class ImageRuntime:
 
 
 def opened(image: Input) -> Image.Image | np.ndarray:
-    """Raises FileNotFoundError for a path without a file, ValueError for what is no image."""
+    """Raises FileNotFoundError for a path without a file, ValueError for what is no image, and for a git-lfs pointer."""
     if isinstance(image, np.ndarray):
         return image
     if isinstance(image, str | os.PathLike):
         if not Path(image).is_file():
             raise FileNotFoundError(f"{os.fspath(image)!r} is no file, expected an image")
+        check_no_pointer(image)
         with image_errors(), Image.open(image) as file:
             return upright(file)
     if not isinstance(image, Image.Image):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
-from ..runtime.artifact import MANIFEST, json_object
+from ..runtime.artifact import MANIFEST, check_has_manifest, json_object
 from ..runtime.predictions import GENERATORS
 
 NAME = re.compile(r"[\w.-]+", re.ASCII)
@@ -32,7 +32,7 @@ def sources(exports: Sequence[str], languages: Sequence[tuple[str | None, str, s
 
     Raises:
         UsageError: for a name that no path of a request can have, for two of one name, and for languages of no model.
-        FileNotFoundError, ValueError: for a directory that is no export.
+        FileNotFoundError, NotADirectoryError, ValueError: for what is no directory of an export.
     """
     found: dict[str, Source] = {}
     for text in exports:
@@ -41,9 +41,8 @@ def sources(exports: Sequence[str], languages: Sequence[tuple[str | None, str, s
             raise UsageError(
                 f"two exports {name!r}, {found[name].directory} and {directory}: expected NAME=PATH for one of them"
             )
+        check_has_manifest(directory)
         path = directory / MANIFEST
-        if not path.is_file():
-            raise FileNotFoundError(f"{directory} has no {MANIFEST}: expected a directory `vanilla-transformer export` wrote")
         found[name] = Source(name, directory, str(json_object(path, path.read_bytes()).get("architecture")), [])
     for model, source, target in languages:
         chosen(found, model, f"{source}-{target}").languages.append((source, target))

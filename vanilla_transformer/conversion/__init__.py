@@ -52,6 +52,7 @@ def convert(
     force: bool = False,
     config: Mapping[str, Any] | None = None,
     leave_out: Iterable[str] = (),
+    variant: str | None = None,
 ) -> dict[str, Any]:
     """Converts the checkpoint `source`, a directory or Hub id, into the directory `out`: config, weights (one tensor at a
     time, in the dtypes they have), generation config and tokenizer. Returns what was written.
@@ -62,17 +63,18 @@ def convert(
         force: replace `out` if we wrote it.
         config: fields that replace those in the config.json of `source`, such as `model_type` or `architectures`.
         leave_out: patterns of names of tensors that are not converted, such as `"cls.chain.*"`.
+        variant: as in transformers' `from_pretrained`: "fp16" reads the weights in model.fp16.safetensors.
 
     Raises:
         UsageError: for `config` or `leave_out` with `to`.
         FileExistsError: if `out` cannot be written, see `files.new_directory`.
-        FileNotFoundError: if there is no config.json or no weights.
+        FileNotFoundError: if there is no config.json, no weights or none of `variant`.
         OSError: if there is no room for it on the disk.
         ValueError: for a family or architecture that is not known, a field that cannot be represented, unknown, missing or
             misshapen tensors, and pickles that hold more than tensors.
     """
     with new_directory(out, force, [source]) as directory:
-        plan = plan_conversion(source, to, config, leave_out)
+        plan = plan_conversion(source, to, config, leave_out, variant)
         plan.save(directory)
     return plan.facts(out)
 

@@ -17,7 +17,8 @@ import torch
 import yaml
 from transformers import GenerationConfig, MarianConfig
 
-from ..checkpoint_files import WEIGHTS, readers_errors, shown
+from ..checkpoint_files import readers_errors, shown
+from ..files import WEIGHTS, check_no_pointer
 from .tensors import write_safetensors
 
 YAML_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # all values are strings
@@ -74,6 +75,8 @@ def write_checkpoint(source: Path, out: Path) -> None:
     for name in ("decoder.yml", *PIECES):
         if not (source / name).is_file():
             raise FileNotFoundError(f"{source} lacks {name}: expected a model whose texts are cut by SentencePiece")
+    for path in (file, vocabulary_file, *(source / name for name in ("decoder.yml", *PIECES))):
+        check_no_pointer(path)
     decoder = read_yaml(source / "decoder.yml")
     vocabulary = read_vocabulary(vocabulary_file)
     with readers_errors(file), np.load(file, allow_pickle=False) as arrays:

@@ -1,8 +1,7 @@
 """What the caller says of a source that its files do not say, or say wrongly."""
 
-import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -11,15 +10,18 @@ from typing import Any
 
 from ..checkpoint import CONFIG
 from ..checkpoint_files import shown
+from ..linked_copies import linked_copy
 from .tensors import TensorFiles
 
 
 @dataclass(frozen=True)
 class Overrides:
-    """Fields that replace those of config.json, and patterns of the names of tensors to leave out, as in a shell."""
+    """Fields that replace those of config.json, patterns of the names of tensors to leave out, as in a shell, and the variant
+    of the weights."""
 
     config: Mapping[str, Any] = field(default_factory=dict)
     leave_out: tuple[str, ...] = ()
+    variant: str | None = None
 
     def __bool__(self) -> bool:
         return bool(self.config or self.leave_out)
@@ -48,23 +50,8 @@ class Overrides:
             files.remove(names)
 
 
-def linked_copy(directory: Path, content: dict) -> TemporaryDirectory:
-    """Return a temporary directory with links to the files of `directory`, and `content` as its config.json."""
-    copy = TemporaryDirectory(prefix="vanilla-transformer-")
-    for file in directory.resolve().iterdir():
-        if file.name != CONFIG:
-            Path(copy.name, file.name).symlink_to(file)
+def copy_with_config(directory: Path, content: dict) -> TemporaryDirectory:
+    """Return a linked copy of `directory` with `content` as its config.json."""
+    copy = linked_copy(directory, {CONFIG})
     Path(copy.name, CONFIG).write_text(json.dumps(content), encoding="utf-8")
     return copy
-
-
-@contextlib.contextmanager
-def errors_name(directory: Path, copy: Path) -> Iterator[None]:
-    """Name `directory` in errors about its `copy`."""
-    try:
-        yield
-    except (ValueError, FileNotFoundError) as error:
-        if directory == copy or str(copy) not in str(error):
-            raise
-        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
-        raise kind(str(error).replace(str(copy), str(directory))) from None

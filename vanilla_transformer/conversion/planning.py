@@ -3,10 +3,10 @@
 import copy
 import os
 import re
-import tempfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -26,12 +26,14 @@ from ..converted import is_marian
 from ..errors import UsageError
 from ..files import VERSION_KEY
 from ..generation_settings import drop_unused_settings
+from ..linked_copies import errors_name
+from ..variants import has_weights, linked_variant
 from .architectures import MissingTensors, PlanAs, fitting_classes, plan_or_base, settle_architecture
 from .conversion_plan import ConversionPlan, TensorStep
 from .converter import Converter, converter_of
 from .fields import Fields, require
 from .marian_npz import write_checkpoint
-from .overrides import Overrides, errors_name, linked_copy
+from .overrides import Overrides, copy_with_config
 from .registry import FAMILIES, REFUSED
 from .sinusoids import check_table
 from .tensors import TensorFiles, TensorMap
@@ -56,14 +58,15 @@ def plan_conversion(
     to: str | None = None,
     config: Mapping[str, Any] | None = None,
     leave_out: Iterable[str] = (),
+    variant: str | None = None,
 ) -> ConversionPlan:
     """What `convert` would do, checked, with nothing written. Raises: as `convert`, but for `out`."""
-    overrides = Overrides(config or {}, tuple(leave_out))
+    overrides = Overrides(config or {}, tuple(leave_out), variant)
     if to is None:
         return plan_to_vanilla(source, overrides)
     if overrides:
         raise UsageError(f"config and leave_out are for checkpoints of another family, and to is {to!r}: expected none")
-    return plan_to_source(source, to)
+    return plan_to_source(source, to, variant)
 
 
 # ------------------------------------------------------------------------------------------------------------------- ours
@@ -73,7 +76,25 @@ def plan_to_vanilla(source: str | PathLike, overrides: Overrides = Overrides()) 
     """Another project's checkpoint -> ours."""
     if os.path.isdir(source) and is_marian(Path(source)):
         return plan_marian(Path(source), overrides)
-    directory = download(source)
+    return plan_variant(source, overrides.variant, lambda directory: plan_overridden(source, directory, overrides))
+
+
+def plan_variant(source: str | PathLike, variant: str | None, plan_as: Callable[[Path], ConversionPlan]) -> ConversionPlan:
+    """Plan with the directory of `source`, in which the weights of `variant` have the names without it."""
+    directory = download(source, variant)
+    return plan_as(directory) if variant is None else plan_copy(directory, linked_variant(directory, variant), plan_as)
+
+
+def plan_copy(directory: Path, copy: TemporaryDirectory, plan_as: Callable[[Path], ConversionPlan]) -> ConversionPlan:
+    """Plan with a `copy` of `directory`, which is there as long as the plan."""
+    with errors_name(directory, Path(copy.name)):
+        plan = plan_as(Path(copy.name))
+    plan.temporaries.append(copy)
+    return plan
+
+
+def plan_overridden(source: str | PathLike, directory: Path, overrides: Overrides) -> ConversionPlan:
+    """Plan the conversion of the checkpoint in `directory`, with the fields of `overrides`."""
     before, _ = read_raw_config(directory)
     content = overrides.apply(before)
     remarks = []
@@ -83,10 +104,7 @@ def plan_to_vanilla(source: str | PathLike, overrides: Overrides = Overrides()) 
     if content == read_json(directory / CONFIG):
         plan = plan_directory(source, directory, overrides)
     else:
-        links = linked_copy(directory, content)
-        with errors_name(directory, Path(links.name)):
-            plan = plan_directory(source, Path(links.name), overrides)
-        plan.temporaries.append(links)
+        plan = plan_copy(directory, copy_with_config(directory, content), lambda path: plan_directory(source, path, overrides))
     plan.remarks = remarks + plan.remarks
     return plan
 
@@ -159,7 +177,8 @@ def fits_family(directory: Path, content: dict, overrides: Overrides) -> bool:
     try:
         theirs = made_config(CONFIG_MAPPING[content["model_type"]], content, directory)
         files = open_tensors(directory, converter, overrides)
-        names = theirs.architectures or converter.ARCHITECTURES
+        names = [name for name in theirs.architectures or () if name in converter.ARCHITECTURES]
+        names = names or list(converter.ARCHITECTURES)
         return 0 in fitting_classes(names, planner(theirs, converter, files)).values()
     except (ValueError, KeyError):
         return False
@@ -167,7 +186,10 @@ def fits_family(directory: Path, content: dict, overrides: Overrides) -> bool:
 
 def plan_marian(source: Path, overrides: Overrides) -> ConversionPlan:
     """A model as Marian itself writes it, by way of a checkpoint of transformers that is there as long as the plan."""
-    directory = tempfile.TemporaryDirectory()
+    if overrides.variant is not None:
+        found = f"variant is {overrides.variant!r}, and {source} has the .npz file of a model of Marian's"
+        raise UsageError(f"{found}, expected none")
+    directory = TemporaryDirectory()
     write_checkpoint(source, Path(directory.name))
     plan = plan_to_vanilla(directory.name, overrides)
     plan.temporaries.append(directory)
@@ -241,12 +263,17 @@ def modern_name(name: str) -> str:
 # ----------------------------------------------------------------------------------------------------------------- theirs
 
 
-def plan_to_source(source: str | PathLike, to: str) -> ConversionPlan:
+def plan_to_source(source: str | PathLike, to: str, variant: str | None = None) -> ConversionPlan:
     """Our checkpoint -> one of the family `to`, which converts back."""
     families = [name for name, family in FAMILIES.items() if family.converts_back]
     if to not in families:
         raise ValueError(f"checkpoints can be converted to {', '.join(families)}, got {to!r}")
-    path, ours = open_checkpoint(source)
+    return plan_variant(source, variant, lambda directory: plan_family(source, directory, to))
+
+
+def plan_family(source: str | PathLike, path: Path, to: str) -> ConversionPlan:
+    """Plan the conversion of our checkpoint in `path`, which users know as `source`, to the family `to`."""
+    ours = read_known_config(source, path)
     if ours.model_type not in CONFIGS:
         raise ValueError(f"{source} has model_type {ours.model_type}, expected one of {', '.join(CONFIGS)}")
     converter = converter_of(to)
@@ -314,16 +341,10 @@ def steps_to_source(
 # ------------------------------------------------------------------------------------------------------------------- both
 
 
-def open_checkpoint(source: str | PathLike) -> tuple[Path, PreTrainedConfig]:
-    """The directory, downloaded if `source` is a Hub id, and its config."""
-    path = download(source)
-    return path, read_known_config(source, path)
-
-
-def download(source: str | PathLike) -> Path:
+def download(source: str | PathLike, variant: str | None = None) -> Path:
     """Return the directory of `source`, downloaded if `source` is a Hub id."""
     path = checkpoint_directory(source)
-    if not Path(source).is_dir() and not list(path.glob("*.safetensors")):
+    if not Path(source).is_dir() and not has_weights(path, variant):
         path = checkpoint_directory(source, ("pytorch_model*.bin",))  # pickles only if there is nothing else
     return path
 

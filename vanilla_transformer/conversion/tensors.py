@@ -17,10 +17,10 @@ from safetensors import safe_open
 from transformers.utils import logging
 
 from ..checkpoint import TORCH_DTYPES, Shapes, stored_shapes
-from ..checkpoint_files import WEIGHTS, weight_files
+from ..checkpoint_files import weight_files
+from ..files import PICKLE, WEIGHTS, check_no_pointer
 
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
-PICKLE = "pytorch_model.bin"
 logger = logging.get_logger(__name__)
 
 
@@ -151,6 +151,7 @@ class TensorFiles:
         self._where: dict[str, tuple[Path, str]] = {}
         self._pickled: dict[str, torch.Tensor] = {}
         for file in [self.path] if self.path.is_file() else weight_files(self.path, (WEIGHTS, PICKLE)):
+            check_no_pointer(file)
             self._open_safetensors(file) if file.suffix == ".safetensors" else self._open_pickle(file)
 
     def _open_safetensors(self, file: Path) -> None:
@@ -163,8 +164,7 @@ class TensorFiles:
         try:
             tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=is_mapped)
         except Exception as error:  # torch raises its own, zipfile's and pickle's errors
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ValueError(f"{file} does not load with weights_only=True: {reason}") from None
+            raise ValueError(f"{file} does not load with weights_only=True: {unpickling_fault(error)}") from None
         if not is_mapped:
             logger.warning(f"{file} is of torch before 1.6 and cannot be mapped: it is in memory as a whole")
         if not isinstance(tensors, dict) or not all(map(is_named_tensor, tensors, tensors.values())):
@@ -201,6 +201,13 @@ class TensorFiles:
         # Opened for each tensor: the pages of an open file would add up to the whole checkpoint.
         with safe_open(file, "pt") as tensors:
             return tensors.get_tensor(stored)
+
+
+def unpickling_fault(error: Exception) -> str:
+    """Return what torch found wrong, without its advice to load with code."""
+    lines = [line.strip() for line in str(error).partition("\n\nCheck the documentation")[0].splitlines() if line.strip()]
+    fault = lines[-1] if lines else type(error).__name__
+    return fault.removeprefix("WeightsUnpickler error: ").partition(". Please use")[0]
 
 
 def is_named_tensor(name: object, value: object) -> bool:

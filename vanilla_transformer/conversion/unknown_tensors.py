@@ -10,12 +10,18 @@ HEADS = "cls"  # the module in which BERT has all its heads
 
 def check_foreign_prefix(files: TensorFiles, known: Collection[str]) -> None:
     """Raise ValueError if all names begin with a module that no class of the family has, as training wrappers add it."""
-    names = list(files.shapes)
-    prefix = os.path.commonprefix(names)
+    prefix = os.path.commonprefix(list(files.shapes))
     prefix = prefix[: prefix.rfind(".") + 1]
-    if prefix and not any(name.startswith(prefix) for name in known):
+    if prefix and is_foreign(prefix, set(files.shapes), set(known)):
         expected = f"expected names such as {min(known)}"
         raise ValueError(f"{files.path}: all names of tensors begin with {prefix!r}, {expected}: save them without it")
+
+
+def is_foreign(prefix: str, names: set[str], known: set[str]) -> bool:
+    """Return whether no known name begins with `prefix`, or only `names` without it are known."""
+    if not any(name.startswith(prefix) for name in known):
+        return True
+    return not names & known and bool({name.removeprefix(prefix) for name in names} & known)
 
 
 def further_heads(names: Collection[str], known: Collection[str], files: TensorFiles, fault: str) -> list[str]:

@@ -20,9 +20,11 @@ NEUTRAL |= {"output_hidden_states", "return_dict"}
 OF_A_CALL = {"padding", "truncation"}
 
 
-def average(checkpoints: list[str | os.PathLike], out: str | os.PathLike, force: bool = False) -> None:
+def average(
+    checkpoints: list[str | os.PathLike], out: str | os.PathLike, force: bool = False, variant: str | None = None
+) -> None:
     """Writes `averaged(checkpoints)` to the directory `out`, with the tokenizer of the first, and its modules of
-    sentence-transformers, whose weights are averaged too.
+    sentence-transformers, whose weights are averaged too. `variant` is as in `averaged`.
 
     Raises:
         FileExistsError: if `out` cannot be written, see `files.new_directory`.
@@ -30,7 +32,7 @@ def average(checkpoints: list[str | os.PathLike], out: str | os.PathLike, force:
             modules.
     """
     with new_directory(out, force, checkpoints) as directory:
-        model = averaged(checkpoints)
+        model = averaged(checkpoints, variant)
         check_tokenizers(checkpoints)
         model.save_pretrained(directory)
         first = checkpoint_directory(checkpoints[0])
@@ -41,17 +43,18 @@ def average(checkpoints: list[str | os.PathLike], out: str | os.PathLike, force:
         average_modules(checkpoints, directory)
 
 
-def averaged(checkpoints: list[str | os.PathLike]) -> PreTrainedModel:
-    """The model of the first checkpoint with the mean, in float64, of the weights of all.
+def averaged(checkpoints: list[str | os.PathLike], variant: str | None = None) -> PreTrainedModel:
+    """The model of the first checkpoint with the mean, in float64, of the weights of all, which are those of
+    `variant` as in `checkpoint.load_checkpoint`.
 
     Raises:
         FileNotFoundError, ValueError: as `checkpoint.load_checkpoint`; ValueError if their architectures, the shapes of
             their weights or their configs differ.
     """
-    model = load(checkpoints[0])
+    model = load(checkpoints[0], variant)
     sums = {name: weight.double() for name, weight in model.named_parameters()}
     for checkpoint in checkpoints[1:]:
-        other = load(checkpoint)
+        other = load(checkpoint, variant)
         weights = dict(other.named_parameters())
         shapes, expected = ({name: tuple(weight.shape) for name, weight in each.items()} for each in (weights, sums))
         if type(other) is not type(model) or shapes != expected:

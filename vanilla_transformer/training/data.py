@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
 COMPRESSIONS = {".gz": ("gzip", gzip.open), ".bz2": ("bzip2", bz2.open), ".xz": ("xz", lzma.open)}
-UNREADABLE = (".zst", ".lz4", ".zip", ".7z", ".br", ".tar", ".tgz")
+UNREADABLE = (".zst", ".lz4", ".zip", ".7z", ".br", ".lzma", ".lzo", ".Z", ".rar", ".tar", ".tgz")
 DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 LONGEST = 1_000_000  # bytes of a line, in UTF-8
 PART = LONGEST + 3  # characters that are read at once: such a line, its end, and a byte order mark

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ...checkpoint import load_tokenizer, save_tokenizer
-from ...checkpoint_files import check_tokenizer_files, has_tokenizer
+from ...checkpoint import check_tokenizer, load_tokenizer, save_tokenizer
+from ...checkpoint_files import has_tokenizer
 from . import byt5, m2m_100, marian, nllb
 from .sentencepiece_model import parse
 
@@ -45,7 +45,7 @@ def find_tokenizer(directory: Path) -> FoundTokenizer | None:
         ImportError: for a SentencePiece model without the packages that read it.
         ValueError: for files that are damaged, or whose tokenizer cannot be made, see `marian` and `sentencepiece_model`.
     """
-    check_tokenizer_files(directory)
+    check_tokenizer(directory)
     found = made_tokenizer(directory) if has_tokenizer(directory) else None
     for note in found.notes if found else ():
         logger.warning(f"{directory}: {note}")

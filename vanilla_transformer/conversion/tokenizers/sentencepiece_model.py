@@ -20,6 +20,7 @@ from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE, Unigram
 
 from ...checkpoint_files import one_line, shown
+from ...files import check_no_pointer
 
 EXTRA = "pip install 'vanilla-transformer[sentencepiece]'"
 MODEL_TYPES = {1: "unigram", 2: "BPE", 3: "word", 4: "character"}
@@ -59,6 +60,7 @@ def parse(path: Path) -> Any:
         from sentencepiece import sentencepiece_model_pb2
     except ImportError as error:
         raise ImportError(f"{path} is read by sentencepiece and protobuf, which are missing ({error}): {EXTRA}") from None
+    check_no_pointer(path)
     content = path.read_bytes()
     model = sentencepiece_model_pb2.ModelProto()
     try:

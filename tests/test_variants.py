@@ -1,0 +1,144 @@
+"""Weights with a variant in their names, against `from_pretrained(variant=)` of transformers."""
+
+import pytest
+import torch
+import transformers
+from checkpoints import SIZES, perturbed
+from command_line import error_of
+from families import assert_exact, given_to, outputs_of, random_config, random_model
+
+import vanilla_transformer
+from vanilla_transformer.checkpoint import load_checkpoint
+from vanilla_transformer.conversion import convert, plan_conversion
+from vanilla_transformer.info import info
+from vanilla_transformer.training.averaging import averaged
+from vanilla_transformer_export import Runtime
+from vanilla_transformer_export.cli import main
+
+SHARDED = dict(max_shard_size="20KB")
+
+
+@pytest.fixture(scope="module")
+def bert():
+    return random_model("BertForMaskedLM", random_config("bert", "BertForMaskedLM", 0))
+
+
+@pytest.fixture(scope="module")
+def other(bert):
+    """Other weights of the same config."""
+    model = transformers.BertForMaskedLM(bert.config).eval()
+    model.tie_weights()
+    return model
+
+
+def pickled(model, directory, name):
+    model.config.save_pretrained(directory)
+    torch.save(model.state_dict(), directory / name)
+
+
+def assert_converted(source, model, out, **settings):
+    facts = convert(source, out, **settings)
+    ours = getattr(vanilla_transformer, facts["architecture"]).from_pretrained(out).eval()
+    given = given_to(model)
+    assert_exact(outputs_of(ours, given)["logits"], outputs_of(model, given)["logits"], torch.float32)
+
+
+@pytest.mark.parametrize("variant", ["fp16", "bf16", "non_ema", "v1.5"])
+@pytest.mark.parametrize("options", [{}, SHARDED], ids=["whole", "shards"])
+@pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "beside others"])
+def test_the_weights_of_a_variant_are_those_of_transformers(bert, other, tmp_path, variant, options, is_alone):
+    source = tmp_path / "source"
+    if not is_alone:
+        other.save_pretrained(source)
+    bert.save_pretrained(source, variant=variant, **options)
+    theirs = transformers.BertForMaskedLM.from_pretrained(source, variant=variant).eval()
+    assert_converted(source, theirs, tmp_path / "out", variant=variant)
+
+
+def test_the_index_may_be_named_like_the_shards(bert, tmp_path):
+    bert.save_pretrained(tmp_path / "source", variant="fp16", **SHARDED)
+    index = tmp_path / "source" / "model.safetensors.index.fp16.json"
+    index.rename(index.with_name("model.fp16.safetensors.index.json"))
+    assert_converted(tmp_path / "source", bert, tmp_path / "out", variant="fp16")
+
+
+def test_pickles_have_variants_too(bert, other, tmp_path):
+    """Safetensors without the variant do not stand before them."""
+    other.save_pretrained(tmp_path / "source")
+    pickled(bert, tmp_path / "source", "pytorch_model.fp16.bin")
+    assert_converted(tmp_path / "source", bert, tmp_path / "out", variant="fp16")
+
+
+def test_fields_are_replaced_beside_a_variant(bert, tmp_path):
+    bert.save_pretrained(tmp_path / "source", variant="fp16")
+    plan = plan_conversion(tmp_path / "source", config={"architectures": "BertModel"}, variant="fp16")
+    assert type(plan.model).__name__ == "VanillaEncoderModel"
+
+
+def test_without_a_flag_the_file_and_its_flag_are_named(bert, tmp_path):
+    bert.save_pretrained(tmp_path / "source", variant="fp16")
+    bert.save_pretrained(tmp_path / "source", variant="bf16", **SHARDED)
+    for words in (["convert"], ["convert", "--dry-run"], ["export"], ["info"]):
+        out = [tmp_path / "out"] if words in (["convert"], ["export"]) else []
+        said = error_of(words[0], tmp_path / "source", *out, *words[1:])
+        assert f"{tmp_path / 'source'} has no weights: expected model.safetensors or pytorch_model.bin" in said
+        assert said.endswith(
+            "; --variant fp16 reads model.fp16.safetensors; --variant bf16 reads model.safetensors.index.bf16.json"
+        )
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("verb", ["convert", "export", "info", "verify", "evaluate", "average", "attention"])
+def test_a_variant_that_is_not_there_is_an_error_that_names_those_that_are(tmp_path, verb):
+    source = tmp_path / "source"
+    model = perturbed("VanillaEncoderModel", SIZES)
+    model.save_pretrained(source, variant="fp16")
+    if verb in ("convert", "export"):
+        source = tmp_path / "bert"
+        transformers.BertModel(random_config("bert", "BertModel", 0)).save_pretrained(source, variant="fp16")
+    words = {"verify": [tmp_path, source], "attention": [source, "a"]}.get(verb, [source])
+    output = {"convert": "out", "export": "out", "average": "out", "attention": "out.png"}.get(verb)
+    words += ["--output", tmp_path / output] if output else []
+    said = error_of(verb, *words, "--variant", "bf16")
+    assert f"{source} has no weights of the variant 'bf16': expected model.bf16.safetensors, found config.json" in said
+    assert said.endswith("whose variants are fp16") and not (tmp_path / "out").exists()
+
+
+def test_shards_that_are_missing_are_named_by_the_directory(bert, tmp_path):
+    bert.save_pretrained(tmp_path / "source", variant="fp16", **SHARDED)
+    [first, *_] = sorted((tmp_path / "source").glob("*-00001-of-*"))
+    first.unlink()
+    with pytest.raises(FileNotFoundError, match=f"^{tmp_path / 'source'} lacks {first.name}"):
+        convert(tmp_path / "source", tmp_path / "out", variant="fp16")
+
+
+# ------------------------------------------------------------------------------------------------------------------ the verbs
+
+
+@pytest.fixture
+def ours(tmp_path):
+    """A checkpoint of ours with the weights of a variant, beside others."""
+    model = perturbed("VanillaEncoderForMaskedLM", SIZES)
+    perturbed("VanillaEncoderForMaskedLM", SIZES, scale=0.1).save_pretrained(tmp_path / "ours")
+    model.save_pretrained(tmp_path / "ours", variant="fp16", **SHARDED)
+    return tmp_path / "ours", model
+
+
+def test_our_checkpoints_have_variants(ours, tmp_path):
+    source, model = ours
+    loaded = load_checkpoint(source, variant="fp16")
+    assert all(torch.equal(*pair) for pair in zip(loaded.parameters(), model.parameters(), strict=True))
+    mean = averaged([source, source], variant="fp16")
+    assert all(torch.allclose(*pair) for pair in zip(mean.parameters(), model.parameters(), strict=True))
+    assert info(source, variant="fp16") == info(source)
+
+
+def test_export_and_verify_read_a_variant(ours, tmp_path, capsys):
+    source, model = ours
+    main(["export", str(source), str(tmp_path / "export"), "--variant", "fp16"])
+    ids = torch.randint(4, SIZES["vocab_size"], (2, 5))
+    found = Runtime(tmp_path / "export").outputs(input_ids=ids.numpy(), attention_mask=torch.ones_like(ids).numpy())
+    assert_exact(torch.from_numpy(found["logits"]), model(ids).logits.detach(), torch.float32)
+    main(["verify", str(tmp_path / "export"), str(source), "--cases", "2", "--variant", "fp16"])
+    with pytest.raises(SystemExit, match="logits"):  # the weights without a variant are others
+        main(["verify", str(tmp_path / "export"), str(source), "--cases", "2"])
