@@ -13,7 +13,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, Field
 
-from vanilla_transformer_export.engine.refusals import Refusal, TooLong
+from vanilla_transformer_export.errors import RequestError, TooLong
 from vanilla_transformer_export.serving.protocols import Protocol
 from vanilla_transformer_export.serving.server import Server, listening
 from vanilla_transformer_export.serving.settings import Settings
@@ -63,7 +63,7 @@ async def stream(body: Body) -> StreamingResponse:
 
 
 RAISED = {
-    "refusal": Refusal(429, "too many, expected fewer", retry_after=3),
+    "refusal": RequestError(429, "too many, expected fewer", retry_after=3),
     "long": TooLong("9 tokens, expected at most 8"),
     "deep": RecursionError("maximum recursion depth exceeded"),
     "value": ValueError("a\nb is \ud800, expected c"),

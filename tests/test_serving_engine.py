@@ -16,10 +16,9 @@ from vanilla_transformer_export.engine.batch import Room, SlotBatch
 from vanilla_transformer_export.engine.engine import Engine
 from vanilla_transformer_export.engine.jobs import LENGTH, STOP
 from vanilla_transformer_export.engine.queue import Queue, Ticket
-from vanilla_transformer_export.engine.refusals import Refusal, TooLong
 from vanilla_transformer_export.engine.sizing import Arrangement, arrangement, chunk_length, rows_of_lane, sources_length
 from vanilla_transformer_export.engine.whole_batch import WholeBatch
-from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.errors import RequestError, TooLong, UsageError
 from vanilla_transformer_export.runtime.decoder import GenerationRequest
 from vanilla_transformer_export.runtime.logits import Prompt
 from vanilla_transformer_export.runtime.options import Options
@@ -307,7 +306,7 @@ def test_a_list_of_texts_holds_up_no_short_request_and_a_full_queue_refuses(expo
     queue.put(bulk)
     queue.put(single)
     assert queue.rows == 21
-    with pytest.raises(Refusal, match="21 rows are waiting, expected at most 30") as refused:
+    with pytest.raises(RequestError, match="21 rows are waiting, expected at most 30") as refused:
         queue.put(Ticket([job() for _ in range(10)], lambda *news: None))
     assert (refused.value.status, refused.value.retry_after) == (429, 1)
     batch = engine.batch()
@@ -322,7 +321,7 @@ def test_a_list_of_texts_holds_up_no_short_request_and_a_full_queue_refuses(expo
     assert order[:3] == [bulk, single, bulk] and order.count(bulk) == 20
     queue.put(Ticket([job() for _ in range(40)], lambda *news: None))  # more than may wait, where nothing does
     queue.close()
-    with pytest.raises(Refusal, match="shutting down") as refused:
+    with pytest.raises(RequestError, match="shutting down") as refused:
         queue.put(single)
     assert refused.value.status == 503
 
@@ -336,7 +335,7 @@ def test_requests_whose_clients_have_gone_take_no_room_in_the_queue_and_a_full_b
     queue.put(gone)
     batch.join(queue.take(batch))
     assert (batch.room, queue.take(batch), queue.rows) == (0, [], 3)
-    with pytest.raises(Refusal, match="3 rows are waiting, expected at most 4"):
+    with pytest.raises(RequestError, match="3 rows are waiting, expected at most 4"):
         queue.put(last)
     queue.cancel(gone)
     assert queue.rows == 1
@@ -431,7 +430,7 @@ def test_closing_finishes_what_was_taken_in_or_gives_up_at_the_limit(exported_fo
         def ask(engine=engine, results=results):
             try:
                 results.append(engine.generate([engine.job([5], dict(max_new_tokens=50, min_new_tokens=50))] * 30))
-            except Refusal as refusal:
+            except RequestError as refusal:
                 results.append(refusal.status)
 
         asking = threading.Thread(target=ask)
@@ -442,7 +441,7 @@ def test_closing_finishes_what_was_taken_in_or_gives_up_at_the_limit(exported_fo
         asking.join(30)
         [result] = results
         assert result == 503 if not finished else len(result) == 30
-        with pytest.raises(Refusal, match="shutting down"):
+        with pytest.raises(RequestError, match="shutting down"):
             engine.generate([engine.job([5], {})])
 
 

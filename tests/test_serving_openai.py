@@ -26,7 +26,8 @@ from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.engine.batch import Room
 from vanilla_transformer_export.engine.engine import Engine
 from vanilla_transformer_export.engine.jobs import LENGTH, STOP, Event, Generated, TokenLogprobs
-from vanilla_transformer_export.engine.refusals import Refusal, overloaded
+from vanilla_transformer_export.engine.refusals import overloaded
+from vanilla_transformer_export.errors import RequestError
 from vanilla_transformer_export.runtime.decoder import GenerationRequest
 from vanilla_transformer_export.runtime.logits import Prompt, Sampler
 from vanilla_transformer_export.runtime.search import start_search
@@ -605,11 +606,11 @@ def test_text_is_sent_with_the_token_that_completes_it(decoder, engine):
 
 
 def test_an_error_in_a_stream_is_an_event(client, url, engine):
-    engine.fails_after, engine.error = 2, Refusal(503, "the server is shutting down")
+    engine.fails_after, engine.error = 2, RequestError(503, "the server is shutting down")
     with pytest.raises(openai.APIError, match="shutting down"):
         collected(client.completions.create(model="decoder", prompt="ab", stream=True, temperature=0))
     engine.reset()
-    engine.fails_after, engine.error = 2, Refusal(503, "the server is shutting down")
+    engine.fails_after, engine.error = 2, RequestError(503, "the server is shutting down")
     *_, event, done, _ = post(url, prompt="ab", stream=True, temperature=0).text.split("\n\n")
     expected = {"message": "the server is shutting down", "type": "server_error", "param": None, "code": None}
     assert json.loads(event.removeprefix("data: ")) == {"error": expected} and done == "data: [DONE]"

@@ -10,7 +10,7 @@ import pytest
 from heads import HEADS, MANY, PAIRS, close, export_for_images, save_head, tokenizer_for
 
 from vanilla_transformer_export import ImageRuntime, Runtime, TextRuntime, export
-from vanilla_transformer_export.engine.refusals import Refusal, TooLong
+from vanilla_transformer_export.errors import RequestError, TooLong
 from vanilla_transformer_export.runtime.inputs import pad_sequences
 from vanilla_transformer_export.serving import reading
 from vanilla_transformer_export.serving.reading import Reader, batched, padded
@@ -226,7 +226,7 @@ def test_more_rows_than_may_wait_are_refused_and_a_single_request_is_not(stub):
         session.free.clear()
         waiting = asyncio.create_task(asked(reader, [[5]] * 18))
         await until(lambda: reader.asked == 18)
-        with pytest.raises(Refusal, match="18 rows are waiting, expected at most 20") as refused:
+        with pytest.raises(RequestError, match="18 rows are waiting, expected at most 20") as refused:
             await asked(reader, [[5]] * 3)
         assert refused.value.status == 429 and refused.value.retry_after
         session.free.set()
@@ -257,7 +257,7 @@ def test_a_reader_that_is_closed_answers_what_it_has(stub):
         due = [asyncio.create_task(asked(reader, [[place]])) for place in (5, 6)]
         await until(lambda: reader.waiting + len(session.order) == 2)  # one may have begun
         reader.close()
-        with pytest.raises(Refusal, match="shutting down"):
+        with pytest.raises(RequestError, match="shutting down"):
             await asked(reader, [[7]])
         session.free.set()
         assert await asyncio.gather(*due) == [[5], [6]]

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ..errors import UsageError
+from ..errors import SessionError, UsageError
 from ..runtime.inputs import batches
 from ..runtime.predictions import Predictions
 from .rows import Row
@@ -69,7 +69,7 @@ def tried(
     try:
         found = predictions.call(examples, first + places[0])
     except ValueError as error:
-        is_of_a_line = not isinstance(error, UsageError) and not str(error).startswith("onnxruntime ")
+        is_of_a_line = not isinstance(error, UsageError | SessionError)
         if len(places) == 1 and is_of_a_line:
             yield places[0], None, " ".join(str(error).split())
             return

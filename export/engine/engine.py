@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import UsageError
+from ..errors import TooLong, UsageError
 from ..runtime.inputs import position_limit
 from ..runtime.options import Options
 from .batch import Batch, Room, SlotBatch, slot_bytes
 from .jobs import Event, Generated, Job
 from .lanes import EngineEvents, Lanes, NoEvents, ThreadLanes
 from .queue import Queue, Ticket
-from .refusals import TooLong
 from .sizing import Arrangement, rows_of_lane
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ class Engine:
         resolved, start = known
         source, prompt = (input_ids, start) if self.room.source else (None, input_ids)
         if top_logprobs is not None and resolved.num_beams > 1:
-            raise UsageError(f"logprobs do not go with num_beams={resolved.num_beams}, expected num_beams=1")
+            raise UsageError(f"logprobs do not go with num_beams={resolved.num_beams}, expected num_beams=1", "logprobs")
         job = Job(resolved, prompt, source, top_logprobs, scores_prompt)
         self.check_room(job)
         return job
@@ -194,7 +193,7 @@ class Engine:
         """Of each job the `num_return_sequences` answers, best first. Cancelled, it leaves nothing running.
 
         Raises:
-            Refusal: if the queue is full, or the server is shutting down.
+            RequestError: if the queue is full, or the server is shutting down.
         """
         loop = asyncio.get_running_loop()
         future = loop.create_future()
@@ -250,6 +249,7 @@ class Engine:
         return ticket.answers
 
     def close(self, seconds: float = 0.0) -> bool:
-        """Takes nothing more in, finishes what it has, for so long at most; then what is left fails with a Refusal. Returns
-        whether all was finished."""
+        """Take no more jobs and finish those that run, for at most `seconds`. What is left then fails with RequestError.
+
+        Return whether all jobs were finished."""
         return self.lanes.close(seconds)

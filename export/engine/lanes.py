@@ -50,7 +50,7 @@ class Lanes(Protocol):
     def start(self) -> None: ...
 
     def put(self, ticket: Ticket) -> None:
-        """Raises Refusal if too many rows wait, and after `end`."""
+        """Raises RequestError if too many rows wait, and after `end`."""
 
     def cancel(self, ticket: Ticket) -> None:
         """Nobody waits for it any more."""

@@ -103,7 +103,7 @@ class Queue:
         self.is_closed = False
 
     def put(self, ticket: Ticket) -> None:
-        """Raises Refusal where too many rows wait, and after `close`."""
+        """Raises RequestError where too many rows wait, and after `close`."""
         with self.changed:
             if self.is_closed:
                 raise draining()

@@ -157,16 +157,17 @@ class Options:
             raise UsageError(f"{found} {other}: it is for greedy search")
         if self.num_return_sequences > self.num_beams and not self.do_sample:
             most = f"num_beams, {self.num_beams}," if self.num_beams > 1 else "1"
-            raise UsageError(f"num_return_sequences must be at most {most} without do_sample, got {self.num_return_sequences}")
+            name, count = "num_return_sequences", self.num_return_sequences
+            raise UsageError(f"{name} must be at most {most} without do_sample, got {count}", name)
         for name in ("forced_bos_token_id", "forced_eos_token_id"):
             forced = as_list(getattr(self, name))
             if forced and set(forced) <= set(as_list(self.suppress_tokens)):
-                raise UsageError(f"{name} must have a token that suppress_tokens has not, got {forced}")
+                raise UsageError(f"{name} must have a token that suppress_tokens has not, got {forced}", name)
         # Scores are divided by length^length_penalty, a float32, and must stay above `EXCLUDED_SCORE`.
         lowest, highest = (math.log(limit) / math.log(max(self.max_new_tokens, 2)) for limit in (1e-6, LARGEST_FLOAT32))
         if self.num_beams > 1 and not lowest <= self.length_penalty <= highest:
             expected = f"from {lowest:.4g} to {highest:.4g} with max_new_tokens={self.max_new_tokens}"
-            raise UsageError(f"length_penalty must be {expected}, got {self.length_penalty}")
+            raise UsageError(f"length_penalty must be {expected}, got {self.length_penalty}", "length_penalty")
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -192,11 +193,11 @@ class Options:
         """Raises UsageError for more beams than a vocabulary of `size` tokens can fill, and for tokens it does not have."""
         if self.candidates > self.num_beams * size or self.num_beams > size:
             ends = f" and {len(self.eos_token_ids)} end tokens" if self.eos_token_ids else ""
-            raise UsageError(f"num_beams {self.num_beams}{ends} are too many for a vocabulary of {size} tokens")
+            raise UsageError(f"num_beams {self.num_beams}{ends} are too many for a vocabulary of {size} tokens", "num_beams")
         for name in IN_VOCABULARY:
             words = [as_list(word) for word in as_list(getattr(self, name))]
             if outside := [token for word in words for token in word if not 0 <= token < size]:
-                raise UsageError(f"{name} must be in [0, {size - 1}], the vocabulary, got {outside[0]}")
+                raise UsageError(f"{name} must be in [0, {size - 1}], the vocabulary, got {outside[0]}", name)
 
 
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}
@@ -231,7 +232,7 @@ def check(options: dict[str, Any]) -> dict[str, Any]:
     for name, value in plain.items():
         kind = FIELDS[name].metadata["kind"]
         if value is not None and not kind.holds(value):
-            raise UsageError(f"{name} must be {kind.expected}, got {reprlib.repr(value)}")
+            raise UsageError(f"{name} must be {kind.expected}, got {reprlib.repr(value)}", name)
     return plain
 
 

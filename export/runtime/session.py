@@ -1,5 +1,7 @@
-"""A graph as onnxruntime runs it. What onnxruntime raises, of classes that have only `Exception` in common, is a ValueError of
-one line here, and its log, which says the same, is silent."""
+"""A graph as onnxruntime runs it.
+
+onnxruntime raises classes that have only `Exception` in common. Here each is a SessionError of one line, and onnxruntime's log,
+which says the same, is silent."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..errors import SessionError
 from ..targets.spec import GraphSpec
 from .devices import require_running
 
@@ -42,7 +45,7 @@ class Session:
             raise self.explained(error, "load") from None
 
     def run(self, names: list[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """The outputs `names`. Raises ValueError if onnxruntime fails, as where an input takes more memory than there is."""
+        """The outputs `names`. Raises SessionError if onnxruntime fails, as where an input takes more memory than there is."""
         try:
             return self.inner.run(names, feeds)
         except Exception as error:
@@ -59,11 +62,11 @@ class Session:
     def io_binding(self) -> "onnxruntime.IOBinding":
         return self.inner.io_binding()
 
-    def explained(self, error: Exception, what: str, given: str = "") -> ValueError:
+    def explained(self, error: Exception, what: str, given: str = "") -> SessionError:
         import onnxruntime
 
         reason = " ".join(str(error).split())
-        return ValueError(f"onnxruntime {onnxruntime.__version__} cannot {what} {self.path}{given}: {reason}")
+        return SessionError(f"onnxruntime {onnxruntime.__version__} cannot {what} {self.path}{given}: {reason}")
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
-from ..engine.refusals import Refusal, TooLong
-from ..errors import UsageError
+from ..errors import TOKENIZER_FAILED, RequestError, TokenizerError, TooLong, UsageError
 from . import health
 from .lifecycle import Lifecycle
 from .metrics import Metrics
@@ -57,7 +56,7 @@ def create_app(
         describe_errors(protocol)
         app.include_router(protocol.router, prefix=OF_A_MODEL)
         add_roots(app, protocol)
-    for kind in (Refusal, RequestValidationError, RecursionError, ValueError, HTTPException):
+    for kind in (RequestError, RequestValidationError, RecursionError, ValueError, HTTPException):
         app.add_exception_handler(kind, respond)
     app.add_exception_handler(Exception, respond_to_mistake)
     app.openapi = functools.partial(document, app)  # type: ignore[method-assign]
@@ -85,7 +84,8 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 def describe_errors(protocol: Protocol) -> None:
     """In the document of the interface; FastAPI would describe its own form."""
-    example = protocol.error_body(protocol.validation, "n is 0, expected a number greater than or equal to 1")
+    wrong = RequestError(protocol.validation, "n is 0, expected a number greater than or equal to 1", "n")
+    example = protocol.error_body(wrong)
     error = {"description": "An error.", "content": {"application/json": {"example": example}}}
     for route in protocol.router.routes:
         route.responses |= {"4XX": error, "5XX": error}  # type: ignore[attr-defined]
@@ -116,12 +116,11 @@ class Errors:
         if isinstance(error, HTTPException) and error.status_code == 405:
             error = HTTPException(405, headers={"Allow": self.allowed_methods(path, error)})
         refusal = refusal_of(error, 400 if protocol is None else protocol.validation)
-        message = one_line(refusal.message)
-        body = {"error": message} if protocol is None else protocol.error_body(refusal.status, message)
+        body = {"error": refusal.message} if protocol is None else protocol.error_body(refusal)
         return JSONResponse(body, refusal.status, headers_of(refusal, error))
 
     def check(self, path: str, body: bytes) -> None:
-        """Raises Refusal for values in `body` that JSON does not have."""
+        """Raises RequestError for values in `body` that JSON does not have."""
         if any(map(body.__contains__, SUSPICIOUS)):
             check_values(body, self.validation(path))
 
@@ -161,7 +160,7 @@ def within(path: str) -> str:
     return IN_PATH.sub("", path, count=1) or "/"
 
 
-def headers_of(refusal: Refusal, error: BaseException) -> dict[str, str]:
+def headers_of(refusal: RequestError, error: BaseException) -> dict[str, str]:
     headers = dict(getattr(error, "headers", None) or {})  # Allow, of a method that a route does not have
     if refusal.retry_after is not None:
         headers["Retry-After"] = str(refusal.retry_after)
@@ -170,23 +169,34 @@ def headers_of(refusal: Refusal, error: BaseException) -> dict[str, str]:
     return headers
 
 
-def refusal_of(error: BaseException, validation: int) -> Refusal:
+def refusal_of(error: BaseException, validation: int) -> RequestError:
     """What to answer for `error`; a body of the wrong form has the status `validation`."""
+    refused = unshortened(error, validation)
+    refused.message = one_line(refused.message)
+    return refused
+
+
+def unshortened(error: BaseException, validation: int) -> RequestError:
+    """Return the answer for `error` with its whole message."""
     match error:
-        case Refusal():
+        case RequestError():
             return error
         case RequestValidationError():
-            return Refusal(validation, of_validation(error))
+            return RequestError(validation, of_validation(error), param_of(error))
         case TooLong():
-            return Refusal(413, str(error))
+            return RequestError(413, str(error))
+        case TokenizerError():
+            return RequestError(validation, str(error), code=TOKENIZER_FAILED)
+        case UsageError():
+            return RequestError(validation, str(error), error.param)
         case RecursionError():  # no text and no number makes a handler go so deep
-            return Refusal(validation, NESTED)
+            return RequestError(validation, NESTED)
         case ValueError() if not is_of_answer(error):
-            return Refusal(validation, str(error))
+            return RequestError(validation, str(error))
         case HTTPException():
             is_unread = error.status_code == 400 and error.__cause__ is not None  # a body of the wrong form
-            return Refusal(validation if is_unread else error.status_code, of_http(error))
-    return Refusal(500, "the server made a mistake, which its log describes: nothing is wrong with the request")
+            return RequestError(validation if is_unread else error.status_code, of_http(error))
+    return RequestError(500, "the server made a mistake, which its log describes: nothing is wrong with the request")
 
 
 def is_of_answer(error: ValueError) -> bool:
@@ -233,6 +243,12 @@ def of_validation(error: RequestValidationError) -> str:
     return f"{name} is {shown(value)}, expected {expected}" + (f" (and {others} more are wrong)" if others else "")
 
 
+def param_of(error: RequestValidationError) -> str | None:
+    """Return the field of the body that is wrong, if only one part of the body is."""
+    place = error.errors()[0]["loc"][1:2]
+    return str(place[0]) if place else None
+
+
 def of_body(error: dict[str, Any]) -> str:
     if error["type"] == "missing":
         return "the body is empty or null, expected a JSON object"
@@ -269,11 +285,11 @@ def check_values(body: bytes, validation: int) -> None:
     """JSON has neither NaN and Infinity nor halves of characters, but Python reads them.
 
     Raises:
-        Refusal: of the status `validation` if a body has one.
+        RequestError: of the status `validation` if a body has one.
     """
 
     def refuse(name: str) -> None:
-        raise Refusal(validation, f"the body has the value {name}, expected a number that JSON has")
+        raise RequestError(validation, f"the body has the value {name}, expected a number that JSON has")
 
     with contextlib.suppress(ValueError, RecursionError):  # the application says what is wrong
         found = json.loads(body, parse_constant=refuse)
@@ -281,4 +297,4 @@ def check_values(body: bytes, validation: int) -> None:
             json.dumps(found, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             half = error.object[error.start]
-            raise Refusal(validation, f"the body has {half!a}, half of a character, expected whole ones") from None
+            raise RequestError(validation, f"the body has {half!a}, half of a character, expected whole ones") from None

@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from ..engine.refusals import Refusal, TooLong
+from ..errors import RequestError, TooLong
 from ..runtime.language_pairs import Direction, language_name
 from ..runtime.tasks.translation import Splitting
 from .html_text import Run, replaced, text_runs
@@ -75,7 +75,7 @@ async def translate_texts(request: Request) -> JSONResponse:
     """Translates a text or a list of texts, of any length, sentence by sentence; in HTML what stands between tags."""
     body = await body_of(request)
     if not body.q:
-        raise Refusal(400, f"Invalid request: q is {body.q!r}, expected a text or a list of texts")
+        raise RequestError(400, f"Invalid request: q is {body.q!r}, expected a text or a list of texts")
     model, direction = model_for(request, body)
     check_counts(request, model, body)
     texts = [body.q] if isinstance(body.q, str) else body.q
@@ -89,13 +89,13 @@ async def translate_texts(request: Request) -> JSONResponse:
 
 
 def check_counts(request: Request, model: ServedModel, body: Translation) -> None:
-    """Raises Refusal 400 for more texts than one request may have, and more alternatives than a lane has slots for."""
+    """Raises RequestError 400 for more texts than one request may have, and more alternatives than a lane has slots for."""
     assert model.engine is not None  # every model that translates has one
     most = settings_of(request).max_batch
     if isinstance(body.q, list) and len(body.q) > most:
-        raise Refusal(400, f"Invalid request: q has {len(body.q)} texts, expected at most {most}")
+        raise RequestError(400, f"Invalid request: q has {len(body.q)} texts, expected at most {most}")
     if body.alternatives >= (rows := model.engine.room.rows):
-        raise Refusal(400, f"Invalid request: alternatives is {body.alternatives}, expected at most {rows - 1}")
+        raise RequestError(400, f"Invalid request: alternatives is {body.alternatives}, expected at most {rows - 1}")
 
 
 def answer_of(body: Translation, direction: Direction, found: list[list[str]]) -> dict[str, Any]:
@@ -162,11 +162,11 @@ async def body_of(request: Request) -> Translation:
             return Translation.model_validate_json(json_text(await request.body()))
         return Translation.model_validate(await form_of(request, kind))
     except UnicodeDecodeError as error:
-        raise Refusal(400, f"Invalid request: the body is not JSON: {error}") from None
+        raise RequestError(400, f"Invalid request: the body is not JSON: {error}") from None
     except ValidationError as error:
         errors = error.errors(include_url=False)
         if errors[0]["type"] == "json_invalid":
-            raise Refusal(400, f"Invalid request: the body is not JSON: {errors[0]['ctx']['error']}") from None
+            raise RequestError(400, f"Invalid request: the body is not JSON: {errors[0]['ctx']['error']}") from None
         raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in errors]) from None
 
 
@@ -181,8 +181,11 @@ def json_text(content: bytes) -> bytes | str:
 
 
 async def form_of(request: Request, kind: str) -> dict[str, Any]:
-    """Its fields, with line breaks as they are elsewhere: browsers send two characters for one. Raises Refusal 400 for what
-    is no form in UTF-8."""
+    """Return the fields of a form, with "\\n" as line breaks, for which browsers send two characters.
+
+    Raises:
+        RequestError: 400 for what is no form in UTF-8.
+    """
     pairs: list[tuple[str, str]]
     if kind == FORMS[1]:
         async with request.form(max_files=0) as form:
@@ -192,7 +195,7 @@ async def form_of(request: Request, kind: str) -> dict[str, Any]:
         try:
             pairs = await offloaded(len(body), lambda: parse_qsl(body.decode(), keep_blank_values=True, errors="strict"))
         except ValueError as error:
-            raise Refusal(400, f"Invalid request: the body is no form in UTF-8: {error}") from None
+            raise RequestError(400, f"Invalid request: the body is no form in UTF-8: {error}") from None
     texts = [value.replace("\r\n", "\n") for name, value in pairs if name == "q"]
     return dict(pairs) | ({"q": texts[0] if len(texts) == 1 else texts} if texts else {})
 
@@ -213,7 +216,7 @@ def model_for(request: Request, body: Translation) -> tuple[ServedModel, Directi
     """The model that translates what the body asks for.
 
     Raises:
-        Refusal: 400 for languages that are not served, with those that are, and where several models have them.
+        RequestError: 400 for languages that are not served, with those that are, and where several models have them.
     """
     models = translators(request, body.model)
     source = only_source(models) if body.source.lower() == AUTO else body.source
@@ -222,17 +225,17 @@ def model_for(request: Request, body: Translation) -> tuple[ServedModel, Directi
         pairs = [f"{source} to {target}" for model in models for source, target in model.languages]
         more = f" and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
         served = ", ".join(pairs[:SHOWN]) + more
-        raise Refusal(400, f"{source!r:.50} to {body.target!r:.50} is not supported, expected one of: {served}")
+        raise RequestError(400, f"{source!r:.50} to {body.target!r:.50} is not supported, expected one of: {served}")
     model = models_of(request).only([model for model, _ in found.values()], "translate")
     return found[model.name]
 
 
 def only_source(models: list[ServedModel]) -> str:
-    """The one language that all of `models` read. Raises Refusal 400 for several, and if none is known."""
+    """The one language that all of `models` read. Raises RequestError 400 for several, and if none is known."""
     sources = set().union(*(model.directions.sources for model in models))
     if len(sources) != 1:
         served = ", ".join(sorted(sources)[:SHOWN]) if sources else "the code of a language"
-        raise Refusal(400, f"source is auto, which works where one source language is served, expected one of: {served}")
+        raise RequestError(400, f"source is auto, which works where one source language is served, expected one of: {served}")
     return sources.pop()
 
 
@@ -273,23 +276,23 @@ async def frontend_settings(request: Request) -> JSONResponse:
 @router.post("/detect")
 async def detect() -> None:
     """Refused: no model here detects languages."""
-    raise Refusal(403, "Language detection is disabled on this server.")
+    raise RequestError(403, "Language detection is disabled on this server.")
 
 
 @router.post("/suggest")
 async def suggest() -> None:
     """Refused: nothing is kept."""
-    raise Refusal(403, "Suggestions are disabled on this server.")
+    raise RequestError(403, "Suggestions are disabled on this server.")
 
 
 @router.post("/translate_file")
 async def translate_file() -> None:
     """Refused: send the text of the file to /translate."""
-    raise Refusal(403, "Files translation are disabled on this server.")
+    raise RequestError(403, "Files translation are disabled on this server.")
 
 
-def error_body(status: int, message: str) -> dict[str, Any]:
-    return {"error": message}
+def error_body(error: RequestError) -> dict[str, Any]:
+    return {"error": error.message}
 
 
 # LibreTranslate asks for no key here: clients read keyRequired before they have one, and Mastodon sends none for /languages.

@@ -13,7 +13,8 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..engine.refusals import Refusal, draining
+from ..engine.refusals import draining
+from ..errors import RequestError
 from . import health, refusals
 from .app import Errors
 from .lifecycle import Lifecycle
@@ -88,7 +89,7 @@ class Exchange:
         """Reads the body.
 
         Raises:
-            Refusal: 413 for one of more than `most` bytes.
+            RequestError: 413 for one of more than `most` bytes.
             ClientDisconnect: if the client is gone.
         """
         if (length := self.headers.get(b"content-length")) is not None and int(length) > most:  # which the server has parsed
@@ -181,7 +182,7 @@ class Frame:
             exchange.until, exchange.reason = time.perf_counter() + self.settings.timeout, LATE
             exchange.scope["asgi"] = {**exchange.scope["asgi"], "spec_version": "2.4"}  # streams need not look for the client
             await self.app(exchange.scope, exchange.receive, exchange.send)
-        except Refusal as refusal:
+        except RequestError as refusal:
             await self._refuse(exchange, refusal)
         except asyncio.CancelledError:
             await self._end(exchange)
@@ -201,7 +202,7 @@ class Frame:
                 exchange.watcher = asyncio.create_task(exchange.watch())
 
     def _admit(self) -> None:
-        """Raises Refusal where it is known before the body that there is no answer."""
+        """Raises RequestError where it is known before the body that there is no answer."""
         if self.lifecycle.loading:
             raise refusals.loading()
         if self.lifecycle.draining:
@@ -210,8 +211,9 @@ class Frame:
             raise refusals.busy(self.settings.requests)
 
     async def _authorize(self, exchange: Exchange) -> None:
-        """Raise Refusal unless the request has the token, as a bearer token or as LibreTranslate's `api_key`. GET requests to
-        public paths need none."""
+        """Raise RequestError unless the request has the token, as a bearer token or as LibreTranslate's `api_key`.
+
+        GET requests to public paths need none."""
         if self.token is None or self.errors.is_public(exchange.scope["method"], exchange.scope["path"]):
             return
         header = exchange.headers.get(b"authorization")
@@ -221,9 +223,9 @@ class Frame:
         elif scheme.lower() != b"bearer":
             given = b""
         if not given:
-            raise Refusal(401, "no token, expected the header Authorization: Bearer TOKEN")
+            raise RequestError(401, "no token, expected the header Authorization: Bearer TOKEN")
         if not hmac.compare_digest(given.strip(), self.token):
-            raise Refusal(401, "a wrong token, expected that of this server")
+            raise RequestError(401, "a wrong token, expected that of this server")
 
     async def _refuse(self, exchange: Exchange, error: Exception) -> None:
         response = self.errors.response(exchange.scope["path"], error)
@@ -239,7 +241,7 @@ class Frame:
         if exchange.cancelled == GONE or exchange.status:
             return
         if exchange.cancelled == SLOW:
-            refusal = Refusal(408, f"no whole body after {self.settings.body_timeout:g} seconds, the limit of this server")
+            refusal = RequestError(408, f"no whole body after {self.settings.body_timeout:g} seconds, the limit of this server")
         elif exchange.cancelled == LATE:
             refusal = refusals.timed_out(self.settings.timeout)
         else:

@@ -7,8 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from ..engine.engine import Engine
-from ..engine.refusals import Refusal
-from ..errors import did_you_mean
+from ..errors import RequestError, did_you_mean
 from ..runtime.language_pairs import Directions, directions_of
 from ..runtime.predictions import GENERATORS
 from .reading import Reader
@@ -77,24 +76,25 @@ class ServedModels:
         """The model that the path names, else the body, else the only one that `fits` the `purpose`, in words.
 
         Raises:
-            Refusal: 404 for a name that is not served, 400 for a model that does not fit, and where several fit or none does.
+            RequestError: 404 for a name that is not served; 400 for a model that does not fit, and where several fit or
+                none does.
         """
         name = in_path if in_path is not None else in_body
         if name is not None:
             if name not in self.models:
                 known = f"expected one of {', '.join(self.models)}{did_you_mean(name, self.models)}"
-                raise Refusal(404, f"no model {name!r:.100}, {known}")
+                raise RequestError(404, f"no model {name!r:.100}, {known}")
             if not fits(self.models[name]):
-                raise Refusal(400, f"the model {name} is a {self.models[name].architecture}, which does not {purpose}")
+                raise RequestError(400, f"the model {name} is a {self.models[name].architecture}, which does not {purpose}")
             return self.models[name]
         return self.only([model for model in self if fits(model)], purpose)
 
     def only(self, fitting: Iterable[ServedModel], purpose: str) -> ServedModel:
-        """The one of `fitting`. Raises Refusal 400 for none and for several, listing them."""
+        """The one of `fitting`. Raises RequestError 400 for none and for several, listing them."""
         found = list(fitting)
         if len(found) == 1:
             return found[0]
         names = ", ".join(model.name for model in found)
         if found:
-            raise Refusal(400, f"{len(found)} models {purpose}, expected the name of one of them: {names}")
-        raise Refusal(400, f"none of the models here can {purpose}: {', '.join(self.models)}")
+            raise RequestError(400, f"{len(found)} models {purpose}, expected the name of one of them: {names}")
+        raise RequestError(400, f"none of the models here can {purpose}: {', '.join(self.models)}")

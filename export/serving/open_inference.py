@@ -13,8 +13,7 @@ from tokenizers import Encoding
 
 from .. import __version__
 from ..engine.jobs import Job
-from ..engine.refusals import Refusal, TooLong
-from ..errors import UsageError
+from ..errors import RequestError, TooLong, UsageError
 from ..runtime.inputs import check_contiguous, check_inputs
 from ..runtime.tasks.rows import Row, run, strings
 from ..runtime.text import TextRuntime
@@ -97,9 +96,9 @@ async def ready(request: Request) -> JSONResponse:
 
 
 async def check_version(version: str) -> None:
-    """Raise Refusal 404 for a version of a model that is not served."""
+    """Raise RequestError 404 for a version of a model that is not served."""
     if version != VERSION:
-        raise Refusal(404, f"no version {version!r:.60}, expected {VERSION}: each model here has one version")
+        raise RequestError(404, f"no version {version!r:.60}, expected {VERSION}: each model here has one version")
 
 
 VERSIONED: dict[str, Any] = {"dependencies": [Depends(check_version)]}
@@ -184,7 +183,7 @@ async def infer(request: Request, name: str) -> Response:
     """The outputs of a model for inputs, which are texts or token ids; images are pixel values."""
     model = named(request, name)
     if (encoding := request.headers.get("content-encoding", "identity")) != "identity":
-        raise Refusal(415, f"Content-Encoding is {encoding!r:.60}, expected none: compressed bodies are not read here")
+        raise RequestError(415, f"Content-Encoding is {encoding!r:.60}, expected none: compressed bodies are not read here")
     content = await request.body()
     most = settings_of(request).max_batch
     asked = await offloaded(len(content), asked_of, model, content, request.headers.get(JSON_LENGTH), most)

@@ -17,14 +17,13 @@ from tokenizers import Encoding
 
 from ..engine.engine import Engine
 from ..engine.jobs import Generated, Job
-from ..engine.refusals import Refusal, TooLong
-from ..errors import UsageError
+from ..errors import RequestError, TooLong, UsageError
 from ..runtime import options as generation
 from ..runtime.options import special_token
 from ..runtime.tasks import embedding
 from ..runtime.tasks.rows import Row, check_unicode
 from ..runtime.text import TextRuntime, prompt
-from .app import one_line, refusal_of
+from .app import refusal_of
 from .completions import Chunk, Completion, joined
 from .event_stream import EventStream, event, json_of
 from .models import ServedModel
@@ -36,7 +35,7 @@ router = APIRouter(tags=["OpenAI"])
 
 GREEDY = 1e-5  # a temperature below means the likeliest token, as in vLLM
 ONE_JOB = 100  # characters are cut into tokens while one job is checked
-TOO_LONG = "the context is too long: "
+TOO_LONG = "context_length_exceeded"
 DONE = b"data: [DONE]\n\n"
 INPUTS = {
     "anyOf": [
@@ -119,13 +118,15 @@ else:
     CompletionRequest = create_model("CompletionRequest", __base__=CompletionFields, **own)
 
 
-def error_body(status: int, message: str) -> dict[str, Any]:
-    kind, code = ERRORS.get(status, ("invalid_request_error" if status < 500 else "server_error", None))
-    if message.startswith(TOO_LONG):
-        code = "context_length_exceeded"
-    name = message.split(" ", 1)[0].partition(".")[0]
-    param = name if name in CompletionRequest.model_fields or name in EmbeddingRequest.model_fields else None
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+def error_body(error: RequestError) -> dict[str, Any]:
+    kind, code = ERRORS.get(error.status, ("invalid_request_error" if error.status < 500 else "server_error", error.code))
+    is_field = error.param in CompletionRequest.model_fields or error.param in EmbeddingRequest.model_fields
+    param = error.param if is_field else None
+    return {"error": {"message": error.message, "type": kind, "param": param, "code": code}}
+
+
+def too_long(message: str) -> RequestError:
+    return RequestError(400, f"the context is too long: {message}", code=TOO_LONG)
 
 
 PROTOCOL = Protocol("OpenAI", router, error_body)
@@ -180,17 +181,18 @@ def check_fields(body: CompletionFields) -> None:
     """Raises UsageError for what is not supported, and for fields that do not go together."""
     for name, neutral in NEUTRAL.items():
         if (value := getattr(body, name)) not in (None, neutral):
-            raise UsageError(f"{name} is {shown(value)}, expected null or {json.dumps(neutral)}: it is not supported here")
+            expected = f"null or {json.dumps(neutral)}"
+            raise UsageError(f"{name} is {shown(value)}, expected {expected}: it is not supported here", name)
     if body.stream_options is not None and not body.stream:
-        raise UsageError("stream_options is given without stream, expected stream to be true")
+        raise UsageError("stream_options is given without stream, expected stream to be true", "stream_options")
     if body.max_tokens == 0 and not body.echo:
-        raise UsageError("max_tokens is 0 without echo, expected at least 1")
+        raise UsageError("max_tokens is 0 without echo, expected at least 1", "max_tokens")
 
 
 def stops_of(stop: Any) -> list[str]:
     stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list) or len(stops) > 4 or not all(isinstance(each, str) and each for each in stops):
-        raise UsageError(f"stop is {shown(stop)}, expected a text or up to 4, none of them empty")
+        raise UsageError(f"stop is {shown(stop)}, expected a text or up to 4, none of them empty", "stop")
     return stops
 
 
@@ -209,10 +211,11 @@ def options_of(body: CompletionFields, defaults: dict[str, Any]) -> dict[str, An
         temperature = 0 if beams > 1 else defaults.get("temperature", 1.0)
     is_sampled = temperature >= GREEDY
     if is_sampled and beams > 1:
-        raise UsageError(f"temperature is {temperature:g} with num_beams {beams}, expected temperature 0 with beams")
+        seen = f"temperature is {temperature:g} with num_beams {beams}"
+        raise UsageError(f"{seen}, expected temperature 0 with beams", "temperature")
     if not is_sampled and n > beams:
         expected = f"at most num_beams, {beams}," if beams > 1 else "1"
-        raise UsageError(f"n is {n} with temperature {temperature:g}, expected {expected} where nothing is sampled")
+        raise UsageError(f"n is {n} with temperature {temperature:g}, expected {expected} where nothing is sampled", "n")
     options |= {"max_new_tokens": 16 if body.max_tokens is None else max(1, body.max_tokens), "num_return_sequences": n}
     options["do_sample"] = is_sampled
     if is_sampled:
@@ -223,23 +226,24 @@ def options_of(body: CompletionFields, defaults: dict[str, Any]) -> dict[str, An
 
 
 def job_of(engine: Engine, each: Prompt, options: dict[str, Any], body: CompletionFields) -> Job:
-    """Raises Refusal and UsageError for what the engine cannot do, in the words of the request."""
+    """Raises RequestError and UsageError for what the engine cannot do, in the words of the request."""
     scores_prompt = bool(body.echo) and body.logprobs is not None
     most, read, new = engine.room.length, len(each.ids), options["max_new_tokens"]
     if read + new - 1 > most:  # the last one is not read again
         found = f"{read} tokens of the prompt and max_tokens {new}"
-        raise Refusal(400, f"{TOO_LONG}{found}, expected at most {most + 1} together")
+        raise too_long(f"{found}, expected at most {most + 1} together")
     try:
         return engine.job(each.ids, options, top_logprobs=body.logprobs, scores_prompt=scores_prompt)
     except (TooLong, UsageError) as error:
-        raise UsageError(in_their_words(error)) from None
+        raise in_their_words(error) from None
 
 
-def in_their_words(error: Exception) -> str:
-    text = str(error)
+def in_their_words(error: TooLong | UsageError) -> UsageError:
+    """Return `error` with OpenAI's names of options."""
+    text, param = str(error), getattr(error, "param", None)
     for ours, theirs in WORDS.items():
         text = text.replace(ours, theirs)
-    return text
+    return UsageError(text, WORDS.get(param, param))
 
 
 async def prompts_of(given: Any, runtime: TextRuntime, most: int) -> list[Prompt]:
@@ -254,7 +258,7 @@ async def prompts_of(given: Any, runtime: TextRuntime, most: int) -> list[Prompt
     for place, ids in enumerate(found):
         if not ids and first is None:
             seen = f"prompt {place} of {len(found)} is {shown(inputs[place])}, which has no tokens"
-            raise UsageError(f"{seen}: expected words, as the model has no first token of its own")
+            raise UsageError(f"{seen}: expected words, as the model has no first token of its own", "prompt")
     return [Prompt(ids or [first], text) for ids, text in zip(found, inputs, strict=True)]
 
 
@@ -262,24 +266,32 @@ def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[An
     """Texts, or rows of ids. Raises UsageError for anything else, more than `most`, and ids that the model does not have."""
     inputs = [given] if isinstance(given, str) else given
     if not isinstance(inputs, list) or not inputs:
-        raise UsageError(f"{name} is {shown(given)}, expected {EXPECTED}")
+        raise UsageError(f"{name} is {shown(given)}, expected {EXPECTED}", name)
     if all(type(each) is int for each in inputs):
         inputs = [inputs]
     if len(inputs) > most:
-        raise UsageError(f"{name} has {len(inputs)} items, expected at most {most}")
+        raise UsageError(f"{name} has {len(inputs)} items, expected at most {most}", name)
     if all(isinstance(each, str) for each in inputs):
         for place, text in enumerate(inputs):
-            check_unicode(text, f"{name} {place} of {len(inputs)}")
+            check_input_unicode(text, name, f"{name} {place} of {len(inputs)}")
         return inputs
     size, longest = (runtime.runtime.config[field] for field in ("vocab_size", "max_position_embeddings"))
     for row in inputs:
         if not isinstance(row, list) or not row or not all(type(each) is int for each in row):
-            raise UsageError(f"{name} has {shown(row)}, expected {EXPECTED}")
+            raise UsageError(f"{name} has {shown(row)}, expected {EXPECTED}", name)
         if len(row) > longest:
-            raise Refusal(400, f"{TOO_LONG}{name} has {len(row)} tokens, expected at most {longest}, the model's positions")
+            raise too_long(f"{name} has {len(row)} tokens, expected at most {longest}, the model's positions")
         if outside := [token for token in row if not 0 <= token < size]:
-            raise UsageError(f"{name} has the token {outside[0]}, expected ids in [0, {size - 1}], the vocabulary")
+            raise UsageError(f"{name} has the token {outside[0]}, expected ids in [0, {size - 1}], the vocabulary", name)
     return inputs
+
+
+def check_input_unicode(text: str, field: str, name: str) -> None:
+    """Raise UsageError about `field` for half of a character in `text`, which errors call `name`."""
+    try:
+        check_unicode(text, name)
+    except ValueError as error:
+        raise UsageError(str(error), field) from None
 
 
 def shown(value: Any) -> str:
@@ -376,7 +388,7 @@ async def events(
             yield event({**about, "choices": [], "usage": usage_of(counted)})
     except Exception as error:
         refusal = refusal_of(error, PROTOCOL.validation)
-        yield event(error_body(refusal.status, one_line(refusal.message)))
+        yield event(error_body(refusal))
         if refusal.status == 500:  # for the log
             raise
     yield DONE
@@ -395,7 +407,7 @@ async def embed(request: Request, body: EmbeddingRequest) -> Any:
     try:
         content = await model.reader.call(len(inputs), embeddings_of, model.runtime, inputs, body, about)
     except TooLong as error:
-        raise Refusal(400, f"{TOO_LONG}{error}") from None
+        raise too_long(str(error)) from None
     return Response(content, media_type="application/json")
 
 

@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, Field
 
 from ..engine.jobs import Job
-from ..engine.refusals import Refusal
+from ..errors import RequestError
 from ..runtime.predictions import IMAGE, task_of
 from ..runtime.tasks.translation import Plan, Splitting, joined
 from .event_stream import EventStream, event
@@ -99,7 +99,7 @@ async def events(first: str, pieces: AsyncGenerator[str, None]) -> AsyncGenerato
         try:
             async for piece in pieces:
                 yield event({"text": piece})
-        except (Refusal, ValueError) as error:
+        except (RequestError, ValueError) as error:
             yield event({"error": str(error)})
             return
     yield event({"done": True})
@@ -110,7 +110,7 @@ async def translation(model: ServedModel, body: Given) -> AsyncGenerator[str, No
     direction = model.directions.find(body.source, body.target)
     if direction is None:
         pairs = ", ".join(f"{source} to {target}" for source, target in model.languages[:10])
-        raise Refusal(400, f"{body.source!r:.40} to {body.target!r:.40} is not served, expected one of: {pairs}")
+        raise RequestError(400, f"{body.source!r:.40} to {body.target!r:.40} is not served, expected one of: {pairs}")
     text = f"{direction.word} {body.text}" if direction.word else body.text
     options = {"num_beams": 1, "do_sample": False}
     languages = direction.src_lang, direction.tgt_lang
@@ -157,8 +157,8 @@ async def pieces_of(model: ServedModel, job: Job) -> AsyncGenerator[str, None]:
         yield rest
 
 
-def error_body(status: int, message: str) -> dict[str, Any]:
-    return {"error": message}
+def error_body(error: RequestError) -> dict[str, Any]:
+    return {"error": error.message}
 
 
 PROTOCOL = Protocol("page", router, error_body, public_paths=frozenset({"/"}))

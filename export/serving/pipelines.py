@@ -18,15 +18,14 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from ..engine.jobs import LENGTH, STOP, Job
-from ..engine.refusals import Refusal, TooLong
-from ..errors import UsageError, did_you_mean
+from ..errors import RequestError, TooLong, UsageError, did_you_mean
 from ..runtime.predictions import GENERATORS, IMAGES_LABELLED, LABELLED
 from ..runtime.tasks.classification import checked_candidates
 from ..runtime.tasks.embedding import HEADS as STATES
 from ..runtime.tasks.rows import rows_of, run, single_texts, softmax, strings
 from ..runtime.tasks.translation import Splitting
 from ..runtime.text import TextRuntime
-from .app import one_line, refusal_of
+from .app import refusal_of
 from .completions import StopTexts
 from .event_stream import EventStream, event
 from .models import ServedModel
@@ -65,8 +64,8 @@ class PipelineRequest(BaseModel):
     options: dict[str, Any] | None = Field(None, description="Has no effect.")
 
 
-def error_body(status: int, message: str) -> dict[str, Any]:
-    return {"error": message}
+def error_body(error: RequestError) -> dict[str, Any]:
+    return {"error": error.message}
 
 
 PROTOCOL = Protocol("pipelines", router, error_body)
@@ -92,7 +91,7 @@ async def predict(request: Request, task: str) -> Response:
     """What the pipeline `task` of transformers gives for `inputs`."""
     if task not in TASKS:
         known = f"expected one of {', '.join(TASKS)}{did_you_mean(task, TASKS)}"
-        raise Refusal(404, f"no task {task!r:.100}, {known}")
+        raise RequestError(404, f"no task {task!r:.100}, {known}")
     kind = TASKS[task]
     body = body_of(await request.body(), request.headers.get("content-type", ""), kind)
     model = models_of(request).choose(kind.fits, f"do {task}", name_in_path(request), body.model)
@@ -543,6 +542,6 @@ async def events(first: dict[str, Any], parts: AsyncGenerator[dict[str, Any], No
                 yield event(part)
     except Exception as error:
         refusal = refusal_of(error, PROTOCOL.validation)
-        yield event({"error": one_line(refusal.message), "error_type": "generation"})
+        yield event({"error": refusal.message, "error_type": "generation"})
         if refusal.status == 500:  # for the log
             raise

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from ..errors import UsageError
+from ..errors import RequestError, UsageError
 from ..runtime import options
 from .models import ServedModels
 from .settings import Settings
@@ -19,13 +19,13 @@ MOST_IDS = 1 << 16  # of a list among the options: a step looks at all of them, 
 
 @dataclass(frozen=True)
 class Protocol:
-    """Endpoints that clients of one kind know, and how they are told of an error: `error_body(status, message)` is the JSON.
+    """Endpoints that clients of one kind know, and how they are told of an error: `error_body(error)` is the JSON.
     `statuses` changes the status of errors that these clients know by another one, of `validation` for a body of the wrong
     form. GET requests to `public_paths` need no token."""
 
     name: str
     router: APIRouter
-    error_body: Callable[[int, str], dict[str, Any]]
+    error_body: Callable[[RequestError], dict[str, Any]]
     validation: int = 400
     public_paths: frozenset[str] = frozenset()
 
@@ -62,5 +62,5 @@ def checked_options(given: dict[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         parts = value if isinstance(value, list) else []
         if (count := sum(len(each) if isinstance(each, list) else 1 for each in parts)) > MOST_IDS:
-            raise UsageError(f"{name} has {count} token ids, expected at most {MOST_IDS}")
+            raise UsageError(f"{name} has {count} token ids, expected at most {MOST_IDS}", name)
     return options.check(given)

@@ -21,8 +21,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..engine.engine import EngineEvents, NoEvents
-from ..engine.refusals import TooLong, draining, overloaded
+from ..engine.refusals import draining, overloaded
 from ..engine.sizing import Arrangement
+from ..errors import TooLong
 from ..runtime.inputs import check_inputs, position_limit
 from ..runtime.runtime import MAX_TOKENS, Runtime
 from ..targets.sequences import pair
@@ -252,7 +253,7 @@ class Reader:
         many `rows`. Cancelled, it leaves nothing to be computed but what is running.
 
         Raises:
-            Refusal: if too many rows are there already, or the server is shutting down; and what `function` raises.
+            RequestError: if too many rows are there already, or the server is shutting down; and what `function` raises.
         """
         if self.queue.is_closed:
             raise draining()

@@ -1,19 +1,19 @@
 """What a request is refused with, beside what the engine refuses. Each protocol puts it into its own error format."""
 
-from ..engine.refusals import Refusal
+from ..errors import RequestError
 
 
-def timed_out(seconds: float) -> Refusal:
-    return Refusal(503, f"the request took longer than {seconds:g} seconds, the limit of this server", retry_after=1)
+def timed_out(seconds: float) -> RequestError:
+    return RequestError(503, f"the request took longer than {seconds:g} seconds, the limit of this server", retry_after=1)
 
 
-def loading() -> Refusal:
-    return Refusal(503, "the models are being loaded: try again later", retry_after=2)
+def loading() -> RequestError:
+    return RequestError(503, "the models are being loaded: try again later", retry_after=2)
 
 
-def busy(most: int) -> Refusal:
-    return Refusal(429, f"{most} requests are running, expected at most so many: try again later", retry_after=1)
+def busy(most: int) -> RequestError:
+    return RequestError(429, f"{most} requests are running, expected at most so many: try again later", retry_after=1)
 
 
-def too_large(seen: int, most: int) -> Refusal:
-    return Refusal(413, f"a body of at least {seen} bytes, expected at most {most}")
+def too_large(seen: int, most: int) -> RequestError:
+    return RequestError(413, f"a body of at least {seen} bytes, expected at most {most}")

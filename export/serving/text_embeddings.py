@@ -13,8 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from tokenizers import Encoding, normalizers
 
 from .. import __version__
-from ..engine.refusals import Refusal, TooLong
-from ..errors import UsageError
+from ..errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError
 from ..runtime.runtime import MAX_TOKENS
 from ..runtime.tasks import embedding
 from ..runtime.tasks.classification import FUNCTIONS, HEAD, sentence_config
@@ -122,9 +121,9 @@ class DecodeRequest(Fields):
     skip_special_tokens: bool = True
 
 
-def error_body(status: int, message: str) -> dict[str, Any]:
-    kind = "Tokenizer" if message.startswith("the tokenizer of ") else TYPES.get(status, "Validation")
-    return {"error": message, "error_type": kind}
+def error_body(error: RequestError) -> dict[str, Any]:
+    kind = "Tokenizer" if error.code == TOKENIZER_FAILED else TYPES.get(error.status, "Validation")
+    return {"error": error.message, "error_type": kind}
 
 
 PROTOCOL = Protocol("text-embeddings-inference", router, error_body, validation=422)
@@ -261,11 +260,11 @@ ENDPOINTS: tuple[tuple[Callable[[Any], bool], Callable[..., Any], type[Fields]],
 
 
 def chosen(request: Request, fits: Callable[[ServedModel], bool], purpose: str, name: str | None) -> ServedModel:
-    """Raises Refusal as `ServedModels.choose`, but 424 where a model does not fit, as in text-embeddings-inference."""
+    """Raises RequestError as `ServedModels.choose`, but 424 where a model does not fit, as in text-embeddings-inference."""
     try:
         return models_of(request).choose(fits, purpose, name_in_path(request), name)
-    except Refusal as refusal:
-        raise Refusal(424 if refusal.status == 400 else 422, refusal.message) from None
+    except RequestError as refusal:
+        raise RequestError(424 if refusal.status == 400 else 422, refusal.message) from None
 
 
 def embeds(model: ServedModel) -> bool:
@@ -305,8 +304,8 @@ def model_type(model: ServedModel) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------------- inputs
 
 
-def empty(name: str) -> Refusal:
-    return Refusal(400, f"{name} is empty, expected at least one text")
+def empty(name: str) -> RequestError:
+    return RequestError(400, f"{name} is empty, expected at least one text")
 
 
 def check_number(name: str, inputs: Sequence[Any], most: int) -> None:
@@ -319,7 +318,7 @@ def check_number(name: str, inputs: Sequence[Any], most: int) -> None:
 def check_input(text: str, name: str) -> str:
     """Return `text`, which must not be empty; white space is embedded, as in text-embeddings-inference."""
     if not text:
-        raise UsageError(f"{name} is '', expected at least one character")
+        raise UsageError(f"{name} is '', expected at least one character", name)
     return check_string(text, name)
 
 
@@ -451,7 +450,7 @@ def vectors(
 def check_dimensions(dimensions: int, width: int) -> None:
     """Raise UsageError for more `dimensions` than vectors of this `width` have."""
     if dimensions > width:
-        raise UsageError(f"dimensions is {dimensions}, expected at most {width}")
+        raise UsageError(f"dimensions is {dimensions}, expected at most {width}", "dimensions")
 
 
 def vectors_in_json(model: ServedModel, inputs: Sequence[str | list[int]], body: EmbedRequest) -> bytes:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..engine.jobs import Generated, Job
-from ..engine.refusals import TooLong
+from ..errors import TooLong
 from ..runtime import options as option_fields
 from ..runtime.tasks.translation import Plan, Splitting, parts_of, plan_of
 from .models import ServedModel
@@ -28,7 +28,7 @@ async def translate(
 
     Raises:
         UsageError, ValueError: as `TextRuntime.translate`.
-        TooLong, Refusal: as `Engine.job` and `Engine.answers`; TooLong for more than `MOST_SENTENCES`.
+        TooLong, RequestError: as `Engine.job` and `Engine.answers`; TooLong for more than `MOST_SENTENCES`.
     """
     assert model.engine is not None  # every model that translates has one
     size = sum(map(len, texts))

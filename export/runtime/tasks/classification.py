@@ -1,5 +1,6 @@
 """Text and zero-shot classification, as transformers' pipelines of these names."""
 
+import itertools
 import reprlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,6 @@ HEAD = "ForSequenceClassification"
 SENTENCE_CONFIG = "config_sentence_transformers.json"
 Scoring = Callable[[np.ndarray], np.ndarray]  # of logits
 FUNCTIONS: dict[str, Scoring] = {"softmax": softmax, "sigmoid": sigmoid, "none": lambda logits: logits}
-TOO_SHORT = "too short"  # what `tokenizers` says of a text that cannot be cut by as much as it would have to
 # The activations that sentence-transformers names by torch's classes.
 ACTIVATIONS: dict[str, Scoring] = {
     "Identity": FUNCTIONS["none"],
@@ -161,18 +161,18 @@ def zero_shot(
 
 
 def rows_of_pairs(runtime: "TextRuntime", pairs: Sequence[Pair], longest: int | None) -> list[Encoding]:
-    """Texts are cut, hypotheses are not: where one is longer than that alone, neither is, as in the pipeline."""
+    """Return the tokens of each pair of a text and a hypothesis.
+
+    Texts are truncated so that a row has at most `longest` tokens. Hypotheses are not: where one leaves no room for a text, the
+    pair stays whole, as in the pipeline."""
     if longest is None:
         return rows_of(runtime, pairs)
-    cut = Cut(longest, "only_first")
-    try:
-        return rows_of(runtime, pairs, cut)
-    except ValueError as error:
-        if TOO_SHORT not in str(error):
-            raise
-        if len(pairs) == 1:
-            return rows_of(runtime, pairs)
-        return [row for pair in pairs for row in rows_of_pairs(runtime, [pair], longest)]
+    room = longest - runtime.tokenizer.num_special_tokens_to_add(True)
+    lengths = {text: len(runtime.tokenizer.encode(text, add_special_tokens=False)) for _, text in pairs}
+    fits = [lengths[hypothesis] < room for _, hypothesis in pairs]
+    truncated = iter(rows_of(runtime, list(itertools.compress(pairs, fits)), Cut(longest, "only_first")))
+    whole = iter(rows_of(runtime, [pair for pair, is_short in zip(pairs, fits) if not is_short]))
+    return [next(truncated if is_short else whole) for is_short in fits]
 
 
 def ranked(text: str, labels: list[str], scores: np.ndarray) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from tokenizers import Encoding
 
-from ...errors import UsageError, did_you_mean
+from ...errors import TokenizerError, UsageError, did_you_mean
 from ...targets.sequences import READS_CHOICES
 from ..artifact import json_object
 from ..inputs import bucket_by_length, check_positions, num_positions, pad_sequences
@@ -46,14 +46,15 @@ class TokenizerSettings:
 
 @contextlib.contextmanager
 def errors_of(path: Path) -> Iterator[None]:
-    """What `tokenizers` raises, as ValueError: where Rust panics, as at a regular expression that never ends, it is no
-    `Exception`."""
+    """Raise TokenizerError for whatever `tokenizers` raises.
+
+    A panic of its Rust code, as for a regular expression that never ends, is no `Exception`."""
     try:
         yield
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise ValueError(f"the tokenizer of {path} failed: {error}") from None
+        raise TokenizerError(f"the tokenizer of {path} failed: {error}") from None
 
 
 def tokenizer_settings(runtime: "TextRuntime") -> TokenizerSettings:
@@ -184,13 +185,13 @@ def pair_of(given: object, name: str) -> Pair:
 def check_one_of(name: str, value: object, known: Iterable[object]) -> None:
     if value not in known:
         seen = f"{name} is {value!r:.60}, expected one of {', '.join(map(repr, known))}"
-        raise UsageError(f"{seen}{did_you_mean(str(value), map(str, known))}")
+        raise UsageError(f"{seen}{did_you_mean(str(value), map(str, known))}", name)
 
 
 def check_count(name: str, value: object, least: int = 1, most: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
         upper = "" if most is None else f" and at most {most}"
-        raise UsageError(f"{name} must be a whole number of at least {least}{upper}, got {value!r:.60}")
+        raise UsageError(f"{name} must be a whole number of at least {least}{upper}, got {value!r:.60}", name)
 
 
 # ------------------------------------------------------------------------------------------------------------------ the rows
