@@ -80,7 +80,7 @@ async def fail(name: str) -> JSONResponse:
     raise RAISED[name]
 
 
-PROTOCOL = Protocol("stub", router, lambda status, message: {"stub": {"status": status, "message": message}}, validation=422)
+PROTOCOL = Protocol("stub", router, lambda error: {"stub": {"status": error.status, "message": error.message}}, validation=422)
 
 
 class Served:

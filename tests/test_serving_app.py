@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from served import served
 
+from vanilla_transformer_export.errors import RequestError
 from vanilla_transformer_export.serving.app import create_app
 from vanilla_transformer_export.serving.models import ServedModels
 from vanilla_transformer_export.serving.service import PROTOCOLS
@@ -167,7 +168,7 @@ def posts():
 @pytest.mark.parametrize("protocol, path", posts())
 def test_every_protocol_refuses_what_is_no_json_in_its_own_format(protocol, path):
     app = app_of(protocol.name)
-    expected = protocol.error_body(400, "")
+    expected = protocol.error_body(RequestError(400, ""))
 
     async def check():
         async with client_of(app) as client:

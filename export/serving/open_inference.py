@@ -66,8 +66,8 @@ BODY = {
 }
 
 
-def error_body(status: int, message: str) -> dict[str, Any]:
-    return {"error": message}
+def error_body(error: RequestError) -> dict[str, Any]:
+    return {"error": error.message}
 
 
 PROTOCOL = Protocol("Open Inference Protocol", router, error_body)
