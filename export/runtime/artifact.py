@@ -20,8 +20,8 @@ IMAGE_PROCESSOR = "preprocessor_config.json"
 TARGET_TOKENIZER = "target_tokenizer.json"  # of target text, where that is cut otherwise than source text
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", TARGET_TOKENIZER)
 # What the manifest must say, and what it may.
-REQUIRED = {"architecture": str, "files": dict, "model_type": str}
-OPTIONAL = {"target": str, "dtype": str, "activations": str, "other_dtypes": dict, "languages": dict, "step": str}
+REQUIRED = {"architecture": str, "files": dict, "model_type": str, "target": str, "dtype": str, "activations": str}
+OPTIONAL = {"other_dtypes": dict, "languages": dict, "step": str}
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Artifact:
     @property
     def dtypes(self) -> list[str]:
         """Of the weights, the default first."""
-        return [self.manifest.get("dtype", "fp32"), *self.manifest.get("other_dtypes", ())]
+        return [self.manifest["dtype"], *self.manifest.get("other_dtypes", ())]
 
     def read(self, name: str) -> bytes | None:
         """The content of the file `name`; `None` if there is none, and the manifest lists none.
