@@ -57,6 +57,17 @@ class Artifact:
             raise ValueError(f"{self.directory / MANIFEST} lists no {name}: export again")
         return None
 
+    def check_listed(self) -> None:
+        """Raise ValueError for an unlisted file beside the graphs: onnxruntime opens whatever a graph names there.
+
+        onnxruntime itself rejects graphs that name a file outside of their folder.
+        """
+        listed = self.manifest["files"]
+        for folder in {(self.directory / name).parent for name in listed if name.endswith(".onnx")}:
+            for path in sorted(folder.rglob("*")):
+                if not path.is_dir() and (name := path.relative_to(self.directory).as_posix()) not in listed:
+                    raise ValueError(f"{self.directory} has {name!r:.200}, which {MANIFEST} does not list: remove it")
+
     def check_hashes(self, ending: str = "") -> None:
         """Waits until the files whose names have this `ending` were compared with the manifest.
 

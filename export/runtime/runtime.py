@@ -25,7 +25,6 @@ from .artifact import Artifact, open_artifact
 from .config import check_config, generation_defaults
 from .decoder import CandidateDecoder, DecoderFactory, GenerationRequest, LoadedExport, check_memory
 from .devices import CUDA, TENSORRT, processors, require, require_onnxruntime
-from .external_data import check_external_data
 from .inputs import (
     check_contiguous,
     check_ends,
@@ -172,6 +171,7 @@ class Runtime:
             if spec.file not in files:
                 raise ValueError(f"{directory}/manifest.json lists no {spec.file}: export again")
         try:
+            self.artifact.check_listed()
             self.artifact.check_hashes(".onnx")
             contents = {}
             for role, spec in self.specs.items():
@@ -179,9 +179,6 @@ class Runtime:
                     content = self.artifact.read(spec.file)
                     assert content is not None  # the manifest lists it
                     contents[role] = content
-            for file in files:
-                if file.endswith(".onnx"):
-                    check_external_data(directory, file, files)
             self._sessions = Sessions(directory, self.specs, contents, self._providers, self.threads, arena)
             self.sessions = self._sessions.open()
         finally:  # before an error that only follows from other weights
