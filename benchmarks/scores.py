@@ -18,7 +18,7 @@ from sacrebleu.metrics import CHRF
 from vanilla_transformer.training.metrics import bleu_metric
 from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import TEXT_AUGMENTATION, Recipe
-from vanilla_transformer.training.record import RECORD, recorded_tables
+from vanilla_transformer.training.record import RECORD
 from vanilla_transformer.training.tasks.translation import texts_of_ids
 from vanilla_transformer.training.trainer import make_trainer, metrics_of, training_arguments
 from vanilla_transformer.training.values import SPLITS
@@ -44,7 +44,7 @@ def scores(card: Path, data: Path) -> dict[str, tuple[float, tuple[float, float]
 
 def recipe_of(card: Path, data: Path) -> Recipe:
     """The recipe in the record of `card`, of the text in `data`, starting from its weights."""
-    recipe = Recipe(**recorded_tables(json.loads((card / RECORD).read_text())))
+    recipe = Recipe(**json.loads((card / RECORD).read_text())["recipe"])
     recipe.data["directory"] = str(data / recipe.data["directory"])
     recipe.tokenizer, recipe.model = {}, {"path": str(card)}  # its tokenizer too
     for name in ("teachers", *TEXT_AUGMENTATION):  # they are not in model_cards/, and have no part in a score

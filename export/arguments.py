@@ -5,8 +5,7 @@ import dataclasses
 import json
 import os
 import re
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, NoReturn, get_args
@@ -38,31 +37,22 @@ class Parser(argparse.ArgumentParser):
         flush_output()
         super().exit(status, message)
 
-    def parse(self, words: Sequence[str], renamed: Mapping[str, str]) -> argparse.Namespace:
-        """The arguments that `words` are. The old flags that `renamed` has new names of, and the beginnings of flags, work with
-        a FutureWarning. One flag by two of these names is an error."""
-        end = words.index("--") if "--" in words else len(words)  # after it, nothing is a flag
-        current = [self._current(word, renamed) for word in words[:end]]
-        given: dict[str, str] = {}
-        for old, new in zip(words, current):
-            flag = new.split("=", 1)[0]
-            name = old.split("=", 1)[0]
-            if FLAG.fullmatch(flag) and given.setdefault(flag, name) != name:
-                self.error(f"{given[flag]} and {name} are one flag, expected {flag} alone")
-        return self.parse_intermixed_args([*current, *words[end:]])
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """Return the arguments that `words` are.
 
-    def _current(self, word: str, renamed: Mapping[str, str]) -> str:
-        """`word`, where it is a flag by its new name. A wrong flag is found here: argparse would first miss the right one."""
-        flag, *value = word.split("=", 1)
-        if not FLAG.fullmatch(flag) or flag in self._option_string_actions:
-            return word
-        known = {name: name for name in self._option_string_actions} | dict(renamed)
-        full = {known[flag]} if flag in known else {known[name] for name in known if name.startswith(flag)}
-        if len(full) != 1:
-            self.error(f"no flag {flag!r}{did_you_mean(flag, self._option_string_actions)}")
-        [name] = full
-        warnings.warn(f"{flag} is now {name}, and goes away in the next release", FutureWarning, stacklevel=4)
-        return "=".join([name, *value])
+        Raises:
+            UsageError: for an unknown flag, with the nearest one or all that are known, and as argparse does.
+        """
+        end = words.index("--") if "--" in words else len(words)  # after it, nothing is a flag
+        for word in words[:end]:
+            self._check_flag(word.split("=", 1)[0])
+        return self.parse_intermixed_args(words)
+
+    def _check_flag(self, word: str) -> None:
+        """Raise UsageError for an unknown flag: argparse would first miss the right one."""
+        if FLAG.fullmatch(word) and word not in self._option_string_actions:
+            known = self._option_string_actions
+            self.error(f"no flag {word!r}" + (did_you_mean(word, known) or f", expected one of {', '.join(known)}"))
 
 
 def add_field(group: argparse._ArgumentGroup, field: dataclasses.Field) -> None:

@@ -49,17 +49,16 @@ class Verb(NamedTuple):
     declare: Callable[[Parser], None]
     help: str
     extras: str  # of the package, which it needs
-    renamed: Mapping[str, str]  # flags of the release before, and their names now
 
 
 VERBS: dict[str, Verb] = {}
 
 
-def verb(help: str, declare: Callable[[Parser], None], extras: str, renamed: Mapping[str, str] | None = None):
+def verb(help: str, declare: Callable[[Parser], None], extras: str):
     """Makes a function of the parsed arguments the verb of its name, with the arguments that `declare` adds to a parser."""
 
     def register(run):
-        VERBS[run.__name__.replace("_", "-")] = Verb(run, declare, help, extras, renamed or {})
+        VERBS[run.__name__.replace("_", "-")] = Verb(run, declare, help, extras)
         return run
 
     return register
@@ -107,7 +106,7 @@ def average_arguments(parser: Parser) -> None:
     parser.add_argument("--force", action="store_true", help="replace OUTPUT if it is ours")
 
 
-@verb("write the mean of several checkpoints", average_arguments, extras="torch", renamed={"--out": "--output"})
+@verb("write the mean of several checkpoints", average_arguments, extras="torch")
 def average(args: argparse.Namespace) -> None:
     from vanilla_transformer.training.averaging import average
 
@@ -220,7 +219,7 @@ def attention_arguments(parser: Parser) -> None:
     parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
 
 
-@verb("draw the attention weights of each head", attention_arguments, extras="train", renamed={"--out": "--output"})
+@verb("draw the attention weights of each head", attention_arguments, extras="train")
 def attention(args: argparse.Namespace) -> None:
     from vanilla_transformer.attention_maps import save_attention_maps
 
@@ -306,7 +305,6 @@ def verify_arguments(parser: Parser) -> None:
     "compare an export with its checkpoint, also by metrics",
     verify_arguments,
     extras="torch,cpu",
-    renamed={"--target": "--references"},
 )
 def verify(args: argparse.Namespace) -> None:
     from .loading import load_checkpoint
@@ -564,7 +562,6 @@ def evaluate_arguments(parser: Parser) -> None:
     "measure BLEU, perplexity or accuracy on text",
     evaluate_arguments,
     extras="train,cpu",
-    renamed={"--target": "--references"},
 )
 def evaluate(args: argparse.Namespace) -> None:
     from .evaluation import evaluate
@@ -697,13 +694,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         UsageError: for what the command does not take.
     """
     if not argv or argv[0] not in VERBS:
-        main_parser().parse(argv[:1], renamed={})  # --help and --version exit, all else is an error
+        main_parser().parse(argv[:1])  # --help and --version exit, all else is an error
     name, *words = argv
     verb = VERBS[name]
     parser = Parser(prog=f"{PROGRAM} {name}", description=f"{verb.help[0].upper()}{verb.help[1:]}.")
     parser.set_defaults(run=verb.run, extras=verb.extras)
     verb.declare(parser)
-    return parser.parse(words, verb.renamed)
+    return parser.parse(words)
 
 
 def main_parser() -> Parser:

@@ -9,7 +9,6 @@
 """
 
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -68,7 +67,6 @@ def evaluate(
     labels: str | os.PathLike | None = None,
     batch_size: int = 32,
     dtype: str | None = None,
-    target: str | os.PathLike | None = None,
     lanes: int | None = None,
     variant: str | None = None,
     **options: Any,
@@ -78,8 +76,7 @@ def evaluate(
     `labels` are names of the config's `label2id` or ids. BLEU is sacreBLEU's, cased, generated with the settings of the
     checkpoint and `options` over them (as `TextRuntime.generate`, so languages too); the option `bleu_tokenize` is sacreBLEU's
     `tokenize`, "13a" by default, "none" for text that is in tokens already. `dtype` chooses among the weights of an export, as
-    `Runtime`, and `lanes` is as there. `variant` is that of a checkpoint's weights, see `load_checkpoint`. `target` is the name
-    of `references` one release ago.
+    `Runtime`, and `lanes` is as there. `variant` is that of a checkpoint's weights, see `load_checkpoint`.
 
     Returns the metric, `engine`, how much was read (`sentences` or `tokens`), and for BLEU its `signature`.
 
@@ -88,11 +85,6 @@ def evaluate(
         ValueError: for files that do not fit each other, for a model without a metric, and for a label that the model does
             not have.
     """
-    if target is not None:
-        if references is not None:
-            raise UsageError(f"references {references} and its old name target {target} are given, expected references alone")
-        warnings.warn("target is called references, and this name goes with the next release", FutureWarning, stacklevel=2)
-        references = target
     engine = engine_of(directory, dtype, lanes, variant)
     if engine.architecture not in METRICS:
         raise ValueError(f"no metric for a {engine.architecture}, expected one of {', '.join(METRICS)}")

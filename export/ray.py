@@ -13,11 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import UsageError, did_you_mean
-from .serving.sent_again import SentAgain
 from .serving.service import Service
 from .serving.settings import FIELDS, Settings, read, settings_of, token_of
 from .serving.sources import Source, sources
@@ -25,7 +23,6 @@ from .serving.sources import Source, sources
 OWN = ("exports", "replicas", "cpus")  # the arguments that are no settings of `serve`
 OF_PROXY = ("host", "port", "connections", "header_timeout", "grace")  # which Ray has its own for
 BUSY = 16  # requests at once for each processor of a replica, above which others are started
-MIDDLEWARES = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"  # variable: what Ray's proxies call for theirs
 
 
 def app(args: dict[str, Any]) -> Any:
@@ -42,7 +39,6 @@ def app(args: dict[str, Any]) -> Any:
     """
     from ray import serve
 
-    os.environ.setdefault(MIDDLEWARES, f"{__name__}:middlewares")  # for a Ray that is started after this
     settings = settings_from(args, os.environ)
     found = exports_of(args, settings)
     cpus = whole("cpus", str(args.get("cpus", 1)))
@@ -57,11 +53,6 @@ def app(args: dict[str, Any]) -> Any:
         **scale(str(args.get("replicas", 1)), cpus),
     )
     return deployment.bind(found, settings, cpus, needs_token)
-
-
-def middlewares() -> list[Middleware]:
-    """Those of Ray's proxies, which find them by the variable `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`."""
-    return [Middleware(SentAgain)]
 
 
 def settings_from(args: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from .runtime.external_data import locations
+from .targets.saving import data_files
 from .targets.spec import GraphSpec, TensorSpec
 
 CONFIG = "config.pbtxt"
@@ -38,7 +38,7 @@ def write_triton_model(spec: GraphSpec, export: Path, directory: Path, devices: 
     config = config_text(spec) + (ON_CPU if set(devices) == {"cpu"} else "")
     (directory / CONFIG).write_text(config, encoding="utf-8")
     graph, source = directory / GRAPH, export / spec.file
-    if data := sorted(locations(source)):
+    if data := data_files(source):
         graph /= graph.name
     graph.parent.mkdir(parents=True)
     shutil.copyfile(source, graph)

@@ -12,6 +12,13 @@ from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.runtime.artifact import SCHEMA_VERSION, read_artifact, write_manifest
 
 GRAPH = bytes(range(256)) * 8
+FACTS = {
+    "model_type": "vanilla-encoder",
+    "architecture": "VanillaEncoderModel",
+    "target": "portable",
+    "dtype": "fp32",
+    "activations": "fp32",
+}
 
 
 @pytest.fixture
@@ -21,7 +28,7 @@ def export(tmp_path):
     (directory / "onnx").mkdir(parents=True)
     (directory / "onnx/model.onnx").write_bytes(GRAPH)
     (directory / "config.json").write_text('{"vocab_size": 48}')
-    write_manifest(directory, model_type="vanilla-encoder", architecture="VanillaEncoderModel", opset=18)
+    write_manifest(directory, **FACTS, opset=18)
     return directory
 
 
@@ -57,17 +64,17 @@ def test_the_manifest_lists_every_other_file_with_its_size_and_sha256(export):
 
 def test_the_generation_config_is_read_where_there_is_one(export):
     (export / "generation_config.json").write_text('{"num_beams": 3}')
-    write_manifest(export, model_type="vanilla-decoder", architecture="VanillaDecoderForCausalLM")
+    write_manifest(export, **FACTS)
     assert read_artifact(export).generation_config == {"num_beams": 3}
 
 
 def test_the_model_type_is_the_manifest_s(export):
     (export / "config.json").write_text('{"model_type": "bert"}')
-    write_manifest(export, model_type="vanilla-encoder", architecture="VanillaEncoderModel")
+    write_manifest(export, **FACTS)
     assert read_artifact(export).config == {"model_type": "vanilla-encoder"}
 
 
-@pytest.mark.parametrize("lost", ["architecture", "files", "model_type"])
+@pytest.mark.parametrize("lost", [*FACTS, "files"])
 def test_a_manifest_that_lacks_a_fact_is_refused(export, lost):
     manifest = json.loads((export / "manifest.json").read_text())
     del manifest[lost]
@@ -106,7 +113,7 @@ def test_a_fact_of_another_type_is_refused_with_what_was_expected(export, facts,
 )
 def test_a_config_that_is_no_json_object_is_refused_by_name(export, name, text, expected):
     (export / name).write_text(text)
-    write_manifest(export, model_type="vanilla-encoder", architecture="VanillaEncoderModel")
+    write_manifest(export, **FACTS)
     refused(export, ValueError, name, expected)
 
 
@@ -146,7 +153,7 @@ def test_a_newer_schema_asks_for_a_newer_version_and_an_older_one_for_another_ex
 
 def test_two_files_that_were_swapped_are_found(export):
     (export / "onnx/other.onnx").write_bytes(GRAPH[::-1])  # of the same size
-    write_manifest(export, model_type="vanilla-encoder", architecture="VanillaEncoderModel")
+    write_manifest(export, **FACTS)
     (export / "onnx/model.onnx").write_bytes(GRAPH[::-1])
     (export / "onnx/other.onnx").write_bytes(GRAPH)
     refused(export, ValueError, "model.onnx", "SHA-256", "export again")
@@ -222,7 +229,7 @@ def test_a_graph_that_is_not_onnx_is_refused_by_name_even_if_its_hash_is_right(e
     directory = copy_of(exported("encoder").directory, tmp_path)
     (directory / "onnx/model.onnx").write_bytes(b"no graph")
     seal(directory)
-    with pytest.raises(ValueError, match="model.onnx is no ONNX graph, or a damaged one"):
+    with pytest.raises(ValueError, match="onnxruntime .* cannot load .*model.onnx: .*Protobuf parsing failed"):
         Runtime(directory)
 
 

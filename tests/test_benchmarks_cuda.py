@@ -18,14 +18,10 @@ import pytest
 import report
 import speed
 import torch
-import training_gpu
 import workload
-from checkpoints import EOS, build, write_corpus
+from checkpoints import EOS, build
 from plan import PLANS, Arrangement, cells_of
 from torch_graph import GraphDecoder
-
-from vanilla_transformer.info import flops
-from vanilla_transformer.training import callbacks
 
 ROOT = Path(__file__).parents[1]
 PLAN = PLANS["cuda"]
@@ -257,30 +253,3 @@ def test_the_checkout_is_imported_where_nothing_is_installed(tmp_path):
     ]
     found = subprocess.run([sys.executable, "-I", "-S", "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
     assert found.stdout.split() == [str(ROOT / "export/runtime/artifact.py"), importlib.metadata.version("vanilla-transformer")]
-
-
-# ---------------------------------------------------------------------------------------------------------------- training
-
-
-def test_utilisation_is_of_the_updates_after_the_first_ones(tmp_path, monkeypatch):
-    """On the CPU, as an H200 whose peak is known: 3 x FLOPs of the forward pass x tokens a second over the peak."""
-    for name, value in {"VOCABULARY": 80, "PIECES": 60, "LOGGED": 2, "WARM_UP": 4, "UPDATES": 10}.items():
-        monkeypatch.setattr(training_gpu, name, value)
-    monkeypatch.setattr(callbacks, "device_name", lambda: "NVIDIA H200")
-    monkeypatch.setattr(callbacks, "PEAK", {"NVIDIA H200": 1e9})
-    small = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
-    changes = {f"model.{field}": value for field, value in small.items()}
-    changes |= {"training.bf16": False, "training.tokens_per_update": 256, "training.dataloader_num_workers": 0}
-    data = write_corpus(tmp_path, "train", 200, seed=0)
-    found = training_gpu.measured("wmt14-en-de-base", changes, data, tmp_path / "run")
-    assert len(found["tokens_per_second"]["runs"]) == len(found["mfu"]["runs"]) == 3  # updates 6, 8 and 10
-    config = training_gpu.translation.CONFIG.preset("base", vocab_size=80, **small)
-    costs = flops(training_gpu.translation.MODEL(config)).values()
-    for rate, mfu in zip(found["tokens_per_second"]["runs"], found["mfu"]["runs"], strict=True):
-        assert min(costs) <= mfu * 1e9 / 3 / rate <= max(costs)
-
-
-def test_without_a_gpu_every_row_of_training_says_so(tmp_path):
-    found = training_gpu.run([tmp_path / "no.en", tmp_path / "no.de"])
-    assert list(found["rows"].values()) == [{"missing": "RuntimeError: no GPU"}] * 4
-    assert found["hardware"]["gpu"] is None

@@ -403,45 +403,19 @@ def test_no_output_and_two_are_wrong_usage(verb, words, message, exported, tmp_p
 
 
 @pytest.mark.parametrize(
-    "words, name, expected",
+    "words, message",
     [
-        (["average", "a", "--out", "b"], "output", Path("b")),
-        (["attention", "a", "text", "--out=b.png"], "output", Path("b.png")),
-        (["evaluate", "a", "--source", "b", "--target", "c"], "references", Path("c")),
-        (["verify", "a", "b", "--source", "c", "--target=d"], "references", Path("d")),
+        (["average", "a", "--out", "b"], "no flag '--out'; did you mean '--output'?"),
+        (["generate", "export", "--num-bea", "3"], "no flag '--num-bea'; did you mean '--num-beams'?"),
+        (["evaluate", "m", "--target=b"], "no flag '--target'; did you mean "),
+        (["verify", "e", "m", "--target", "b"], "no flag '--target'; did you mean "),
+        (["doctor", "--target", "b"], "no flag '--target', expected one of -h, --help, --json (see "),
+        (["convert", "a", "b", "--output", "c", "--dry-run"], "two outputs, b and --output c"),
     ],
 )
-def test_flags_by_their_old_names_work_with_a_warning(words, name, expected):
-    old = {"output": "--out", "references": "--target"}[name]
-    with pytest.warns(FutureWarning, match=f"^{old} is now --{name}, and goes away in the next release$"):
-        args = cli.parse(words)
-    assert getattr(args, name) == expected
-
-
-def test_the_warning_of_an_old_flag_is_one_line_of_the_command():
-    done = command("average", "--out", "a")
-    warning, error = done.stderr.splitlines()
-    assert warning == "vanilla-transformer: warning: --out is now --output, and goes away in the next release"
-    assert error.startswith("vanilla-transformer: the following arguments are required: CHECKPOINT")
-    assert done.returncode == 2
-
-
-@pytest.mark.filterwarnings("ignore:--out is now", "ignore:--target is now")
-def test_the_beginning_of_a_flag_works_for_one_release_and_two_names_of_a_flag_are_too_much(tmp_path, capsys):
-    """As argparse took them. Nothing is read: what is wrong with the arguments is found first."""
-    with pytest.warns(FutureWarning, match="--num-bea is now --num-beams, and goes away in the next release"):
-        args = cli.parse(["generate", "export", "--num-bea", "3"])
-    assert args.num_beams == 3
-    for words, message in (
-        (["average", "a", "--out", "b", "--output", "c"], "--out and --output are one flag, expected --output alone"),
-        (["evaluate", "m", "--references", "b", "--target", "c"], "--references and --target are one flag, expected"),
-        (["generate", "e", "--num", "3"], "no flag '--num'"),  # the beginning of two
-        (["convert", "a", "b", "--output", "c", "--dry-run"], "two outputs, b and --output c"),
-    ):
-        with pytest.raises(SystemExit) as caught, pytest.MonkeyPatch.context() as patch:
-            patch.chdir(tmp_path)
-            cli.main(words)
-        assert caught.value.code == 2 and message in capsys.readouterr().err.splitlines()[-1]
+def test_an_unknown_flag_is_an_error_before_anything_is_read(words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert message in error_of(*words)
 
 
 # ----------------------------------------------------------------------------------------------------------------- values

@@ -1,21 +1,19 @@
-"""A family of checkpoints is one line of the registry and one module; the old name of `plan_conversion` still works."""
+"""A family of checkpoints is one line of the registry and one module."""
 
-import importlib
 import runpy
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 import transformers
-from families import assert_exact, given_to, outputs_of, random_config, random_model
+from families import assert_exact, given_to, outputs_of, random_model
 
 import vanilla_transformer
 from vanilla_transformer import conversion
-from vanilla_transformer.conversion import FAMILIES, ConversionPlan, Family, convert
+from vanilla_transformer.conversion import FAMILIES, Family, convert
 from vanilla_transformer.conversion.converter import converter_of
 from vanilla_transformer.conversion.registry import table_rows
 
@@ -87,43 +85,3 @@ def test_tables_of_families_have_the_rows_of_the_registry():
     pages = [ROOT / "README.md", *ROOT.glob("docs/*.md")]
     rows = [row for page in pages for row in page.read_text().splitlines() if row.startswith("| converts ")]
     assert rows and rows == table_rows() * (len(rows) // 2)
-
-
-# -------------------------------------------------------------------------------------------------------------- old names
-
-OLD = "vanilla_transformer.conversion.plan"
-USES = {
-    "function": "from vanilla_transformer.conversion import plan; found = plan(path)",
-    "attribute": "from vanilla_transformer import conversion; found = conversion.plan(path, to=None)",
-    "module": "import vanilla_transformer.conversion.plan as module; found = module(path); module.Plan",
-    "new": "from vanilla_transformer.conversion import plan_conversion; found = plan_conversion(path)",
-}
-
-
-@pytest.mark.parametrize(
-    "order", [("function", "module", "new"), ("module", "function"), ("new", "module"), ("attribute", "new")]
-)
-def test_plan_is_still_a_function_and_a_module_whichever_is_used_first(order, tmp_path, monkeypatch):
-    theirs = random_model("GPT2Model", random_config("gpt2", "GPT2Model", 0))
-    theirs.save_pretrained(tmp_path)
-    monkeypatch.delitem(sys.modules, OLD, raising=False)  # as if it had not been imported
-    monkeypatch.delattr(conversion, "plan", raising=False)
-    for use in order:
-        names = {"path": tmp_path}
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            exec(USES[use], names)
-        assert isinstance(names["found"], ConversionPlan)
-        messages = [str(warning.message) for warning in caught if warning.category is DeprecationWarning]
-        expected = [] if use == "new" else ["conversion.plan is now conversion.plan_conversion"]
-        expected += ["conversion.plan.Plan is now conversion.conversion_plan.ConversionPlan"] if use == "module" else []
-        assert messages == expected
-        assert all(warning.filename == "<string>" for warning in caught)  # where it is used
-
-
-def test_the_old_class_warns_and_other_names_are_none():
-    with pytest.warns(DeprecationWarning, match="conversion.Plan is now conversion.ConversionPlan"):
-        assert conversion.Plan is ConversionPlan
-    for module in (conversion, importlib.import_module(OLD)):
-        with pytest.raises(AttributeError, match=f"module '{module.__name__}' has no attribute 'nothing'"):
-            _ = module.nothing

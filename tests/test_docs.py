@@ -16,7 +16,6 @@ from shell import PROGRAMS, RAYS, commands, ours
 
 import vanilla_transformer
 import vanilla_transformer_export
-from vanilla_transformer.training.names import RENAMED
 from vanilla_transformer.training.recipe import FOLDER
 from vanilla_transformer_export import Options, cli, ray
 
@@ -207,14 +206,6 @@ def test_the_table_of_recipes_has_all_that_are_shipped():
     table = (ROOT / "docs" / "training.md").read_text().split("| recipe |")[1].split("\n\n")[0]
     named = {name for line in table.splitlines() for name in re.findall(r"`([\w-]+)`", line.split("|")[1])}
     assert named == {path.stem for path in FOLDER.glob("*.toml")}
-
-
-def test_the_table_of_renamed_keys_is_that_of_the_code():
-    text = (ROOT / "docs" / "training.md").read_text()
-    found = re.findall(r"^\| `(\w+\.\w+)` \| `(\w+\.\w+)` \|$", text, re.MULTILINE)
-    assert sorted(found) == sorted(
-        (f"{table}.{old}", f"{table}.{new}") for table, keys in RENAMED.items() for old, new in keys.items()
-    )
 
 
 def test_what_follows_from_the_options_is_that_of_the_code(tmp_path):

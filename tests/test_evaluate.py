@@ -247,15 +247,6 @@ def pair(tmp_path):
     return {side: tmp_path / side for side in ("source", "references")}
 
 
-def test_the_name_of_the_references_one_release_ago_warns_and_both_are_too_much(exported, pair, monkeypatch):
-    directory = exported("seq2seq")[1]
-    with pytest.warns(FutureWarning, match="target is called references, and this name goes with the next release"):
-        found = evaluate(directory, source=pair["source"], target=pair["references"])
-    assert found == evaluate(directory, **pair)
-    with pytest.raises(UsageError, match="references .* and its old name target .* are given, expected references alone"):
-        evaluate(directory, **pair, target=pair["references"])
-
-
 def test_a_tokenization_that_sacrebleu_does_not_have_is_refused_with_the_nearest(exported, pair, monkeypatch):
     monkeypatch.setattr(module, "read_parallel", None)  # before anything is read
     for directory in exported("seq2seq"):

@@ -1,4 +1,4 @@
-"""A graph keeps its tensors in itself and in files that the manifest lists, wherever in the graph they are named."""
+"""A graph keeps its tensors in itself and in files beside it that the manifest lists, wherever in the graph they are named."""
 
 import os
 import shutil
@@ -6,139 +6,20 @@ import shutil
 import numpy as np
 import onnx
 import pytest
-from checkpoints import copy_of, list_file, seal
+from checkpoints import add_to_output, copy_of, list_file, seal
 from onnx import TensorProto, helper
 
 from vanilla_transformer_export import Runtime
-from vanilla_transformer_export.runtime.external_data import check_external_data, locations
+from vanilla_transformer_export.runtime.session import Sessions
+from vanilla_transformer_export.targets.spec import GraphSpec, TensorSpec
 
 
-def external(name, location, data_type=TensorProto.FLOAT):
+def external(name, location, size=2):
     """A tensor whose data is at `location`."""
-    tensor = TensorProto(name=name, data_type=data_type, dims=[2], data_location=TensorProto.EXTERNAL)
-    for key, value in {"offset": "0", "location": location, "length": "8"}.items():
+    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=[size], data_location=TensorProto.EXTERNAL)
+    for key, value in {"offset": "0", "location": location, "length": str(4 * size)}.items():
         tensor.external_data.add(key=key, value=value)
     return tensor
-
-
-def sparse(name, location):
-    indices = external(f"{name}.indices", f"{location}.indices", TensorProto.INT64)
-    return helper.make_sparse_tensor(external(name, location), indices, [9])
-
-
-def constant(value, **more):
-    return helper.make_node("Constant", [], ["made"], value=value, **more)
-
-
-def graph(*nodes, **fields):
-    return helper.make_graph(nodes, "graph", [], [], **fields)
-
-
-def everywhere():
-    """A model that names a place in every part that may hold a tensor, and those places."""
-    deep = graph(helper.make_node("If", ["x"], ["y"], then_branch=graph(constant(external("a", "in a subgraph's subgraph")))))
-    several = helper.make_node("Several", [], ["z"], tensors=[external("b", "in a list"), external("c", "in a list, second")])
-    several.attribute.append(helper.make_attribute("graphs", [graph(initializer=[external("d", "in a list of graphs")])]))
-    held = helper.make_node("Held", [], ["s"], sparse_value=sparse("e", "sparse in an attribute"))
-    held.attribute.append(helper.make_attribute("more", [sparse("f", "sparse in a list")]))
-    body = graph(
-        constant(external("g", "in a node")),
-        helper.make_node("Loop", ["x"], ["y"], body=deep),
-        several,
-        held,
-        initializer=[external("h", "an initializer"), helper.make_tensor("i", TensorProto.FLOAT, [2], [1, 2])],
-        sparse_initializer=[sparse("j", "a sparse initializer")],
-    )
-    function = helper.make_function("own", "F", [], [], [constant(external("k", "in a function"))], [])
-    function.attribute_proto.append(helper.make_attribute("default", external("l", "a default of a function")))
-    model = helper.make_model(body, functions=[function])
-    model.training_info.add().algorithm.CopyFrom(graph(initializer=[external("m", "in the training's graph")]))
-    model.training_info[0].initialization.CopyFrom(graph(initializer=[external("n", "where training begins")]))
-    texts = ["in a subgraph's subgraph", "in a list", "in a list, second", "in a list of graphs", "in a node", "an initializer"]
-    texts += ["in a function", "a default of a function", "in the training's graph", "where training begins"]
-    pairs = ["sparse in an attribute", "sparse in a list", "a sparse initializer"]
-    return model, {*texts, *pairs, *(f"{text}.indices" for text in pairs)}
-
-
-def test_every_place_is_found(tmp_path):
-    model, places = everywhere()
-    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
-    assert locations(tmp_path / "model.onnx") == places
-
-
-def test_data_that_looks_like_a_place_is_none(tmp_path):
-    """The bytes of a tensor, of a text and of metadata are not read."""
-    inner, _ = everywhere()
-    raw = helper.make_tensor("w", TensorProto.UINT8, [inner.ByteSize()], inner.SerializeToString(), raw=True)
-    model = helper.make_model(graph(initializer=[raw]), doc_string="location weights")
-    model.metadata_props.add(key="location", value="weights")
-    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
-    assert locations(tmp_path / "model.onnx") == set()
-
-
-def test_a_tag_that_protobuf_cuts_to_32_bits_hides_nothing(tmp_path):
-    model, places = everywhere()
-    tag = bytes([0x80 | 7 << 3 | 2, 0x80, 0x80, 0x80, 0x10])  # field 7, a graph, and bit 32
-    (tmp_path / "model.onnx").write_bytes(tag + field(7, model.graph.SerializeToString())[1:])
-    assert "an initializer" in locations(tmp_path / "model.onnx") <= places
-
-
-def field(number, content):
-    """A field of a message that has the bytes `content`."""
-    length, size = len(content), b""
-    while length > 127:
-        size, length = size + bytes([length & 127 | 128]), length >> 7
-    return bytes([number << 3 | 2]) + size + bytes([length]) + content
-
-
-def test_a_nesting_deeper_than_python_s_stack_is_read(tmp_path):
-    content = graph(initializer=[external("w", "deep")]).SerializeToString()
-    for number in (6, 5, 1) * 1500:  # a graph in an attribute of a node
-        content = field(number, content)
-    (tmp_path / "model.onnx").write_bytes(field(7, content))
-    assert locations(tmp_path / "model.onnx") == {"deep"}
-
-
-def test_a_damaged_graph_is_an_error_of_one_line_and_what_protobuf_reads_is_read(tmp_path):
-    """Cut at every third byte, and with a bit of every second one changed."""
-    model, places = everywhere()
-    content, path, refused = model.SerializeToString(), tmp_path / "model.onnx", 0
-    damaged = [content[:length] for length in range(0, len(content), 3)]
-    damaged += [
-        content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :] for place in range(0, len(content), 2)
-    ]
-    for each in damaged:
-        path.write_bytes(each)
-        try:
-            found = locations(path)
-        except (ValueError, IndexError):
-            with pytest.raises(ValueError, match="model.onnx is no ONNX graph, or a damaged one") as caught:
-                check_external_data(tmp_path, "model.onnx", {})
-            assert "\n" not in str(caught.value)
-            refused += 1
-            continue
-        try:
-            read = onnx.ModelProto.FromString(each)
-        except Exception:
-            continue  # protobuf is stricter, of texts for one
-        assert named_by_protobuf(read) <= found
-    assert refused > len(content) / 6
-
-
-def named_by_protobuf(message):
-    """As `locations`, by protobuf's own reflection."""
-    found = set()
-    if isinstance(message, TensorProto):
-        places = [entry.value for entry in message.external_data if entry.key == "location"]
-        found |= {place if isinstance(place, str) else place.decode(errors="replace") for place in places}  # bytes: no UTF-8
-    for field, value in message.ListFields():
-        if field.message_type is not None:
-            for each in [value] if hasattr(value, "ListFields") else value:
-                found |= named_by_protobuf(each)
-    return found
-
-
-# ------------------------------------------------------------------------------------------------------- loading an export
 
 
 def moved(directory, location, change=None):
@@ -158,28 +39,69 @@ def moved(directory, location, change=None):
     seal(directory)
 
 
-@pytest.mark.parametrize("place", ["../weights", "../../weights", "absolute", "unlisted", "./unlisted", "../onnx/unlisted"])
-def test_weights_outside_the_manifest_are_refused_even_if_all_else_is_right(exported, tmp_path, place):
+@pytest.mark.parametrize("place", ["../weights", "../../weights", "absolute", "link", "folder/weights"])
+def test_weights_outside_the_folder_of_the_graph_are_refused(exported, tmp_path, place):
+    """By onnxruntime, even if the manifest lists them."""
     directory = copy_of(exported("encoder").directory, tmp_path)
-    location = str(tmp_path / "weights") if place == "absolute" else place
-    moved(directory, location)
-    with pytest.raises(ValueError, match="model.onnx keeps external data in .*, which manifest.json does not list") as caught:
+    if place in ("link", "folder/weights"):
+        (tmp_path / "weights").touch()
+        name = place.split("/")[0]
+        (directory / "onnx" / name).symlink_to(tmp_path / "weights" if name == "link" else tmp_path)
+    moved(directory, str(tmp_path / "weights") if place == "absolute" else place)
+    if place in ("../weights", "link"):
+        list_file(directory, "weights" if place == "../weights" else "onnx/link")
+    elif place == "folder/weights":
+        list_file(directory, "onnx/folder/weights")
+    with pytest.raises(ValueError, match=r"onnxruntime \S+ cannot load .*/onnx/model.onnx: .*External data path validation"):
         Runtime(directory)
-    assert repr(location) in str(caught.value)
 
 
-def test_a_subgraph_may_not_name_another_file_either(exported, tmp_path):
+@pytest.mark.parametrize("place", ["unlisted", "./unlisted", "../onnx/unlisted", "folder/unlisted"])
+def test_weights_in_the_folder_of_the_graph_that_the_manifest_does_not_list_are_refused(exported, tmp_path, place):
+    directory = copy_of(exported("encoder").directory, tmp_path)
+    (directory / "onnx/folder").mkdir()
+    moved(directory, place)
+    name = "onnx/folder/unlisted" if "folder" in place else "onnx/unlisted"
+    with pytest.raises(ValueError, match=f"has '{name}', which manifest.json does not list: remove it"):
+        Runtime(directory)
+
+
+def test_a_subgraph_may_not_name_a_file_outside_either(exported, tmp_path):
     def hide(graph_of_model):
-        node = helper.make_node("Constant", [], ["nobody reads this"], value=external("hidden", "../../secret"))
-        branches = dict(then_branch=graph(node), else_branch=graph(node))
-        graph_of_model.node.append(helper.make_node("If", ["attention_mask"], ["nor this"], **branches))
+        node = helper.make_node("Constant", [], ["made"], value=external("hidden", "../../secret", size=1))
+        made = helper.make_tensor_value_info("made", TensorProto.FLOAT, [1])
+        branches = dict.fromkeys(("then_branch", "else_branch"), helper.make_graph([node], "branch", [], [made]))
+        graph_of_model.initializer.append(helper.make_tensor("yes", TensorProto.BOOL, [], [True]))
+        graph_of_model.node.append(helper.make_node("If", ["yes"], ["hidden"], **branches))
+        add_to_output(graph_of_model, "hidden")
 
     directory = copy_of(exported("encoder").directory, tmp_path)
     (tmp_path / "secret").write_bytes(b"12345678")
     moved(directory, "inside", hide)
     list_file(directory, "onnx/inside")
-    with pytest.raises(ValueError, match="external data in '../../secret', which manifest.json does not list"):
+    with pytest.raises(ValueError, match="cannot load .*/onnx/model.onnx: .*points outside the directory"):
         Runtime(directory)
+
+
+def test_a_graph_in_memory_names_files_of_its_folder_only(tmp_path, monkeypatch):
+    """A graph that is opened on demand is not opened by its path, so that places would be relative to the working directory."""
+    (tmp_path / "onnx").mkdir()
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    (tmp_path / "work/weights").write_bytes(np.array([1, 2], np.float32).tobytes())
+    sides = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("x", "y")]
+    indices = helper.make_tensor("indices", TensorProto.INT64, [2], [0, 1])
+    weights = helper.make_sparse_tensor(external("w", "weights"), indices, [2])
+    add = helper.make_node("Add", ["x", "w"], ["y"])
+    graph = helper.make_graph([add], "graph", sides[:1], sides[1:], sparse_initializer=[weights])
+    content = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10).SerializeToString()
+    spec = GraphSpec("onnx/model.onnx", *((TensorSpec(name, "float32", (2,)),) for name in ("x", "y")))
+    sessions = Sessions(tmp_path, {"sum": spec}, {"sum": content}, lambda role: [("CPUExecutionProvider", {})], 1, True)
+    with pytest.raises(ValueError, match="onnxruntime .* cannot load .*/onnx/model.onnx: "):
+        sessions.make("sum")
+    (tmp_path / "work/weights").rename(tmp_path / "onnx/weights")
+    [found] = sessions.make("sum").run(["y"], {"x": np.zeros(2, np.float32)})
+    assert found.tolist() == [1, 2]
 
 
 def test_weights_that_the_manifest_lists_are_read(exported, tmp_path):

@@ -23,7 +23,7 @@ from vanilla_transformer_export.program import open_standard_streams, warnings_i
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_verb_ends_with_one_line_its_code_and_nothing_on_disk(tmp_path, monkeypatch, capsys, number, code):
-    def interrupted(_):
+    def interrupted(*_):
         assert (tmp_path / ".out.partial").is_dir()
         os.kill(os.getpid(), number)
         time.sleep(60)  # until it is there
@@ -41,7 +41,7 @@ def test_an_interrupted_verb_ends_with_one_line_its_code_and_nothing_on_disk(tmp
 
 @pytest.mark.parametrize("error", [SafetensorError("os error 28"), RuntimeError("inline_container.cc:672 . unexpected pos 64")])
 def test_a_full_disk_is_one_line_whoever_finds_it(tmp_path, monkeypatch, error):
-    def full(_):
+    def full(*_):
         raise error
 
     monkeypatch.setattr(averaging, "averaged", full)
@@ -59,7 +59,7 @@ def test_a_full_disk_is_one_line_whoever_finds_it(tmp_path, monkeypatch, error):
 )
 def test_what_is_wrong_with_a_path_is_one_line_with_what_was_expected(tmp_path, monkeypatch, place, opened, said):
     (tmp_path / "file").touch()
-    monkeypatch.setattr(averaging, "averaged", lambda _: opened(tmp_path / place))
+    monkeypatch.setattr(averaging, "averaged", lambda *_: opened(tmp_path / place))
     found = error_of("average", "one", "--output", tmp_path / "out")
     assert found == f"vanilla-transformer: {str(tmp_path / place)!r}: {said}"
 
@@ -71,7 +71,7 @@ def test_a_file_that_has_a_number_in_place_of_a_name_is_one_line_too():
 
 @pytest.mark.parametrize("error", [KeyError("name"), RuntimeError("a mistake"), AssertionError()])
 def test_a_mistake_of_ours_keeps_its_traceback(tmp_path, monkeypatch, error):
-    def mistaken(_):
+    def mistaken(*_):
         raise error
 
     monkeypatch.setattr(averaging, "averaged", mistaken)

@@ -1,4 +1,4 @@
-"""What users import: lazy, typed, and with the addresses of one release ago."""
+"""What users import: lazy and typed."""
 
 import inspect
 import subprocess
@@ -67,63 +67,6 @@ def test_public_signatures_are_annotated(name, function):
     parameters = [parameter for parameter in signature.parameters.values() if parameter.name != "self"]
     assert [parameter.name for parameter in parameters if parameter.annotation is parameter.empty] == []
     assert name.endswith("__init__") or signature.return_annotation is not signature.empty
-
-
-OLD = {
-    "build": ("export", "load_checkpoint"),
-    "runtime": ("Runtime",),
-    "text": ("TextRuntime",),
-    "verify": ("verify",),
-    "evaluate": ("evaluate",),
-}
-
-
-def test_addresses_of_one_release_ago_warn_and_are_the_same():
-    """In one process, because each would import torch."""
-    names = [(module, name) for module, names in OLD.items() for name in names]
-    code = f"""
-import importlib
-import vanilla_transformer_export as package
-public = {{name: getattr(package, name) for _, name in {names!r}}}  # before the modules take places among the names
-for module, name in {names!r}:
-    print(getattr(importlib.import_module("vanilla_transformer_export." + module), name) is public[name])
-from vanilla_transformer_export.verify import Report  # never public
-print(Report.__name__)
-"""
-    found, errors = run(code, "-W", "always::DeprecationWarning")
-    assert found == ["True"] * len(names) + ["Report"]
-    assert "verify.Report is vanilla_transformer_export.parity.Report now" in errors  # the address of its module
-    for module, name in names:
-        assert (
-            f"DeprecationWarning: vanilla_transformer_export.{module}.{name} is vanilla_transformer_export.{name} now" in errors
-        )
-
-
-@pytest.mark.parametrize("first", ["old", pytest.param("new", marks=pytest.mark.slow)])
-def test_functions_that_are_modules_too_can_be_called_whichever_is_imported_first(first):
-    imports = [
-        [f"from vanilla_transformer_export.{name} import {name}", f"from vanilla_transformer_export import {name}"]
-        for name in ("verify", "evaluate")
-    ]
-    lines = [line for pair in imports for line in (pair if first == "old" else pair[::-1])]
-    code = f"""
-import vanilla_transformer_export as package
-for line in {lines!r}:
-    exec(line)
-    name = line.split()[-1]
-    for function in (globals()[name], getattr(package, name)):
-        try:
-            function(*{{"verify": ("nowhere", None), "evaluate": ("nowhere",)}}[name])
-        except OSError as error:  # an export and a checkpoint that are not there
-            print(type(error).__name__)
-"""
-    found, errors = run(code, "-W", "ignore::DeprecationWarning")
-    assert found == ["FileNotFoundError"] * 8, errors
-
-
-def test_an_old_module_has_no_other_names():
-    with pytest.raises(ImportError, match="cannot import name 'trace'"):
-        from vanilla_transformer_export.build import trace  # noqa: F401
 
 
 # ----------------------------------------------------------------------------------------------------------------- options

@@ -1,5 +1,4 @@
-"""Names in recipes: keys that were renamed keep their old names for one release, in recipes and in records of runs; a name that
-there is not is answered with the nearest one; tasks are found by their names, and nothing else is."""
+"""Names in recipes: an unknown name is answered with the nearest one; tasks are found by their names, and nothing else is."""
 
 import ast
 import json
@@ -9,215 +8,45 @@ from pathlib import Path
 
 import pytest
 import standins
-from safetensors.torch import load_file
 
 from vanilla_transformer.errors import UsageError
-from vanilla_transformer.training import names, trainer
-from vanilla_transformer.training.checkpoints import run_facts
-from vanilla_transformer.training.origins import recorded_data
+from vanilla_transformer.training import names
 from vanilla_transformer.training.recipe import FOLDER, Recipe, read_recipe
-from vanilla_transformer.training.record import RECORD, recorded_tables
+from vanilla_transformer.training.record import RECORD
 from vanilla_transformer.training.run import train
 from vanilla_transformer.training.tasks import TASKS
 from vanilla_transformer.training.tasks.task import Task
 from vanilla_transformer.training.values import TRAINING
-from vanilla_transformer_export import cli
 
 CARDS = Path(__file__).parents[1] / "model_cards"
-OLD_NAMES = [  # by hand, as the recipes before had them
-    ("tokenizer", "dropout", "bpe_dropout", 0.25),
-    ("training", "replaced", "word_replacement", 0.5),
-    ("training", "spans", "span_crop", 0.125),
-]
-EACH_OLD_NAME = pytest.mark.parametrize("table, old, new, value", OLD_NAMES)
-RECIPE = 'task = "sequence-classification"\n[data]\ntrain = "a"\n[{table}]\n{keys}\n'
 
 
-def write(folder, table, **keys):
-    path = folder / "a.toml"
-    path.write_text(RECIPE.format(table=table, keys="\n".join(f"{name} = {value}" for name, value in keys.items())))
-    return str(path)
-
-
-# ------------------------------------------------------------------------------------------------------ old names
-
-
-def test_the_table_has_each_name_that_was_changed():
-    changed = {(table, old, new) for table, renamed in names.RENAMED.items() for old, new in renamed.items()}
-    assert changed == {(table, old, new) for table, old, new, _ in OLD_NAMES}
-
-
-@EACH_OLD_NAME
-@pytest.mark.parametrize("place", ["file", "change", "table", "recipe", "--set"])
-def test_an_old_name_is_read_with_a_warning(table, old, new, value, place, tmp_path, monkeypatch):
-    plain, said = write(tmp_path, "evaluation"), f"{table}.{old} is now {table}.{new}: its old name works for one release"
-    with pytest.warns(FutureWarning, match=re.escape(said)) as caught:
-        if place == "file":
-            recipe = read_recipe(write(tmp_path, table, **{old: value}))
-        elif place == "change":
-            recipe = read_recipe(plain, {f"{table}.{old}": value})
-        elif place == "table":
-            recipe = read_recipe(plain, {table: {old: value}})
-        elif place == "recipe":
-            recipe = Recipe("sequence-classification", **{table: {old: value}})
-        else:
-            made = []
-            monkeypatch.setattr("vanilla_transformer.training.dry_run.dry_run", lambda recipe: made.append(recipe) or "")
-            cli.main(["train", plain, "--output", "out", "--set", f"{table}.{old}={value}", "--dry-run"])
-            [recipe] = made
-    assert getattr(recipe, table) == {new: value}
-    assert len([warning for warning in caught if warning.category is FutureWarning]) == 1
-
-
-@EACH_OLD_NAME
-def test_a_change_counts_whatever_name_the_file_has(table, old, new, value, tmp_path):
-    with pytest.warns(FutureWarning):
-        assert getattr(read_recipe(write(tmp_path, table, **{new: 0.75}), {f"{table}.{old}": value}), table) == {new: value}
-    with pytest.warns(FutureWarning):
-        assert getattr(read_recipe(write(tmp_path, table, **{old: 0.75}), {f"{table}.{new}": value}), table) == {new: value}
-
-
-@EACH_OLD_NAME
-def test_an_old_and_a_new_name_together_are_an_error_that_names_both(table, old, new, value, tmp_path):
-    both, plain = {old: value, new: 0.75}, write(tmp_path, "evaluation")
-    said = rf"^{table}.{old} is {value} and {table}.{new} is 0.75, expected {table}.{new} alone: {table}.{old} is its old name$"
-    for changes in (
-        {f"{table}.{old}": value, f"{table}.{new}": 0.75},
-        {table: both},
-        {table: {old: value}, f"{table}.{new}": 0.75},
-    ):
-        with pytest.raises(UsageError, match=said) as caught:
-            read_recipe(plain, changes)
-        assert caught.value.exit_code == 2
-    with pytest.raises(UsageError, match=said):
-        read_recipe(write(tmp_path, table, **both))
-    with pytest.raises(UsageError, match=said):
-        Recipe("sequence-classification", **{table: both})
-
-
-def test_the_value_under_an_old_name_is_checked_as_that_of_the_new_one():
-    with pytest.warns(FutureWarning), pytest.raises(UsageError, match="training.span_crop is 2, expected a number from 0 to 1"):
-        Recipe("sequence-classification", training={"spans": 2})
-
-
-def test_shipped_recipes_have_no_old_names():
+def test_shipped_recipes_are_read_without_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len([read_recipe(path.stem) for path in FOLDER.glob("*.toml")]) == 18
 
 
-# ------------------------------------------------------------------------------------------------------ records
-
-
-def with_old_names(tables: dict) -> dict:
-    """As a run of the version before wrote them."""
-    found = json.loads(json.dumps(tables))
-    for table, old, new, _ in OLD_NAMES:
-        if new in found[table]:
-            found[table][old] = found[table].pop(new)
-    return found
-
-
 @pytest.mark.parametrize("path", [pytest.param(path, id=path.parent.name) for path in sorted(CARDS.glob(f"*/{RECORD}"))])
-def test_the_records_of_shipped_models_are_read_without_a_warning(path):
-    record = json.loads(path.read_text())
+def test_the_records_of_shipped_models_are_recipes(path):
+    tables = json.loads(path.read_text())["recipe"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        recipe = Recipe(**recorded_tables(record))
-    assert with_old_names({"tokenizer": recipe.tokenizer, "training": recipe.training}) == {
-        table: record["recipe"][table] for table in ("tokenizer", "training")
-    }
+        recipe = Recipe(**tables)
+    assert (recipe.tokenizer, recipe.training) == (tables["tokenizer"], tables["training"])
 
 
-def test_shipped_records_have_old_names():
-    """Else the test above says nothing."""
-    records = [json.loads(path.read_text())["recipe"] for path in CARDS.glob(f"*/{RECORD}")]
-    assert {old for table, old, *_ in OLD_NAMES for record in records if old in record[table]} == {
-        "replaced",
-        "spans",
-        "dropout",
-    }
-
-
-def test_a_record_under_both_names_is_not_read(tmp_path):
-    standins.classifier(tmp_path / "model")
-    record = {"recipe": {"data": {"train": "a"}, "training": {"spans": 0.5, "span_crop": 0.25}}}
-    (tmp_path / "model" / RECORD).write_text(json.dumps(record))
-    with pytest.raises(
-        ValueError, match="training.spans is 0.5 and training.span_crop is 0.25, expected training.span_crop alone"
-    ):
-        recorded_data(str(tmp_path / "model"))
-
-
-@pytest.fixture
-def augmented(tmp_path):
-    """A recipe with each of the keys that were renamed, of six updates with a checkpoint at each."""
-    (tmp_path / "text").write_text("".join(line + "\n" for line in standins.OPINIONS))
-    teachers = [standins.classifier(tmp_path / name) for name in ("first", "second")]
-    training = {"teachers": teachers, "word_replacement": 0.5, "span_crop": 0.125, "max_steps": 6, "save_steps": 1, "seed": 0}
-    training |= {"tokens_per_update": 64, "learning_rate": 0.01, "save_total_limit": 6}
-    data = {"train": str(tmp_path / "text")}
-    tokenizer = {"kind": "bpe", "vocab_size": 40, "bpe_dropout": 0.25}
-    return Recipe("sequence-classification", data, tokenizer, standins.SHAPE | {"num_hidden_layers": 1}, training)
-
-
-class Stopped(Exception):
-    pass
-
-
-def stop_after(monkeypatch, step):
-    """Training raises `Stopped` once the checkpoint of that update is written."""
-    callbacks = trainer.callbacks
-
-    class Stop(trainer.Watch):
-        def __init__(self):
-            pass
-
-        def on_train_begin(self, *args, **kwargs):
-            pass
-
-        def on_evaluate(self, *args, **kwargs):
-            pass
-
-        def on_log(self, *args, **kwargs):
-            pass
-
-        def on_step_begin(self, args, state, control, **kwargs):
-            if state.global_step == step:
-                raise Stopped
-
-    monkeypatch.setattr(trainer, "callbacks", lambda recipe: [*callbacks(recipe), Stop()])
-
-
-def test_a_run_that_was_begun_under_old_names_goes_on_to_the_same_weights(augmented, tmp_path, monkeypatch):
-    train(augmented, tmp_path / "undisturbed")
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        stop_after(patch, 3)
-        train(augmented, tmp_path / "model")
-    noted = tmp_path / "model-run/run.json"
-    before = with_old_names(json.loads(noted.read_text()))
-    assert {"replaced", "spans"} <= before["training"].keys() and "dropout" in before["tokenizer"]
-    noted.write_text(json.dumps(before))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FutureWarning)
-        train(augmented, tmp_path / "model")
-    assert json.loads(noted.read_text()) == run_facts(augmented)
-    found, expected = (load_file(tmp_path / name / "model.safetensors") for name in ("model", "undisturbed"))
-    assert found.keys() == expected.keys() and all((found[name] == expected[name]).all() for name in expected)
-    history = json.loads((tmp_path / "model" / RECORD).read_text())["history"]
-    assert max(entry["step"] for entry in history) == 6
-
-
-def test_a_run_of_another_value_under_an_old_name_is_another_run(augmented, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        stop_after(patch, 1)
-        train(augmented, tmp_path / "model")
-    noted = tmp_path / "model-run/run.json"
-    before = with_old_names(json.loads(noted.read_text()))
-    before["training"]["spans"] = 0.75
-    noted.write_text(json.dumps(before))
-    with pytest.raises(UsageError, match="is the state of a run with training.span_crop=0.75, expected 0.125: --restart"):
-        train(augmented, tmp_path / "model")
+@pytest.mark.parametrize(
+    "table, name, end",
+    [
+        ("training", "replaced", ", expected one of accelerator_config, "),
+        ("training", "spans", ", expected one of accelerator_config, "),
+        ("tokenizer", "dropout", r"; did you mean 'bpe_dropout'\?$"),
+    ],
+)
+def test_an_unknown_key_is_an_error_with_the_known_ones(table, name, end):
+    with pytest.raises(UsageError, match=rf"^no key of \[{table}\] '{name}'{end}"):
+        read_recipe("translation", {f"{table}.{name}": 0.5})
 
 
 # ------------------------------------------------------------------------------------------------------ the nearest name

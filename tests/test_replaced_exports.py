@@ -13,7 +13,7 @@ from checkpoints import copy_of, list_file, seal
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from vanilla_transformer_export import Runtime, TextRuntime
-from vanilla_transformer_export.runtime import artifact, external_data
+from vanilla_transformer_export.runtime import artifact
 
 TEXT = "w5 w9 w20 w7"
 
@@ -67,8 +67,7 @@ class Steps:
     def __init__(self, monkeypatch, at=None, after=False, act=None):
         self.count, self.at, self.after, self.act = 0, at, after, act
         self.lock = threading.RLock()  # graphs are opened side by side
-        for module in (artifact, external_data):
-            monkeypatch.setattr(module, "open", self.counted(builtins.open), raising=False)
+        monkeypatch.setattr(artifact, "open", self.counted(builtins.open), raising=False)
         monkeypatch.setattr(onnxruntime, "InferenceSession", self.counted(onnxruntime.InferenceSession))
 
     def counted(self, opens):

@@ -254,14 +254,18 @@ def test_requests_beyond_the_limit_are_refused_and_health_and_metrics_are_not():
         wait_for(lambda: client.post("/stub", json={"q": "a"}).status_code == 200)
 
 
-def test_where_too_many_connections_are_open_those_without_a_request_are_closed():
-    with served(connections=40) as server:
+def test_where_too_many_connections_are_open_new_ones_are_closed():
+    with served(connections=40, header_timeout=2) as server:
         working = server.send(request("/slow", {"q": "a", "x": 1.5}))
         wait_for(lambda: SEEN)
-        crowd = [server.send(b"GET /he") for _ in range(200)]
-        assert httpx.get(f"{server.url}/health").status_code == 200
-        assert len(server.server.uvicorn.server_state.connections) <= 41
+        crowd = [server.send(b"GET /he") for _ in range(39)]
+        wait_for(lambda: len(server.server.uvicorn.server_state.connections) == 40)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            assert is_closed(connection)
+        assert len(server.server.uvicorn.server_state.connections) == 40
         assert answer_of(working)[0] == 200
+        wait_for(lambda: len(server.server.uvicorn.server_state.connections) < 40)  # the idle ones are closed in time
+        assert httpx.get(f"{server.url}/health").status_code == 200
         for connection in crowd:
             connection.close()
 

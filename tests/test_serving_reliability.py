@@ -1,7 +1,6 @@
 """The server as a process, with a model behind it, under load and with clients that behave badly: whoever is answered gets what
 the request has for an answer alone, whoever is not is told so, and nothing is left behind."""
 
-import asyncio
 import contextlib
 import json
 import os
@@ -11,13 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-import uvloop
 from checkpoints import copy_of
 from serving_load import TEXTS, assert_no_harm, connect, load_of, metric, request, serving, vanish, wait_until, with_words
 from serving_servers import OURS, Plan, Server, outcome
-
-from vanilla_transformer_export.serving.connections import taking_all
-from vanilla_transformer_export.serving.server import listening
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
 MINUTES = float(os.environ.get("RELIABILITY_MINUTES", "0.5"))  # of the slow overload
@@ -84,39 +79,6 @@ def test_a_log_on_a_full_disk_stops_nothing(export, load):
     found = server.load(**load, connections=8, seconds=0.5)
     assert_no_harm(found)
     assert found["statuses"]["200"] > 20 and server.stop() == 0
-
-
-def test_connections_that_come_at_once_are_taken_at_once():
-    """uvloop's own server takes one in a turn of the loop: 300 would need 300 turns."""
-
-    async def turns():
-        found = []
-        with listening("127.0.0.1", 0) as listener:
-            listener.setblocking(False)
-            clients = [socket.socket() for _ in range(300)]
-            for client in clients:
-                client.setblocking(False)
-                client.connect_ex(listener.getsockname())
-            with taking_all(listener, lambda: Opened(found)):
-                turn = 0
-                while len(found) < len(clients) and turn < 20:
-                    await asyncio.sleep(0)
-                    turn += 1
-        for client in clients:
-            client.close()
-        return len(found), turn
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        count, turn = runner.run(turns())
-    assert count == 300 and turn < 10
-
-
-class Opened(asyncio.Protocol):
-    def __init__(self, found):
-        self.found = found
-
-    def connection_made(self, transport):
-        self.found.append(transport)
 
 
 # ------------------------------------------------------------------------------------------------------------------- slow

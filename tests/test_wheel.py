@@ -32,7 +32,7 @@ def wheel(tmp_path_factory):
 def test_a_wheel_has_every_module_recipe_and_mark_of_types(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     for package, folder in (("vanilla_transformer", "vanilla_transformer"), ("vanilla_transformer_export", "export")):
-        for pattern in ("*.py", "*.toml", "*.sh", "py.typed"):
+        for pattern in ("*.py", "*.toml", "*.sh", "*.onnx", "py.typed"):
             for path in (ROOT / folder).rglob(pattern):
                 assert f"{package}/{path.relative_to(ROOT / folder).as_posix()}" in names
 

@@ -1,14 +1,14 @@
 """Outputs: directories and files that appear whole or not at all, and take the place only of what we wrote.
 
 While OUT is being made, `.OUT.partial` stands beside it (or `OUT/.partial` inside, if OUT is a mount point, which cannot be
-renamed). Making it claims OUT for one process, whose folder in it holds
+renamed). A lock on it claims OUT for one process of this machine. It holds
 
     new      what is being written
     ready    `new`, whole, while its entries move into a mount point
     old      what OUT was, from when it is moved aside until `new` has its name
     trash    what OUT was, afterwards
 
-so that whoever finds the folder of a process that has died knows what is left to do.
+The lock ends with its process. So whoever locks a folder that is there already knows what a killed process left to do.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ import json
 import os
 import re
 import shutil
-import socket
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from stat import S_ISREG
-from urllib.parse import quote
 
-import psutil
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 StrPath = str | os.PathLike
 
@@ -72,9 +72,8 @@ OF_MODULE = re.compile(r"([\w-]+)/(config\.json|model\.safetensors|pytorch_model
 IGNORED = {"__pycache__", ".DS_Store"}  # what systems put anywhere
 IGNORED_ON_MOUNT = {"lost+found", ".partial"}
 NAMED = 5  # entries of others that an error names
-CLAIM_SECONDS = 1.0  # from making the claim to putting a name to it, at most
+PARTS = {"writing", "new", "ready", "old", "trash"}  # of a claim
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-SAME_START = 60.0  # seconds by which two readings of the start of one process may differ: clocks are corrected
 
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # the first bytes of all of them
@@ -281,103 +280,79 @@ def state_of(path: Path) -> dict[str, tuple] | None:
 
 @contextlib.contextmanager
 def claimed(out: Path) -> Iterator[Path]:
-    """Yields this process's folder beside `out`; while it is there, no other process gets one.
+    """Yield the claim of `out`, a folder beside it. What a killed process left there is settled first.
 
     Raises:
-        FileExistsError: if another process has one, or may have: which of another machine cannot be known here.
+        FileExistsError: if another process of this machine has the claim, or if something else is in its place.
     """
-    claims = claims_of(out)
-    created = [folder for folder in claims.parents if not folder.exists()]
-    claims.parent.mkdir(parents=True, exist_ok=True)
+    claim = out / ".partial" if os.path.ismount(out) else out.with_name(f".{out.name}.partial")
+    created = [folder for folder in claim.parents if not folder.exists()]
+    claim.parent.mkdir(parents=True, exist_ok=True)
     try:
-        claim = make_claim(claims, out)
-        try:
-            yield claim
-        finally:
+        with locked(claim, out):
+            check_ours(claim)
             settle(claim, out)
+            if left := sorted(claim.iterdir()):
+                raise FileExistsError(f"{left[0]}, which a run that was killed left, cannot be removed: remove it")
+            try:
+                yield claim
+            finally:
+                settle(claim, out)
+                with contextlib.suppress(OSError):
+                    claim.rmdir()
     finally:
         for folder in created:  # those in which nothing came to be
             with contextlib.suppress(OSError):
                 folder.rmdir()
 
 
-def claims_of(out: Path) -> Path:
-    return out / ".partial" if os.path.ismount(out) else out.with_name(f".{out.name}.partial")
-
-
-def make_claim(claims: Path, out: Path) -> Path:
-    """The folder of this process. What processes that have died left is settled first."""
-    if claims.is_symlink() or (claims.exists() and not claims.is_dir()):
-        raise FileExistsError(f"{claims} is no directory of ours, expected nothing there: move it away")
-    own = claims / owner()
-    abandoned = time.monotonic() + CLAIM_SECONDS
+@contextlib.contextmanager
+def locked(claim: Path, out: Path) -> Iterator[None]:
+    """Make the folder `claim` and hold its lock, where the system has such locks."""
     while True:
+        make_claim(claim)
+        if fcntl is None:
+            yield
+            return
         try:
-            claims.mkdir()
-            own.mkdir()
-            others = [claim for claim in claims.iterdir() if claim != own]
-        except FileExistsError:
-            settle_dead(claims, out, time.monotonic() > abandoned)
-        except FileNotFoundError:  # another process took it for abandoned
+            handle = os.open(claim, os.O_RDONLY)
+        except FileNotFoundError:  # the process before removed it
             continue
-        else:
-            if not others:
-                return own
-            own.rmdir()
-            check_dead(others[0], out)
+        try:
+            lock(handle, out)
+            if is_path_of(handle, claim):
+                yield
+                return
+        finally:
+            os.close(handle)
 
 
-def settle_dead(claims: Path, out: Path, is_abandoned: bool) -> None:
-    """Removes `claims` if all who made one have died; an empty one is about to get its name, unless it `is_abandoned`."""
+def make_claim(claim: Path) -> None:
+    """Make the folder `claim` if it is not there. Raise FileExistsError for a link or a file in its place."""
+    if claim.is_symlink() or (claim.exists() and not claim.is_dir()):
+        raise FileExistsError(f"{claim} is no directory of ours, expected nothing there: move it away")
+    claim.mkdir(exist_ok=True)
+
+
+def lock(handle: int, out: Path) -> None:
     try:
-        found = sorted(claims.iterdir())
-        for claim in found:
-            check_dead(claim, out)
-            settle(claim, out)
-            if claim.exists():
-                raise FileExistsError(f"{claim}, which a run that was killed left, cannot be removed: remove it")
-        if not found and is_abandoned:
-            claims.rmdir()
-        elif not found:
-            time.sleep(CLAIM_SECONDS / 20)
-    except FileNotFoundError:  # another process was faster
-        return
-    except OSError as error:
-        if error.errno != errno.ENOTEMPTY:
-            raise
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise FileExistsError(f"{out} is being written by another process: expected to be alone") from None
 
 
-def owner() -> str:
-    return f"{host()}-{os.getpid()}-{int(psutil.Process().create_time())}"
-
-
-def host() -> str:
-    """Where process ids mean the same: containers of one machine have their own, also if its name is theirs too."""
+def is_path_of(handle: int, path: Path) -> bool:
+    """Return whether `path` still leads to what `handle` is of."""
     try:
-        namespace = os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        namespace = 0
-    return quote(f"{socket.gethostname()}-{namespace}", safe="")
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
-def check_dead(claim: Path, out: Path) -> None:
-    """Raises FileExistsError unless `claim` is of a process of this machine that is no more."""
-    parts = claim.name.rsplit("-", 2)
-    if len(parts) != 3 or not (parts[1].isdecimal() and parts[2].isdecimal()):
-        raise FileExistsError(f"{claim} is of no run of vanilla-transformer: expected nothing else in {claim.parent}")
-    where, process, start = parts[0], int(parts[1]), int(parts[2])
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(start))
-    if where != host():
-        keep = f"move {claim / 'old'} back to {out} and " if (claim / "old").exists() else ""
-        run = f"process {process} of {where}, started {since}"
-        raise FileExistsError(f"{out} is being written by {run}, another machine: if that is over, {keep}remove {claim.parent}")
-    try:
-        found = psutil.Process(process)
-        is_alive = abs(found.create_time() - start) < SAME_START and found.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return
-    if is_alive:
-        raise FileExistsError(f"{out} is being written by process {process}, started {since}: expected to be alone")
+def check_ours(claim: Path) -> None:
+    """Raise FileExistsError for an entry of `claim` that no run of this package makes."""
+    if foreign := sorted({path.name for path in claim.iterdir()} - PARTS):
+        raise FileExistsError(f"{claim / foreign[0]} is of no run of vanilla-transformer: expected nothing else in {claim}")
 
 
 # ---------------------------------------------------------------------------------------------------- taking the name
@@ -438,7 +413,7 @@ def move_entries(source: Path, target: Path) -> None:
 
 
 def settle(claim: Path, out: Path) -> None:
-    """Ends the run of `claim`, wherever it stopped: `out` is as it was before, or as it was to be, and the claim is gone.
+    """Ends the run of `claim`, wherever it stopped: `out` is as it was before, or as it was to be, and the claim is empty.
 
     Raises:
         FileExistsError: if what was at `out` cannot come back because something else is there.
@@ -452,9 +427,11 @@ def settle(claim: Path, out: Path) -> None:
         raise FileExistsError(f"{out} was written while its last version stood in {old}: move one of them away")
     elif old.exists():
         old.rename(claim / "trash")
-    shutil.rmtree(claim, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        claim.parent.rmdir()
+    for part in claim.iterdir():
+        if part.is_dir():
+            shutil.rmtree(part, ignore_errors=True)
+        else:
+            part.unlink()
 
 
 def set_modes(path: Path, claim: Path) -> None:

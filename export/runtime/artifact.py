@@ -20,8 +20,8 @@ IMAGE_PROCESSOR = "preprocessor_config.json"
 TARGET_TOKENIZER = "target_tokenizer.json"  # of target text, where that is cut otherwise than source text
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", TARGET_TOKENIZER)
 # What the manifest must say, and what it may.
-REQUIRED = {"architecture": str, "files": dict, "model_type": str}
-OPTIONAL = {"target": str, "dtype": str, "activations": str, "other_dtypes": dict, "languages": dict, "step": str}
+REQUIRED = {"architecture": str, "files": dict, "model_type": str, "target": str, "dtype": str, "activations": str}
+OPTIONAL = {"other_dtypes": dict, "languages": dict, "step": str}
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Artifact:
     @property
     def dtypes(self) -> list[str]:
         """Of the weights, the default first."""
-        return [self.manifest.get("dtype", "fp32"), *self.manifest.get("other_dtypes", ())]
+        return [self.manifest["dtype"], *self.manifest.get("other_dtypes", ())]
 
     def read(self, name: str) -> bytes | None:
         """The content of the file `name`; `None` if there is none, and the manifest lists none.
@@ -56,6 +56,17 @@ class Artifact:
         if path.exists():
             raise ValueError(f"{self.directory / MANIFEST} lists no {name}: export again")
         return None
+
+    def check_listed(self) -> None:
+        """Raise ValueError for an unlisted file beside the graphs: onnxruntime opens whatever a graph names there.
+
+        onnxruntime itself rejects graphs that name a file outside of their folder.
+        """
+        listed = self.manifest["files"]
+        for folder in {(self.directory / name).parent for name in listed if name.endswith(".onnx")}:
+            for path in sorted(folder.rglob("*")):
+                if not path.is_dir() and (name := path.relative_to(self.directory).as_posix()) not in listed:
+                    raise ValueError(f"{self.directory} has {name!r:.200}, which {MANIFEST} does not list: remove it")
 
     def check_hashes(self, ending: str = "") -> None:
         """Waits until the files whose names have this `ending` were compared with the manifest.

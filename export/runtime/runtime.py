@@ -25,7 +25,6 @@ from .artifact import Artifact, open_artifact
 from .config import check_config, generation_defaults
 from .decoder import CandidateDecoder, DecoderFactory, GenerationRequest, LoadedExport, check_memory
 from .devices import CUDA, TENSORRT, processors, require, require_onnxruntime
-from .external_data import check_external_data
 from .inputs import (
     check_contiguous,
     check_ends,
@@ -108,16 +107,14 @@ class Runtime:
             raise UsageError(f"{directory} has no dtype {dtype!r}, expected one of {self.artifact.dtypes}")
         self.dtype = dtype or self.artifact.dtypes[0]
         check_config(self.config, self.artifact.directory / "config.json")
-        activations = self.artifact.manifest.get("activations", self.dtype)
+        activations = self.artifact.manifest["activations"]
         specs = self._target.graph_specs(self.config, self.architecture, self.dtype, activations)
-        # Exports of the version before have no step, and in int8 a row of theirs depends on the others.
         step: str | None = self.artifact.manifest.get("step")
         self.step = step if continuous else None
         left_out = {"decoder" if self.step == "step" else "step", "lookup"}
         self.specs = {role: spec for role, spec in specs.items() if role not in left_out}
-        # Nor have they this one, which is opened when it is first needed.
-        files = self.artifact.manifest["files"]
-        self._lookup_specs = {role: specs[role] for role in ("lookup",) if role in specs and specs[role].file in files}
+        # This one is opened when it is first needed.
+        self._lookup_specs = {role: specs[role] for role in ("lookup",) if role in specs}
         self._lane_specs = {role: specs[role] for role in ("encoder", step) if role in specs} if step in specs else {}
         self.defaults = generation_defaults(self.artifact.generation_config, self.artifact.directory / "generation_config.json")
         self.device = self._checked_device(device)
@@ -170,10 +167,11 @@ class Runtime:
         while onnxruntime loads them."""
         directory = self.artifact.directory
         files = self.artifact.manifest["files"]
-        for spec in self.specs.values():
+        for spec in (self.specs | self._lookup_specs).values():
             if spec.file not in files:
                 raise ValueError(f"{directory}/manifest.json lists no {spec.file}: export again")
         try:
+            self.artifact.check_listed()
             self.artifact.check_hashes(".onnx")
             contents = {}
             for role, spec in self.specs.items():
@@ -181,9 +179,6 @@ class Runtime:
                     content = self.artifact.read(spec.file)
                     assert content is not None  # the manifest lists it
                     contents[role] = content
-            for file in files:
-                if file.endswith(".onnx"):
-                    check_external_data(directory, file, files)
             self._sessions = Sessions(directory, self.specs, contents, self._providers, self.threads, arena)
             self.sessions = self._sessions.open()
         finally:  # before an error that only follows from other weights
@@ -571,7 +566,7 @@ def target_of(artifact: Artifact) -> Target:
     Raises:
         ValueError: for one that is not registered, and for a dtype that it does not know.
     """
-    name = artifact.manifest.get("target", default_target())
+    name = artifact.manifest["target"]
     try:
         target = get_target(name)
     except ValueError as error:

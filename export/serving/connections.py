@@ -2,11 +2,9 @@
 header, neither of time nor of size, and none for what a client does not read."""
 
 import asyncio
-import contextlib
-import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -14,10 +12,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MOST_HEADER = 64 * 1024  # bytes, beyond what came with its first ones
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-AT_ONCE = 16  # connections that are closed together where there are too many
 PIPELINED = 16  # requests of one connection that may wait for the one before
 SPARE = 128  # files that are open besides connections
-TAKEN = 256  # connections at most between two looks at those that are there
 
 
 class Connection(HttpToolsProtocol):
@@ -77,11 +73,19 @@ class Connection(HttpToolsProtocol):
         self._again = b"\r\n".join([*lines, b"", self._data[end:]])
 
 
+class Refused(asyncio.Protocol):
+    """A connection beyond the limit, which is closed."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.abort()
+
+
 class Connections:
     """Of one server.
 
     Args:
-        most: open at once; above, those that have been without a request for longest are closed.
+        most: open at once; those that come above are closed.
         idle: seconds without a request, of which the header may have begun, until a connection is closed.
         unread: seconds that an answer may lie here because the client does not read it.
     """
@@ -93,14 +97,10 @@ class Connections:
         self._clock = clock
         self._since: dict[HttpToolsProtocol, tuple[Any, float]] = {}  # the last request, and since when there is no other
 
-    def open(self, **settings: Any) -> Connection:
-        """What uvicorn calls for a new connection."""
-        connection = Connection(**settings)
-        if (more := len(connection.connections) - self.most) >= 0:  # many, where they were opened in one turn of the loop
-            self.look(connection.connections)
-            for oldest in sorted(self._since, key=lambda each: self._since[each][1])[: max(AT_ONCE, more + 1)]:
-                oldest.transport.abort()
-        return connection
+    def open(self, **settings: Any) -> asyncio.Protocol:
+        """Return the protocol of a new connection, which uvicorn asks for."""
+        is_full = len(settings["server_state"].connections) >= self.most
+        return Refused() if is_full else Connection(**settings)
 
     def sweep(self, connections: set[Any]) -> None:
         """To be called about once a second."""
@@ -120,35 +120,6 @@ class Connections:
             if request is None or request.response_complete or connection.transport.is_closing():
                 last, since = before.get(connection, (request, now))
                 self._since[connection] = (request, since if last is request else now)
-
-
-@contextlib.contextmanager
-def taking_all(listener: socket.socket, opened: Callable[[], asyncio.Protocol]) -> Iterator[None]:
-    """Takes the connections that come to `listener`. So does its server, but uvloop's takes one in each turn of the loop: of
-    many that come at once the others would wait in the kernel, where nobody refuses them, until it forgets them."""
-    loop = asyncio.get_running_loop()
-    opening: set[asyncio.Task] = set()
-
-    def over(task: asyncio.Task) -> None:
-        opening.discard(task)
-        if not task.cancelled():
-            task.exception()  # of a client that has gone again
-
-    def take() -> None:
-        with contextlib.suppress(OSError):  # nobody waits any more
-            for _ in range(TAKEN):
-                connection, _ = own.accept()
-                connection.setblocking(False)
-                opening.add(task := loop.create_task(loop.connect_accepted_socket(opened, connection)))
-                task.add_done_callback(over)
-
-    with listener.dup() as own:
-        own.setblocking(False)
-        loop.add_reader(own, take)
-        try:
-            yield
-        finally:
-            loop.remove_reader(own)
 
 
 def files_for(connections: int) -> int:

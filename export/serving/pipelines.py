@@ -8,8 +8,7 @@ import functools
 import inspect
 import io
 import json
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from ..engine.jobs import LENGTH, STOP, Job
+from ..engine.jobs import Job
 from ..errors import RequestError, TooLong, UsageError, did_you_mean
 from ..runtime.predictions import GENERATORS, IMAGES_LABELLED, LABELLED
 from ..runtime.tasks.classification import checked_candidates
@@ -25,9 +24,6 @@ from ..runtime.tasks.embedding import HEADS as STATES
 from ..runtime.tasks.rows import rows_of, run, single_texts, softmax, strings
 from ..runtime.tasks.translation import Splitting
 from ..runtime.text import TextRuntime
-from .app import refusal_of
-from .completions import StopTexts
-from .event_stream import EventStream, event
 from .models import ServedModel
 from .protocols import Protocol, checked_options, models_of, name_in_path, settings_of, validated
 from .text_embeddings import in_json, listed
@@ -42,13 +38,14 @@ LEFT_OUT: tuple[str, ...] = (
     "adapter_id",
     "best_of",
     "decoder_input_details",
+    "details",
     "frequency_penalty",
     "grammar",
+    "stop",
     "top_n_tokens",
     "truncate",
 )
 LEFT_OUT += ("typical_p", "watermark", "clean_up_tokenization_spaces", "truncation")
-FINISHED = {LENGTH: "length", STOP: "eos_token"}
 IMAGES = ("VisionModel", IMAGES_LABELLED)
 
 
@@ -59,7 +56,7 @@ class PipelineRequest(BaseModel):
 
     inputs: Any = Field(description="As the pipeline of the task takes them; an image is its bytes in base64.")
     parameters: dict[str, Any] | None = Field(None, description="Options of the task.")
-    stream: bool | None = Field(None, description="Of text-generation: whether tokens come as they are made.")
+    stream: bool | None = Field(None, description="Must not be true: `/v1/completions` streams.")
     model: str | None = Field(None, description="The name of a model; the only one that fits if not given.")
     options: dict[str, Any] | None = Field(None, description="Has no effect.")
 
@@ -97,8 +94,8 @@ async def predict(request: Request, task: str) -> Response:
     model = models_of(request).choose(kind.fits, f"do {task}", name_in_path(request), body.model)
     given = {**(body.model_extra or {}), **(body.parameters or {})}
     parameters = {name: value for name, value in given.items() if value is not None}
-    if body.stream and task != "text-generation":
-        raise UsageError(f"stream is true for {task}, expected it for text-generation only")
+    if body.stream:
+        raise UsageError("stream is true, expected false: /v1/completions streams")
     if kind.generates:
         return await generated(model, task, body, parameters, settings_of(request).max_batch)
     inputs = kind.inputs(body.inputs, settings_of(request).max_batch)
@@ -416,8 +413,6 @@ async def generated(model: ServedModel, task: str, body: PipelineRequest, given:
     inputs = texts(body.inputs, most)
     single_texts(inputs.rows)
     own, options = generation_options(task, given)
-    if task == "text-generation" and (body.stream or own["details"] or own["stop"]):
-        return await by_tokens(model, inputs, own, options, bool(body.stream))
     if task == "translation":
         splitting = Splitting(copy_letterless=own.pop("copy_letterless"))
         found = await translate(model, inputs.rows, splitting=splitting, **own, **options)
@@ -431,7 +426,7 @@ async def generated(model: ServedModel, task: str, body: PipelineRequest, given:
 
 
 OWN: dict[str, dict[str, Any]] = {
-    "text-generation": {"return_full_text": True, "details": False, "stop": []},
+    "text-generation": {"return_full_text": True},
     "translation": {"src_lang": None, "tgt_lang": None, "copy_letterless": True},
     **dict.fromkeys(("summarization", "text2text-generation"), {"src_lang": None, "tgt_lang": None}),
 }
@@ -452,15 +447,12 @@ def generation_options(task: str, given: dict[str, Any]) -> tuple[dict[str, Any]
     if unused := [name for name in given if name in LEFT_OUT]:
         # What huggingface_hub's client knows as "leave these out": it warns, and asks again without them.
         raise UsageError(f"The following `model_kwargs` are not used by the model: {unused}, expected options of this server")
-    for name in ("return_full_text", "details", "copy_letterless"):
+    for name in ("return_full_text", "copy_letterless"):
         if name in own and not isinstance(own[name], bool):
             raise UsageError(f"{name} is {own[name]!r:.60}, expected true or false")
     for name in ("src_lang", "tgt_lang"):
         if own.get(name) is not None and not isinstance(own[name], str):
             raise UsageError(f"{name} is {own[name]!r:.60}, expected the name of a language")
-    stop = own.get("stop", [])
-    if not isinstance(stop, list) or len(stop) > 4 or not all(isinstance(each, str) and each for each in stop):
-        raise UsageError(f"stop is {stop!r:.80}, expected a list of up to 4 texts, none of them empty")
     return own, checked_options(given)
 
 
@@ -473,75 +465,9 @@ async def continued(model: ServedModel, rows: list[str], own: dict[str, Any], op
     return [[next(decoded) for _ in answers] for answers in found]
 
 
-def jobs_of(
-    model: ServedModel, rows: list[str], own: dict[str, Any], options: dict[str, Any], top_logprobs: int | None = None
-) -> list[Job]:
+def jobs_of(model: ServedModel, rows: list[str], own: dict[str, Any], options: dict[str, Any]) -> list[Job]:
     assert model.engine is not None
     targets = model.runtime.target_options(own.get("tgt_lang"), len(rows), options)
     ids = model.runtime.rows(rows, own.get("src_lang"))
     engine = model.engine
-    return [engine.job(row, {**options, **target}, top_logprobs=top_logprobs) for row, target in zip(ids, targets)]
-
-
-async def by_tokens(
-    model: ServedModel, inputs: Inputs, own: dict[str, Any], options: dict[str, Any], streams: bool
-) -> Response:
-    """Of one text, in the formats of text-generation-inference."""
-    if len(inputs.rows) != 1 or options.get("num_return_sequences", 1) != 1:
-        raise UsageError(f"{len(inputs.rows)} texts with stream, details or stop, expected one text and one sequence")
-    [job] = jobs_of(model, inputs.rows, own, {"num_beams": 1, "num_return_sequences": 1, **options}, top_logprobs=0)
-    begins = inputs.rows[0] if own["return_full_text"] and not streams else ""
-    parts = tokens_of(model, job, own["stop"], begins, options.get("seed"))
-    first = await anext(parts)  # until it is there the request can be refused
-    if streams:
-        return EventStream(events(first, parts))
-    async with aclosing(parts):
-        all_parts = [first, *[part async for part in parts]]
-    answer = {"generated_text": all_parts[-1]["generated_text"]}
-    if own["details"]:
-        last = all_parts[-1]["details"]
-        tokens = [part["token"] for part in all_parts]
-        del last["input_length"]
-        answer["details"] = {**last, "prefill": [], "tokens": tokens}
-    return JSONResponse([answer] if inputs.is_list or not own["details"] else answer)
-
-
-async def tokens_of(
-    model: ServedModel, job: Job, stops: Sequence[str], begins: str, seed: int | None
-) -> AsyncGenerator[dict[str, Any], None]:
-    """One event for each token, the last one with the whole text, up to a stop text."""
-    assert model.engine is not None
-    pieces, until, whole = model.runtime.pieces(), StopTexts(stops), begins
-    special = model.runtime.special_ids
-    async with aclosing(model.engine.stream(job)) as found:
-        count = 0
-        async for each in found:
-            count += 1
-            piece = pieces.add(each.token)
-            if each.finish_reason is not None:
-                piece += pieces.end()
-            whole += until.add(piece)
-            reason = "stop_sequence" if until.found else FINISHED.get(each.finish_reason or "")
-            if reason not in (None, "stop_sequence"):
-                whole += until.held
-            logprob = max(each.logprobs.logprob, -9999.0) if each.logprobs else 0.0
-            token = {"id": each.token, "text": piece, "logprob": logprob, "special": each.token in special}
-            details = {"finish_reason": reason, "generated_tokens": count, "input_length": len(job.prompt), "seed": seed}
-            ends = {"generated_text": whole, "details": details} if reason else {"generated_text": None, "details": None}
-            yield {"index": count, "token": token, **ends}
-            if reason:
-                return
-
-
-async def events(first: dict[str, Any], parts: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
-    """An error is an event too."""
-    try:
-        async with aclosing(parts):
-            yield event(first)
-            async for part in parts:
-                yield event(part)
-    except Exception as error:
-        refusal = refusal_of(error, PROTOCOL.validation)
-        yield event({"error": refusal.message, "error_type": "generation"})
-        if refusal.status == 500:  # for the log
-            raise
+    return [engine.job(row, {**options, **target}) for row, target in zip(ids, targets)]

@@ -235,7 +235,7 @@ class Reader:
 
     def describe(self) -> str:
         """In one line, for who starts it."""
-        alone = "" if self.most_rows > 1 else " one row at a time (its rows depend on each other: export again),"
+        alone = "" if self.most_rows > 1 else " one row at a time (its rows depend on each other),"
         return f"dynamic batches,{alone} {Arrangement(len(self.lanes), self.runtime.threads)}"
 
     @property

@@ -13,7 +13,7 @@ import uvicorn
 import uvloop
 
 from ..engine.process import SIGNALS, EngineProcess
-from .connections import Connections, files_for, taking_all
+from .connections import Connections, files_for
 from .logs import taking_over
 from .protocols import Protocol
 from .service import PROTOCOLS, Say, Service
@@ -101,7 +101,7 @@ class Server:
             await asyncio.sleep(0.001)
         watching = asyncio.create_task(self.service.watch(self.sweep))
         try:
-            with self.signals(), taking_all(listener, self.opened):
+            with self.signals():
                 host, port = listener.getsockname()[:2]
                 self.say(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}")
                 if await self.start():
@@ -114,10 +114,6 @@ class Server:
             self.uvicorn.should_exit = True
             await serving
             self.service.close()
-
-    def opened(self) -> asyncio.Protocol:
-        """Of a new connection, as uvicorn makes it."""
-        return self.connections.open(config=self.uvicorn.config, server_state=self.uvicorn.server_state, app_state={})
 
     def sweep(self) -> None:
         """Closes connections that are idle or stuck."""

@@ -85,7 +85,7 @@ def arrangement_for(source: Source, settings: Settings, cores: int) -> Arrangeme
 def description(model: ServedModel) -> str:
     """One line of what is served."""
     artifact = model.runtime.runtime.artifact
-    facts = [model.architecture, artifact.manifest.get("target", "portable"), model.runtime.runtime.dtype]
+    facts = [model.architecture, artifact.manifest["target"], model.runtime.runtime.dtype]
     return f"{model.name}: {', '.join([*facts, model.worker.describe()])}"
 
 

@@ -78,7 +78,7 @@ class Settings:
     max_batch: int = setting(positive, 128, "texts in one request at most")
     max_body: int = setting(positive, 4 * MEBIBYTE, "bytes of a request's body at most")
     requests: int = setting(positive, 512, "requests at once at most; health and metrics are answered all the same")
-    connections: int = setting(positive, 4096, "open connections at most; above, the one that was idle for longest is closed")
+    connections: int = setting(positive, 4096, "open connections at most; above, new ones are closed")
     timeout: float = setting(seconds, 120.0, "seconds for the answer to a request")
     header_timeout: float = setting(seconds, 10.0, "seconds until a connection has sent the header of its (next) request")
     body_timeout: float = setting(seconds, 30.0, "seconds until the body is there")

@@ -66,6 +66,13 @@ def move_weights(model: ir.Model, path: Path) -> None:
                 value.const_value = write_external(file, path, name, value.const_value)
 
 
+def data_files(graph: Path) -> list[str]:
+    """Return the names of the files beside `graph` that hold weights of it."""
+    model = ir.load(graph)
+    tensors = [value.const_value for part in model.graphs() for value in part.initializers.values()]
+    return sorted({str(tensor.location) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)})
+
+
 def write_external(file: BinaryIO, path: Path, name: str, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
     """Append `tensor` to `file`, which is open at `path`, at a multiple of the page size."""
     file.write(bytes(-file.tell() % PAGE))

@@ -10,9 +10,7 @@ Differences of layout are removed by permuting, slicing or joining weights. What
 names the field, before anything is written. A family is a line in `registry` and a module, see `converter.Converter`.
 """
 
-import importlib
 import os
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -116,13 +114,3 @@ def convert_torch(
 def read_tensors(file: str | os.PathLike) -> dict[str, torch.Tensor]:
     tensors = TensorFiles(file)
     return {name: tensors.read(name) for name in tensors.shapes}
-
-
-def __getattr__(name: str) -> Any:
-    """Old names, for one release."""
-    if name == "plan":  # a module that can be called, see there
-        return importlib.import_module(f"{__name__}.plan")
-    if name == "Plan":
-        warnings.warn("conversion.Plan is now conversion.ConversionPlan", DeprecationWarning, stacklevel=2)
-        return ConversionPlan
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

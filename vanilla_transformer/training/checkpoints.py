@@ -20,7 +20,7 @@ from ..checkpoint_files import for_every_version
 from ..errors import UsageError
 from ..files import keep
 from .data import paths_of
-from .names import flat, with_new_names
+from .names import flat
 from .recipe import Recipe
 from .values import SPLITS
 
@@ -210,9 +210,8 @@ def files_in(path: str) -> list[Path]:
 
 
 def check_same(state: Path, before: dict, facts: dict) -> None:
-    """Raises UsageError for facts that differ from those `before`, where that changes the weights. Keys that were noted under
-    old names are those of today."""
-    one = flat(with_new_names(before, warn=False))
+    """Raises UsageError for facts that differ from those `before`, where that changes the weights."""
+    one = flat(before)
     other = flat(facts)
     chosen_by_score = any(other.get(f"training.{name}") for name in ("load_best_model_at_end", "early_stopping_patience"))
     for key in sorted(one.keys() | other.keys()):

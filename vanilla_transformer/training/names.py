@@ -1,53 +1,11 @@
-"""Names of a recipe's keys: those that there are, the nearest of them, and those that were renamed.
-
-Recipes, `--set` and the records of runs are all read through one table of old names, `RENAMED`.
-"""
+"""Names of a recipe's keys: those that there are, and the nearest of them."""
 
 import difflib
 import reprlib
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
 from ..errors import UsageError
-
-RENAMED = {  # table -> old name -> name
-    "tokenizer": {"dropout": "bpe_dropout"},
-    "training": {"replaced": "word_replacement", "spans": "span_crop"},
-}
-
-
-def with_new_names(settings: dict[str, Any], warn: bool = True) -> dict[str, Any]:
-    """`settings`, which are tables by their names, single keys as `table.key`, or both, with the names of today.
-
-    Args:
-        warn: whether to warn of an old name; not where a run has noted it, since nobody has to change that.
-
-    Raises:
-        UsageError: for a key under both its names.
-    """
-    given = flat(settings)
-    for table, names in RENAMED.items():
-        for old_name, new_name in names.items():
-            old, new = f"{table}.{old_name}", f"{table}.{new_name}"
-            if old in given and new in given:
-                seen = f"{old} is {given[old]!r} and {new} is {given[new]!r}"
-                raise UsageError(f"{seen}, expected {new} alone: {old} is its old name")
-            if old in given and warn:
-                warnings.warn(f"{old} is now {new}: its old name works for one release", FutureWarning, stacklevel=3)
-    return {new_key(key): new_keys(key, value) for key, value in settings.items()}
-
-
-def new_key(key: str) -> str:
-    """Of a `table.key`."""
-    table, dot, name = key.partition(".")
-    return table + dot + RENAMED.get(table, {}).get(name, name)
-
-
-def new_keys(table: str, values: Any) -> Any:
-    """Of a whole table; any other value as it is."""
-    names = RENAMED.get(table, {})
-    return {names.get(name, name): value for name, value in values.items()} if names and isinstance(values, dict) else values
 
 
 def flat(tables: dict[str, Any]) -> dict[str, Any]:

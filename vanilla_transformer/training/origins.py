@@ -12,7 +12,7 @@ from ..checkpoint import config_and_class
 from ..checkpoint_files import checkpoint_directory
 from .data import lines, paths_of
 from .recipe import Recipe
-from .record import RECORD, recorded_tables
+from .record import RECORD
 from .tasks import TASKS
 
 logger = logging.get_logger(__name__)
@@ -72,7 +72,7 @@ def recorded_data(path: str) -> tuple[dict, list[Path]] | None:
     if not file.is_file():
         return None
     try:
-        data = recorded_tables(json.loads(file.read_bytes()))["data"]
+        data = json.loads(file.read_bytes())["recipe"]["data"]
         return data, paths_of(data, "train") if "train" in data else []  # none of a data set
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file} is not the record of a run: {error!r}") from None

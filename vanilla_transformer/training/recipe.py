@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import UsageError
 from .checks import check_together
-from .names import check_name, did_you_mean, with_new_names
+from .names import check_name, did_you_mean
 from .tasks import TASKS
 from .values import check_table, key_types
 
@@ -42,12 +42,9 @@ class Recipe:
         evaluation: what the task's metrics take.
         save_dtype: of the result's tensors, `"float32"` or `"float16"`; they load as float32.
 
-    A key that was renamed may have its old name, with a FutureWarning (see `names.RENAMED`).
-
     Raises:
-        UsageError: for a key that there is not, with the nearest one, a key under both an old and a new name, a value that is
-            not of its type or range, and for values that do not go together. What files hold is checked by
-            `prepare.check_complete`.
+        UsageError: for a key that there is not, with the nearest one, a value that is not of its type or
+            range, and for values that do not go together. What files hold is checked by `prepare.check_complete`.
     """
 
     task: str
@@ -64,16 +61,13 @@ class Recipe:
         check_name("save_dtype", self.save_dtype, SAVE_DTYPES)
         task = TASKS[self.task]
         types = key_types(task)
-        for table, values in with_new_names({table: getattr(self, table) for table in types}).items():
-            setattr(self, table, values)
-            check_table(table, values, types)
+        for table in types:
+            check_table(table, getattr(self, table), types)
         check_together(self, task)
 
 
 def read_recipe(name: str, changes: dict[str, Any] | None = None) -> Recipe:
     """The recipe of the file `name`, or of that name in `recipes/`, with `changes` over it: values of `table.key`.
-
-    A key of the file and its change may have different names of the same key, an old and a new one: the change counts.
 
     Raises:
         FileNotFoundError: for a name that is neither, with the nearest recipe.
@@ -81,8 +75,8 @@ def read_recipe(name: str, changes: dict[str, Any] | None = None) -> Recipe:
         UsageError: as `Recipe` does.
     """
     path = recipe_path(name)
-    tables = with_new_names(read_tables(path))
-    for key, value in with_new_names(changes or {}).items():
+    tables = read_tables(path)
+    for key, value in (changes or {}).items():
         table, dot, name = key.partition(".")
         if not dot:
             tables[key] = value

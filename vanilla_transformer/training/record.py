@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from transformers import Seq2SeqTrainer, TrainingArguments
 
-from .names import with_new_names
 from .recipe import Recipe
 
 RECORD = "training.json"
@@ -26,16 +25,6 @@ def record_of(recipe: Recipe, trainer: Seq2SeqTrainer, metrics: dict[str, Any]) 
         "versions": {name: version(name) for name in PACKAGES},
         "history": history,
     }
-
-
-def recorded_tables(record: dict[str, Any]) -> dict[str, Any]:
-    """The tables of the recipe in a `record`, of this version or an earlier one, by the names that keys have today. Of old
-    names it does not warn: a run wrote them.
-
-    Raises:
-        KeyError, TypeError, AttributeError: for what is no record.
-    """
-    return with_new_names(record["recipe"], warn=False)
 
 
 def hardware(arguments: TrainingArguments) -> str:

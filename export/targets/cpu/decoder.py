@@ -33,7 +33,7 @@ class CpuDecoders:
 
     @property
     def takes_candidates(self) -> bool:
-        """As `DecoderFactory`; exports of the release before have no graph for it."""
+        """As `DecoderFactory`; a seq2seq model needs heads that `GroupQueryAttention` holds."""
         return "lookup" in self.export.specs
 
     @functools.cached_property

