@@ -2,7 +2,7 @@
 # make test   the test suite, without the slow tests; make test-all runs those too
 # make test-versions  the suite, and exports without torch, at the lowest and at the newest versions of what they need
 # make test-clients  libraries that others wrote, over what we save and export; needs Node and Chromium
-# make cards  the code beside the weights of model_cards/, from the package
+# make cards  the models of model_cards/ with their code, as repositories that are ready for the Hub: build/cards/
 # make docs   the site of docs/, with the API reference: build/docs/index.html
 # make bench  the CPU benchmark, hours on an idle machine: benchmarks/results/cpu-avx2.json or cpu-vnni.json, its tables and its
 #             plot; make bench CAPTIONS=FILE translates the first 1000 lines of FILE too
@@ -39,8 +39,9 @@ PIPELINES := pipelines_vanilla_transformer
 CODE := $(patsubst %,vanilla_transformer/%_vanilla_transformer.py,configuration layers modeling)
 
 cards:
-	for card in model_cards/*; do cp $(CODE) $$card; done
-	for config in $$(grep -l $(PIPELINES) model_cards/*/config.json); do cp vanilla_transformer/$(PIPELINES).py $${config%/*}; done
+	rm -rf build/cards && mkdir -p build && cp -RL model_cards build/cards
+	for card in build/cards/*; do cp $(CODE) $$card; done
+	for config in $$(grep -l $(PIPELINES) build/cards/*/config.json); do cp vanilla_transformer/$(PIPELINES).py $${config%/*}; done
 
 bench: .venv/installed
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[bench]"

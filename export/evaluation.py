@@ -135,7 +135,7 @@ def bleu(
     try:
         check_tokenize(bleu_tokenize)
     except ValueError as error:
-        raise UsageError(error) from None
+        raise UsageError(str(error)) from None
     sources, targets = zip(*read_parallel(source, references))
     outputs = [""] * len(sources)
     for chosen in batches(sources, engine.rows_together(len(sources), batch_size, options)):
@@ -319,7 +319,7 @@ class TorchEngine:
         try:
             return choose_languages(self.model, self.text, src_lang, tgt_lang)
         except ValueError as error:
-            raise UsageError(error) from None
+            raise UsageError(str(error)) from None
 
     def check(self, ids: np.ndarray) -> None:
         if ids.max() >= (size := self.model.config.vocab_size):

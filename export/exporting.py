@@ -204,7 +204,7 @@ def checked_target(name: str) -> Target:
     try:
         return get_target(name)
     except ValueError as error:
-        raise UsageError(error) from None
+        raise UsageError(str(error)) from None
 
 
 def checked_dtypes(target: Target, dtype: str | Sequence[str] | None) -> list[str | None]:

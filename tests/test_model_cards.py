@@ -1,10 +1,12 @@
-"""Every directory of model_cards/ is a Hub repository that is ready to push, and does what its card says."""
+"""Every model of model_cards/ does what its card says, and `make cards` makes it a repository that is ready for the Hub."""
 
 import functools
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,29 +72,57 @@ def load(card):
 
 
 @cards()
-def test_the_code_beside_the_weights_is_the_package_s(card):
+def test_a_card_has_no_code(card):
+    names = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "training.json"}
+    generation = set() if task(card) == "text-classification" else {"generation_config.json"}
+    assert {path.name for path in card.iterdir()} == {*names, "curves.png", "examples.tsv", *generation}
+
+
+@pytest.fixture(scope="module")
+def repositories(tmp_path_factory):
+    """The directory of what `make cards` writes."""
+    root = tmp_path_factory.mktemp("root")
+    shutil.copy(ROOT / "Makefile", root)
+    shutil.copytree(PACKAGE, root / "vanilla_transformer", ignore=shutil.ignore_patterns("__pycache__"))
+    (root / "model_cards").symlink_to(FOLDER)
+    subprocess.run(["make", "cards"], cwd=root, check=True, capture_output=True)
+    return root / "build/cards"
+
+
+@cards()
+def test_make_cards_adds_the_code_that_the_config_names(card, repositories):
+    repository = repositories / card.name
     config = json.loads((card / "config.json").read_text())
-    named = {reference.partition(".")[0] for reference in config["auto_map"].values()}
-    assert named == {"configuration_vanilla_transformer", "modeling_vanilla_transformer"}
-    parts = ("configuration", "layers", "modeling", *(["pipelines"] if task(card) == "translation" else []))
-    modules = {f"{part}_vanilla_transformer.py" for part in parts}
-    assert {path.name for path in card.glob("*.py")} == modules
-    for module in modules:
-        assert not (card / module).is_symlink(), "saving a model there would write into the package"
-        assert (card / module).read_text() == (PACKAGE / module).read_text(), "run `make cards`"
+    references = [*config["auto_map"].values(), *(each["impl"] for each in config.get("custom_pipelines", {}).values())]
+    imported = {reference.partition(".")[0] for reference in references}
+    added = {path.name for path in repository.iterdir()} - {path.name for path in card.iterdir()}
+    assert added == {f"{module}.py" for module in {*imported, "layers_vanilla_transformer"}}
+    assert all((repository / name).read_text() == (PACKAGE / name).read_text() for name in added)
 
 
-def test_make_cards_writes_the_package_s_code_into_every_card(tmp_path):
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    shutil.copytree(PACKAGE, tmp_path / "vanilla_transformer", ignore=shutil.ignore_patterns("__pycache__"))
-    for card in CARDS:
-        (tmp_path / "model_cards" / card.name).mkdir(parents=True)
-        shutil.copy(card / "config.json", tmp_path / "model_cards" / card.name)
-        (tmp_path / "model_cards" / card.name / "layers_vanilla_transformer.py").write_text("# of another version")
-    subprocess.run(["make", "cards"], cwd=tmp_path, check=True, capture_output=True)
-    for card in CARDS:
-        written = {path.name: path.read_text() for path in (tmp_path / "model_cards" / card.name).glob("*.py")}
-        assert written == {path.name: path.read_text() for path in card.glob("*.py")}
+# Prints the logits of a repository, as JSON, where the package is not installed. Arguments: an Auto class, a directory.
+ELSEWHERE = """
+import json, sys
+sys.modules["vanilla_transformer"] = None
+import torch, transformers
+
+name, directory = sys.argv[1:]
+model = getattr(transformers, name).from_pretrained(directory, trust_remote_code=True)
+tokens = torch.tensor([[5, 6, 7]])
+print(json.dumps(model(tokens, **({"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {})).logits.tolist()))
+"""
+
+
+@pytest.mark.parametrize("name", ["decoder-tiny-shakespeare", "encoder-tiny-sst2", "seq2seq-tiny-multi30k-en-de"])
+def test_a_repository_loads_where_the_package_is_not_installed(name, repositories, tmp_path):
+    card = FOLDER / f"vanilla-{name}"
+    command = [sys.executable, "-c", ELSEWHERE, AUTO[task(card)].__name__, repositories / card.name]
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path)}
+    process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr[-3000:]
+    tokens = torch.tensor([[5, 6, 7]])
+    target = {"decoder_input_ids": tokens} if "seq2seq" in name else {}
+    torch.testing.assert_close(torch.tensor(json.loads(process.stdout)), load(card)(tokens, **target).logits)
 
 
 @cards()
@@ -106,7 +136,7 @@ def test_tensors_are_float16_stored_once_and_load_as_float32(card):
 
 
 def test_all_of_them_stay_small():
-    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) < 41e6
+    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) < 40e6
 
 
 @cards()

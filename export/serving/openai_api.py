@@ -243,7 +243,7 @@ def in_their_words(error: TooLong | UsageError) -> UsageError:
     text, param = str(error), getattr(error, "param", None)
     for ours, theirs in WORDS.items():
         text = text.replace(ours, theirs)
-    return UsageError(text, WORDS.get(param, param))
+    return UsageError(text, None if param is None else WORDS.get(param, param))
 
 
 async def prompts_of(given: Any, runtime: TextRuntime, most: int) -> list[Prompt]:
