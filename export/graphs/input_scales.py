@@ -69,9 +69,9 @@ class Steps:
     def cover(cls, lowest: np.ndarray, highest: np.ndarray, smoothing: np.ndarray | None) -> "Steps":
         """Return the steps with which the integers hold 0 and all values of features (K,) from `lowest` to `highest`."""
         divisor = 1 if smoothing is None else smoothing
-        lowest, highest = min(0, (lowest / divisor).min()), max(0, (highest / divisor).max())
-        scale = np.float32(max((highest - lowest) / 255, TINY))
-        return cls(smoothing, scale, np.uint8(np.rint(-lowest / scale)))
+        smallest, largest = min(0, (lowest / divisor).min()), max(0, (highest / divisor).max())
+        scale = np.float32(max((largest - smallest) / 255, TINY))
+        return cls(smoothing, scale, np.uint8(np.rint(-smallest / scale)))
 
     def multiply(self, rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
         """Return `rows` x `matrix` as the int8 graph computes it."""
