@@ -204,6 +204,25 @@ def test_batches_of_the_runtime(exported, name, dtype):
             np.testing.assert_array_equal(together[row], logits(runtime, name, [row] * COPIES[dtype])[0])
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+def test_sources_beside_a_longer_one(exported, dtype):
+    """Of any length: kernels add the values of several keys at once, and of a source alone some are left over."""
+    _, directory = exported("seq2seq", dtype)
+    runtime, lengths = Runtime(directory, threads=1), range(1, 18)
+    ids = np.random.default_rng(0).integers(4, 48, (len(lengths), max(lengths)))
+    mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
+    together = logits_after_source(runtime, ids, mask)
+    for row, length in enumerate(lengths):
+        np.testing.assert_array_equal(logits_after_source(runtime, ids[[row], :length], mask[[row], :length])[0], together[row])
+
+
+def logits_after_source(runtime, ids, mask):
+    """After the first token of the translation, and after one more: (rows, 2, V)."""
+    first = np.ones((len(ids), 1), np.int64)
+    decoder = runtime.decoders.start(GenerationRequest(Options(max_new_tokens=8), first, first, (ids, mask)))
+    return np.stack([decoder.prefill(first, first)[:, -1].copy(), decoder.step(5 * first)[:, -1].copy()], axis=1)
+
+
 def logits(runtime, name, rows):
     """After the prompt, and after three more tokens: (rows, 4, V)."""
     ids, mask = (array[list(rows)] for array in prompts(name))
