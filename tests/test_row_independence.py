@@ -1,7 +1,10 @@
 """A row's outputs are the same bits whatever stands beside it: other rows, longer rows that it is padded for, more threads.
 
 Whole graphs of the cpu target, each row alone and in company; and single products and attentions of the sizes that models have,
-because kernels choose their way by size. A failure names the first operator whose output differs."""
+because kernels choose their way by size. A failure names the first operator whose output differs.
+
+In int4, onnxruntime has another kernel for a single row on processors without AVX-512. So a row alone is two copies of the row
+here, and a test of products compares one row with two copies of the row: they differ by the rounding of float32."""
 
 import numpy as np
 import onnx
@@ -13,6 +16,7 @@ from written import operators, write
 
 from vanilla_transformer_export import Options, Runtime, export
 from vanilla_transformer_export.graphs.layers import linear
+from vanilla_transformer_export.graphs.quantization import BLOCK, int4_blocks
 from vanilla_transformer_export.runtime.decoder import GenerationRequest
 
 exported = exports_for("cpu")
@@ -21,6 +25,7 @@ COMPANY = (1, 2, 3, 4, 5, 7, 8, 12, 13, 16, 24, 31, 32, 33, 48, 63, 64)  # numbe
 FEW = (1, 2, 3, 8, 13)
 DTYPES = ("fp32", "int8", "int4")
 ROOM = 24  # positions of each cache
+COPIES = {"fp32": 1, "int8": 1, "int4": 2}  # of a row that is alone
 
 
 def opened(graph, threads):
@@ -31,31 +36,33 @@ def opened(graph, threads):
     return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
-def check(path, make_feeds, cut, rows, threads=(1, 2)):
+def check(path, dtype, make_feeds, cut, rows, threads=(1, 2)):
     """`make_feeds` of some rows are what the graph at `path` takes; `cut` of its outputs is what is of the row at a place."""
+    copies = COPIES[dtype]
     for count in threads:
         session = opened(str(path), count)
-        alone = [cut(session.run(None, make_feeds([row])), 0, row) for row in range(max(rows))]
-        for number in rows:
+        alone = [cut(session.run(None, make_feeds([row] * copies)), 0, row) for row in range(max(rows))]
+        for number in (number for number in rows if number >= copies):
             found = session.run(None, make_feeds(range(number)))
             for row in range(number):
                 for name, one, other in zip(session.get_outputs(), alone[row], cut(found, row, row), strict=True):
                     if not np.array_equal(one, other):
-                        where = first_difference(path, make_feeds, row, number, count)
+                        where = first_difference(path, make_feeds, [row] * copies, number, count)
                         pytest.fail(f"{name.name} of row {row} of {number} differs, {count} threads; first in {where}")
 
 
-def first_difference(path, make_feeds, row, number, threads):
-    """The first node whose output for `row` differs between one row and `number`, where all outputs are kept."""
+def first_difference(path, make_feeds, copies, number, threads):
+    """The first node whose output for a row differs between its `copies` and `number` rows, where all outputs are kept."""
+    row = copies[0]
     model = onnx.load(path)
     names = {value.name for value in model.graph.output}
     kept = [value for node in model.graph.node for value in node.output if value and value not in names]
     model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in kept)
     session = opened(model.SerializeToString(), threads)
-    alone, together = session.run(kept, make_feeds([row])), session.run(kept, make_feeds(range(number)))
+    alone, together = session.run(kept, make_feeds(copies)), session.run(kept, make_feeds(range(number)))
     makers = {value: node.op_type for node in model.graph.node for value in node.output}
     for name, one, other in zip(kept, alone, together, strict=True):
-        if one.shape[:1] == (1,) and other.shape[:1] == (number,) and one.dtype == np.float32:
+        if one.shape[:1] == (len(copies),) and other.shape[:1] == (number,) and one.dtype == np.float32:
             inside = tuple(slice(size) for size in one.shape[1:])
             if not np.array_equal(one[0], other[row][inside]):
                 return f"{makers[name]} ({name})"
@@ -84,7 +91,7 @@ def length_of(row):
     return 1 + row * 7 % 17
 
 
-def check_sequences(path, vocabulary, rows):
+def check_sequences(path, dtype, vocabulary, rows):
     session = opened(str(path), 1)
     axes = [[axis for axis, size in enumerate(value.shape) if size == "source_length"] for value in session.get_outputs()]
 
@@ -94,7 +101,7 @@ def check_sequences(path, vocabulary, rows):
             for output, axis in zip(outputs, axes)
         ]
 
-    check(path, sequence_feeds(session.get_inputs(), vocabulary), cut, rows)
+    check(path, dtype, sequence_feeds(session.get_inputs(), vocabulary), cut, rows)
 
 
 def step_feeds(session_inputs, vocabulary):
@@ -126,7 +133,7 @@ def step_feeds(session_inputs, vocabulary):
     return make
 
 
-def check_steps(path, vocabulary, rows):
+def check_steps(path, dtype, vocabulary, rows):
     session = opened(str(path), 1)
     names = [value.name for value in session.get_outputs()]
 
@@ -135,7 +142,7 @@ def check_steps(path, vocabulary, rows):
         used = [length_of(row + 3) if ".encoder." in name else length_of(row) + 1 for name in names]
         return [output[place] if output.ndim == 2 else output[place][:, :end] for output, end in zip(outputs, used)]
 
-    check(path, step_feeds(session.get_inputs(), vocabulary), cut, rows)
+    check(path, dtype, step_feeds(session.get_inputs(), vocabulary), cut, rows)
 
 
 def cases(*names):
@@ -147,7 +154,7 @@ def cases(*names):
 @cases("seq2seq", "encoder", "seq2seq-t5", "encoder-relative")
 def test_what_reads_whole_sequences(exported, name, dtype, request):
     _, directory = exported(name, dtype)
-    check_sequences(directory / Runtime(directory).artifact.manifest["graphs"]["encoder"], 48, company(request))
+    check_sequences(directory / Runtime(directory).artifact.manifest["graphs"]["encoder"], dtype, 48, company(request))
 
 
 @cases("seq2seq", "causal", "causal-window", "causal-relative")
@@ -155,7 +162,7 @@ def test_steps_that_rows_join_and_leave(exported, name, dtype, request):
     """The next token of each row, after any number of its own."""
     _, directory = exported(name, dtype)
     manifest = Runtime(directory).artifact.manifest
-    check_steps(directory / manifest["graphs"][manifest["step"]], 48, company(request))
+    check_steps(directory / manifest["graphs"][manifest["step"]], dtype, 48, company(request))
 
 
 def company(request):
@@ -167,7 +174,7 @@ def company(request):
 def test_steps_with_relative_positions_over_a_source(tmp_path, dtype):
     architecture, fields = MODELS["seq2seq-t5"]
     manifest = saved_and_exported(tmp_path, dtype, architecture, {**fields, "head_dim": 8})
-    check_steps(tmp_path / "out" / manifest["graphs"]["step"], 48, COMPANY)
+    check_steps(tmp_path / "out" / manifest["graphs"]["step"], dtype, 48, COMPANY)
 
 
 @pytest.mark.slow
@@ -176,7 +183,7 @@ def test_a_mean_over_tokens(tmp_path, dtype):
     """`ReduceSum` over tokens adds in another order for one row than for several, and again with padding."""
     fields = dict(num_hidden_layers=1, classifier_pooling="mean")
     saved_and_exported(tmp_path, dtype, "VanillaEncoderForSequenceClassification", fields)
-    check_sequences(tmp_path / "out/onnx/model.onnx", 48, COMPANY)
+    check_sequences(tmp_path / "out/onnx/model.onnx", dtype, 48, COMPANY)
 
 
 def saved_and_exported(directory, dtype, architecture, fields):
@@ -194,7 +201,26 @@ def test_batches_of_the_runtime(exported, name, dtype):
         runtime = Runtime(directory, threads=threads)
         together = logits(runtime, name, range(4))
         for row in range(4):
-            np.testing.assert_array_equal(together[row], logits(runtime, name, [row])[0])
+            np.testing.assert_array_equal(together[row], logits(runtime, name, [row] * COPIES[dtype])[0])
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+def test_sources_beside_a_longer_one(exported, dtype):
+    """Of any length: kernels add the values of several keys at once, and of a source alone some are left over."""
+    _, directory = exported("seq2seq", dtype)
+    runtime, lengths = Runtime(directory, threads=1), range(1, 18)
+    ids = np.random.default_rng(0).integers(4, 48, (len(lengths), max(lengths)))
+    mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
+    together = logits_after_source(runtime, ids, mask)
+    for row, length in enumerate(lengths):
+        np.testing.assert_array_equal(logits_after_source(runtime, ids[[row], :length], mask[[row], :length])[0], together[row])
+
+
+def logits_after_source(runtime, ids, mask):
+    """After the first token of the translation, and after one more: (rows, 2, V)."""
+    first = np.ones((len(ids), 1), np.int64)
+    decoder = runtime.decoders.start(GenerationRequest(Options(max_new_tokens=8), first, first, (ids, mask)))
+    return np.stack([decoder.prefill(first, first)[:, -1].copy(), decoder.step(5 * first)[:, -1].copy()], axis=1)
 
 
 def logits(runtime, name, rows):
@@ -225,12 +251,12 @@ def value(name, shape, dtype=np.float32):
     return onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
 
 
-def alone_and_together(model, make_feeds):
+def alone_and_together(model, make_feeds, copies=1):
     """The outputs of each row alone, as rows, and of all numbers of rows: pairs to compare, at one thread and at two."""
     for threads in (1, 2):
         session = opened(model, threads)
-        alone = np.concatenate([session.run(None, make_feeds(slice(row, row + 1)))[0] for row in range(max(COMPANY))])
-        for number in COMPANY:
+        alone = np.concatenate([session.run(None, make_feeds([row] * copies))[0][:1] for row in range(max(COMPANY))])
+        for number in (number for number in COMPANY if number >= copies):
             yield alone[:number], session.run(None, make_feeds(slice(number)))[0]
 
 
@@ -244,7 +270,7 @@ def test_products(size, dtype):
     x = rng.standard_normal((64, 3, size[0]), np.float32) * rng.uniform(0.1, 10, (64, 1, 1)).astype(np.float32)
     model = product(matrix, dtype)
     for tokens in (x[:, :1], x):
-        for one, other in alone_and_together(model, lambda rows, tokens=tokens: {"x": tokens[rows]}):
+        for one, other in alone_and_together(model, lambda rows, tokens=tokens: {"x": tokens[rows]}, COPIES[dtype]):
             np.testing.assert_array_equal(one, other)
     if dtype == "fp32":
         node = onnx.helper.make_node("Gemm", ["x", "w"], ["y"])
@@ -253,6 +279,28 @@ def test_products(size, dtype):
         model = onnx.helper.make_model(graph, opset_imports=IMPORTS, ir_version=10).SerializeToString()
         for one, other in alone_and_together(model, lambda rows: {"x": x[rows, 0]}):
             np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", PRODUCTS)
+def test_a_single_row_in_int4_differs_by_rounding(size):
+    """Both kernels add a term for each block, and 8 partial sums. One of them multiplies by unsigned integers, and subtracts
+    8 times the sums of blocks of x. n roundings of a sum of magnitudes m lose about sqrt(n) * u * m, where u is half of
+    float32's epsilon (Higham and Mary 2019). A value of x that is rounded to another integer would be more."""
+    rng = np.random.default_rng(0)
+    matrix, x = rng.standard_normal(size, np.float32), rng.standard_normal((16, 1, size[0]), np.float32)
+    integers, scales = int4_blocks(matrix)
+    blocks = np.stack([integers & 15, integers >> 4], axis=-1).reshape(size[1], -1)[:, : size[0]]
+    unsigned = blocks * np.abs(scales).repeat(BLOCK, axis=1)[:, : size[0]]
+    offsets = 8 * np.abs(scales).repeat(BLOCK, axis=1)[:, : size[0]]
+    magnitudes = np.abs(x[:, 0]) @ (unsigned + offsets).T
+    unit, roundings = np.finfo(np.float32).eps / 2, 2 * scales.shape[1] + 16
+    bound = 2 * np.sqrt(roundings) * unit * magnitudes
+    session = opened(product(matrix, "int4"), 1)
+    alone = np.stack([session.run(None, {"x": row[None]})[0][0, 0] for row in x])
+    pairs = np.stack([session.run(None, {"x": np.stack([row, row])})[0][0, 0] for row in x])
+    assert (np.abs(alone - pairs) <= bound).all()
+    assert (bound.mean(axis=1) < np.abs(x[:, 0]).max(axis=1) / 127 * np.abs(matrix).mean()).all()
 
 
 def product(matrix, dtype):

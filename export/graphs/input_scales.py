@@ -19,35 +19,42 @@ TINY = np.finfo(np.float32).tiny
 
 @dataclass(frozen=True)
 class Inputs:
-    """The range of each of K features, and a uniform sample of all rows.
+    """The range of each of K features in two random halves of all rows, and a uniform sample of all rows.
 
     Args:
-        lowest: (K,), the smallest value of each feature.
-        highest: (K,), the largest value of each feature.
+        lowest: (2, K), the smallest value of each feature in each half, infinite in a half without rows.
+        highest: (2, K), the largest value of each feature in each half.
         rows: (n, K), at most `SAMPLED`.
+        halves: (n,), 0 or 1, the half of each row.
         keys: (n,), a random number for each row. The rows with the smallest keys stay in the sample.
     """
 
     lowest: np.ndarray
     highest: np.ndarray
     rows: np.ndarray
+    halves: np.ndarray
     keys: np.ndarray
 
     @classmethod
     def sample(cls, rows: np.ndarray, generator: np.random.Generator) -> "Inputs":
         """Return the ranges and a sample of `rows` (N, K). All batches share one `generator`."""
-        return cls(rows.min(axis=0), rows.max(axis=0), rows, generator.random(len(rows))).reduce()
+        halves, keys = generator.integers(2, size=len(rows)), generator.random(len(rows))
+        parts = [rows[halves == half] for half in (0, 1)]
+        lowest = np.stack([part.min(axis=0, initial=np.inf) for part in parts])
+        highest = np.stack([part.max(axis=0, initial=-np.inf) for part in parts])
+        return cls(lowest, highest, rows, halves, keys).reduce()
 
     def merge(self, other: "Inputs") -> "Inputs":
         """Return the ranges and a sample of the rows of both."""
         lowest, highest = np.minimum(self.lowest, other.lowest), np.maximum(self.highest, other.highest)
-        rows, keys = np.concatenate([self.rows, other.rows]), np.concatenate([self.keys, other.keys])
-        return Inputs(lowest, highest, rows, keys).reduce()
+        names = ("rows", "halves", "keys")
+        sample = [np.concatenate([getattr(self, name), getattr(other, name)]) for name in names]
+        return Inputs(lowest, highest, *sample).reduce()
 
     def reduce(self) -> "Inputs":
         """Keep the `SAMPLED` rows with the smallest keys."""
         kept = np.argsort(self.keys)[:SAMPLED]
-        return replace(self, rows=self.rows[kept], keys=self.keys[kept])
+        return replace(self, rows=self.rows[kept], halves=self.halves[kept], keys=self.keys[kept])
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,18 +66,19 @@ class Steps:
     zero: np.uint8
 
     @classmethod
-    def cover(cls, inputs: Inputs, smoothing: np.ndarray | None) -> "Steps":
-        """Return the steps with which the integers hold all values on the text, and 0."""
+    def cover(cls, lowest: np.ndarray, highest: np.ndarray, smoothing: np.ndarray | None) -> "Steps":
+        """Return the steps with which the integers hold 0 and all values of features (K,) from `lowest` to `highest`."""
         divisor = 1 if smoothing is None else smoothing
-        lowest, highest = min(0, (inputs.lowest / divisor).min()), max(0, (inputs.highest / divisor).max())
-        scale = np.float32(max((highest - lowest) / 255, TINY))
-        return cls(smoothing, scale, np.uint8(np.rint(-lowest / scale)))
+        smallest, largest = min(0, (lowest / divisor).min()), max(0, (highest / divisor).max())
+        scale = np.float32(max((largest - smallest) / 255, TINY))
+        return cls(smoothing, scale, np.uint8(np.rint(-smallest / scale)))
 
     def multiply(self, rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
         """Return `rows` x `matrix` as the int8 graph computes it."""
         divisor = 1 if self.smoothing is None else self.smoothing
         zero = np.float32(self.zero)
-        integers = np.clip(np.rint(rows / (divisor * self.scale)) + zero, 0, 255) - zero
+        with np.errstate(over="ignore"):  # values far outside the range
+            integers = np.clip(np.rint(rows / (divisor * self.scale)) + zero, 0, 255) - zero
         weights, scales = self.quantize(matrix)
         return integers @ (weights * (scales * self.scale))
 
@@ -85,8 +93,8 @@ class Choice:
 
     Args:
         steps: one scale for all rows, or `None` if each row keeps a scale.
-        error: the largest `median_error` of the matrices with one scale for all rows.
-        row_error: the largest `median_error` of the matrices with a scale for each row.
+        error: the `held_out_error` of one scale for all rows.
+        row_error: the largest `relative_error` of the matrices with a scale for each row.
     """
 
     steps: Steps | None
@@ -147,25 +155,48 @@ class Calibration:
         return {**self.summary(), "left_out": left_out}
 
 
+# ranges (K,) of the features, and matrices (K, N) -> one scale for all rows
+MakeSteps = Callable[[np.ndarray, np.ndarray, Sequence[np.ndarray]], Steps]
+
+
 def choose(inputs: Inputs, matrices: Sequence[np.ndarray]) -> Choice:
     """Choose one scale for all rows, unless its error reaches `MAX_ERROR` and a scale for each row loses less."""
-    steps, error = best_steps(inputs, matrices)
-    row_error = largest_error(multiply_rows, inputs.rows, matrices)
-    return Choice(None if error >= MAX_ERROR and error > row_error else steps, error, row_error)
+    make_steps, error = best_steps(inputs, matrices)
+    row_error = largest_error([multiply_rows(inputs.rows, matrix) for matrix in sampled(matrices)], inputs.rows, matrices)
+    if error >= MAX_ERROR and error > row_error:
+        return Choice(None, error, row_error)
+    return Choice(make_steps(inputs.lowest.min(axis=0), inputs.highest.max(axis=0), matrices), error, row_error)
 
 
-def best_steps(inputs: Inputs, matrices: Sequence[np.ndarray]) -> tuple[Steps, float]:
-    """Return one scale for all rows and its error. Smooth the features if that halves the error."""
-    plain, smooth = Steps.cover(inputs, None), Steps.cover(inputs, smoothing(inputs, matrices))
-    plain_error, smooth_error = (largest_error(steps.multiply, inputs.rows, matrices) for steps in (plain, smooth))
-    return (smooth, smooth_error) if smooth_error < plain_error / 2 else (plain, plain_error)
+def best_steps(inputs: Inputs, matrices: Sequence[np.ndarray]) -> tuple[MakeSteps, float]:
+    """Return how to make one scale for all rows, and the error. Smooth the features if that halves the error."""
+    plain_error, smooth_error = (held_out_error(make, inputs, matrices) for make in (plain_steps, smooth_steps))
+    return (smooth_steps, smooth_error) if smooth_error < plain_error / 2 else (plain_steps, plain_error)
 
 
-def smoothing(inputs: Inputs, matrices: Sequence[np.ndarray]) -> np.ndarray:
-    """Return divisors (K,) that move a part of large features to the weights (SmoothQuant, Xiao et al. 2023, equation 4)."""
-    largest = np.maximum(-inputs.lowest, inputs.highest).clip(min=1e-5)
+def plain_steps(lowest: np.ndarray, highest: np.ndarray, matrices: Sequence[np.ndarray]) -> Steps:
+    return Steps.cover(lowest, highest, None)
+
+
+def smooth_steps(lowest: np.ndarray, highest: np.ndarray, matrices: Sequence[np.ndarray]) -> Steps:
+    """Return steps that move a part of large features to the weights (SmoothQuant, Xiao et al. 2023, equation 4)."""
+    largest = np.maximum(-lowest, highest).clip(min=1e-5)
     heaviest = np.max([np.maximum(-matrix.min(axis=1), matrix.max(axis=1)) for matrix in matrices], axis=0)
-    return np.sqrt(largest / heaviest.clip(min=1e-5))
+    return Steps.cover(lowest, highest, np.sqrt(largest / heaviest.clip(min=1e-5)))
+
+
+def held_out_error(make_steps: MakeSteps, inputs: Inputs, matrices: Sequence[np.ndarray]) -> float:
+    """Return the largest error of `matrices` if each half of the rows has the steps of the other half.
+
+    On the rows that the steps come from, no value is clipped: a text that is too short would look best.
+    """
+    steps = [make_steps(lowest, highest, matrices) for lowest, highest in zip(inputs.lowest, inputs.highest)]
+    products = [np.empty((len(inputs.rows), matrix.shape[1]), np.float32) for matrix in sampled(matrices)]
+    for half in (0, 1):
+        held_out = inputs.halves != half
+        for product, matrix in zip(products, sampled(matrices)):
+            product[held_out] = steps[half].multiply(inputs.rows[held_out], matrix)
+    return largest_error(products, inputs.rows, matrices)
 
 
 def multiply_rows(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
@@ -176,22 +207,27 @@ def multiply_rows(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     return (np.rint(rows / scales * levels) @ (weights * column_scales)) * (scales / levels)
 
 
-def largest_error(
-    multiply: Callable[[np.ndarray, np.ndarray], np.ndarray], rows: np.ndarray, matrices: Sequence[np.ndarray]
-) -> float:
-    """Return the largest `median_error` of `multiply` over the first `COLUMNS` of each of `matrices`."""
-    samples = [matrix[:, :COLUMNS] for matrix in matrices]
-    return max(median_error(multiply(rows, sample), rows @ sample) for sample in samples)
+def sampled(matrices: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the first `COLUMNS` columns of each matrix."""
+    return [matrix[:, :COLUMNS] for matrix in matrices]
 
 
-def median_error(products: np.ndarray, exact: np.ndarray) -> float:
-    """Return the median over rows of ||products - exact||^2 / ||exact||^2, without rows of zeros.
+def largest_error(products: Sequence[np.ndarray], rows: np.ndarray, matrices: Sequence[np.ndarray]) -> float:
+    """Return the largest `relative_error` of the `products` of `rows` with the first columns of `matrices`."""
+    return max(relative_error(product, rows @ matrix) for product, matrix in zip(products, sampled(matrices)))
 
-    A mean would hide what typical rows lose: a few special tokens can be a hundred times as large.
+
+def relative_error(products: np.ndarray, exact: np.ndarray) -> float:
+    """Return ||products - exact||^2 / ||exact||^2: of all rows together, or the median over rows if that is larger.
+
+    Rows of zeros have no error. A few special tokens can be a hundred times as large as other rows: only the median
+    shows what those lose. Only the error of all rows shows values that are clipped in fewer than half of them.
     """
     lost = np.square(products - exact, dtype=np.float64).sum(axis=1)
     sizes = np.square(exact, dtype=np.float64).sum(axis=1)
-    return float(np.median(lost[sizes > 0] / sizes[sizes > 0])) if sizes.any() else 0.0
+    if not sizes.any():
+        return 0.0
+    return float(max(np.median(lost[sizes > 0] / sizes[sizes > 0]), lost.sum() / sizes.sum()))
 
 
 def significant(value: float) -> float:

@@ -22,6 +22,7 @@ from ...runtime.session import Session
 from ..spec import GraphSpec, TensorSpec, shape_of
 
 LOOKUP_TOKENS = 32  # of a step: the logits of each number of them are kept, and no more than `INITIAL_ROOM` have room
+KEY_GROUP = 4  # onnxruntime's product of one query adds the values of four keys at once, of the last three in another order
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class CpuDecoders:
             lookup = self.lookup_graph(request, {})
             return CpuDecoder(session, spec, len(request.input_ids), capacity, window, lookup)
         ids, mask = request.source
-        arrays = {**cross_states(self.export.encode(ids, mask)), "encoder_attention_mask": mask}
+        arrays = {name: pad_keys(states, 2) for name, states in cross_states(self.export.encode(ids, mask)).items()}
+        arrays["encoder_attention_mask"] = pad_keys(mask, 1)
         source = {name: to_ortvalue(array) for name, array in arrays.items()}
         lookup = self.lookup_graph(request, source)
         if lookup is not None:
@@ -70,6 +72,13 @@ class CpuDecoders:
 
     def generate(self, request: GenerationRequest) -> None:
         """As `DecoderFactory`: the search is on the host."""
+
+
+def pad_keys(array: np.ndarray, axis: int) -> np.ndarray:
+    """Return `array` with zeros up to a multiple of `KEY_GROUP` along `axis`, the axis of the source's tokens."""
+    shape = list(array.shape)
+    shape[axis] = -shape[axis] % KEY_GROUP
+    return np.concatenate([array, np.zeros(shape, array.dtype)], axis) if shape[axis] else array
 
 
 def bounding_window(config: dict) -> int | None:
