@@ -1,6 +1,6 @@
 """What the decoders of several targets share."""
 
-import onnx_ir as ir
+from onnx_ir import Value
 
 from .attention import source_heads
 from .context import GraphContext, Pairs, Values
@@ -14,20 +14,18 @@ def caches(inputs: Values, part: str = "") -> Pairs:
     return list(zip(past[::2], past[1::2], strict=True))
 
 
-def flat(pairs: Pairs) -> list[ir.Value]:
+def flat(pairs: Pairs) -> list[Value]:
     """Return keys and values of all layers in one list, as specs have them."""
     return [value for pair in pairs for value in pair]
 
 
-def seq2seq_states(
-    g: GraphContext, ids: ir.Value, positions: ir.Value, self_attn: Attention, cross_attn: Attention
-) -> ir.Value:
+def seq2seq_states(g: GraphContext, ids: Value, positions: Value, self_attn: Attention, cross_attn: Attention) -> Value:
     """Write the decoder of a seq2seq model: (B, T) -> (B, T, D)."""
     x = embed(g, "model.decoder.", ids, positions)
     return stack(g, "model.decoder.", g.config.decoder_layers, x, {"self_attn": self_attn, "cross_attn": cross_attn})
 
 
-def source_encoder(g: GraphContext, inputs: Values, attention: EncoderAttention) -> list[ir.Value]:
+def source_encoder(g: GraphContext, inputs: Values, attention: EncoderAttention) -> list[Value]:
     """Write the encoder of a seq2seq model, and the keys and values that all layers of its decoder read."""
     states = encoder_states(g, "model.encoder.", g.config.encoder_layers, inputs, attention)
     return flat(source_heads(g, "model.decoder.", states))

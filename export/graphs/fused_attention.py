@@ -1,6 +1,6 @@
 """Attention over a whole sequence as one standard operator, `Attention` of opset 23, for keys and values of any width."""
 
-import onnx_ir as ir
+from onnx_ir import Value
 
 from .attention import project, scale
 from .context import GraphContext
@@ -9,7 +9,7 @@ from .positions import bidirectional_bias
 
 
 def encoder_attention(
-    g: GraphContext, prefix: str, ids: ir.Value | None, positions: ir.Value | None, mask: ir.Value | None
+    g: GraphContext, prefix: str, ids: Value | None, positions: Value | None, mask: Value | None
 ) -> Attention:
     """Write the attention of an encoder; images have no ids, positions and mask.
 
@@ -22,7 +22,7 @@ def encoder_attention(
     return lambda layer, name, x: attend(g, *project(g, name, x, positions), bias)
 
 
-def attend(g: GraphContext, query: ir.Value, keys: ir.Value, values: ir.Value, bias: ir.Value | None) -> ir.Value:
+def attend(g: GraphContext, query: Value, keys: Value, values: Value, bias: Value | None) -> Value:
     """Write equation 1 for heads side by side, (B, T, H * d), with `bias` (B, H or 1, T, S) added to the scores."""
     heads = g.config.num_attention_heads
     return g.op("Attention", query, keys, values, bias, q_num_heads=heads, kv_num_heads=heads, scale=scale(g))

@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
+from onnx_ir import Value
 
 from ..targets.sequences import pair
 from .activations import activation
@@ -11,7 +11,7 @@ from .context import GraphContext
 from .layers import Attention, linear, row_linear, stack
 
 
-def image_outputs(g: GraphContext, pixels: ir.Value, attend: Attention) -> list[ir.Value]:
+def image_outputs(g: GraphContext, pixels: Value, attend: Attention) -> list[Value]:
     """Write an encoder of images and its head; `pixels` are (B, C, H, W)."""
     config = g.config
     states = stack(g, config.prefix, config.num_hidden_layers, embedded_patches(g, pixels), {"self_attn": attend})
@@ -25,7 +25,7 @@ def image_outputs(g: GraphContext, pixels: ir.Value, attend: Attention) -> list[
     return [states, activation(g, dense, config.pooler_act, "pooler.activation")]
 
 
-def embedded_patches(g: GraphContext, pixels: ir.Value) -> ir.Value:
+def embedded_patches(g: GraphContext, pixels: Value) -> Value:
     """Write equation 1: learned first tokens and the patches, plus positions, (B, first tokens + patches, D)."""
     op, config = g.op, g.config
     name = f"{config.prefix}embeddings"
@@ -39,7 +39,7 @@ def embedded_patches(g: GraphContext, pixels: ir.Value) -> ir.Value:
     return op("Add", op("Concat", first, x, axis=1), positions)
 
 
-def split_patches(g: GraphContext, pixels: ir.Value, rows: ir.Value, columns: ir.Value) -> ir.Value:
+def split_patches(g: GraphContext, pixels: Value, rows: Value, columns: Value) -> Value:
     """Return the patches (B, rows, columns, C, height, width). Pixels beyond whole patches are dropped."""
     op = g.op
     height, width = pair(g.config.patch_size)
@@ -48,7 +48,7 @@ def split_patches(g: GraphContext, pixels: ir.Value, rows: ir.Value, columns: ir
     return op("Transpose", op("Reshape", whole, op.shape(0, 0, rows, height, columns, width)), perm=[0, 2, 4, 1, 3, 5])
 
 
-def interpolated(g: GraphContext, name: str, rows: ir.Value, columns: ir.Value) -> ir.Value:
+def interpolated(g: GraphContext, name: str, rows: Value, columns: Value) -> Value:
     """Return the learned positions of an image with another number of patches. Those of the first tokens stay."""
     op, config = g.op, g.config
     trained = (image // side for image, side in zip(pair(config.image_size), pair(config.patch_size)))

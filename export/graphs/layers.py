@@ -4,18 +4,18 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import onnx_ir as ir
+from onnx_ir import Value
 
 from .activations import activation
 from .context import Dialect, GraphContext
 from .positions import LOWEST, rotate, sinusoids
 
-Attention = Callable[[int, str, ir.Value], ir.Value]  # number of the layer, name of the module, x -> (B, T, H * d_v)
+Attention = Callable[[int, str, Value], Value]  # number of the layer, name of the module, x -> (B, T, H * d_v)
 FEED_FORWARD = "feed_forward"
 LM_HEAD = "lm_head"
 
 
-def embed(g: GraphContext, prefix: str, ids: ir.Value, positions: ir.Value, types: ir.Value | None = None) -> ir.Value:
+def embed(g: GraphContext, prefix: str, ids: Value, positions: Value, types: Value | None = None) -> Value:
     """Write the embeddings of the stack `prefix`, sections 3.4 and 3.5: (B, T) -> (B, T, D)."""
     op, config = g.op, g.config
     name = f"{prefix}embeddings"
@@ -35,7 +35,7 @@ def embed(g: GraphContext, prefix: str, ids: ir.Value, positions: ir.Value, type
     return projected(g, norm(g, x, f"{name}.norm"), f"{name}.projection") if config.embedding_norm else x
 
 
-def stack(g: GraphContext, prefix: str, depth: int, x: ir.Value, attentions: dict[str, Attention]) -> ir.Value:
+def stack(g: GraphContext, prefix: str, depth: int, x: Value, attentions: dict[str, Attention]) -> Value:
     """Write the layers of the stack `prefix`, its last norm, and the projection of a decoder to the width of its embeddings.
 
     A layer has one sublayer for each of `attentions`, then the feed-forward network. Post-norm is norm(x + sublayer(x)),
@@ -57,12 +57,12 @@ def stack(g: GraphContext, prefix: str, depth: int, x: ir.Value, attentions: dic
     return projected(g, states, f"{prefix}output_projection")
 
 
-def sublayer(g: GraphContext, layer: int, name: str, x: ir.Value, attend: Attention | None) -> tuple[ir.Value, str]:
+def sublayer(g: GraphContext, layer: int, name: str, x: Value, attend: Attention | None) -> tuple[Value, str]:
     """Write all of a sublayer but its last linear map, and return that map's name too. Without `attend` it is feed-forward."""
     return (feed_forward(g, name, x), "down_proj") if attend is None else (attend(layer, name, x), "o_proj")
 
 
-def feed_forward(g: GraphContext, name: str, x: ir.Value) -> ir.Value:
+def feed_forward(g: GraphContext, name: str, x: Value) -> Value:
     """Write max(0, x W_1 + b_1) of equation 2, or where `gated` act(x W_g) * x W_1 (Shazeer 2020)."""
     dialect, act = g.target.dialect, g.config.hidden_act
     if not g.config.gated:
@@ -74,7 +74,7 @@ def feed_forward(g: GraphContext, name: str, x: ir.Value) -> ir.Value:
 # ------------------------------------------------------------------------------------------------ linear maps and norms
 
 
-def linear(g: GraphContext, x: ir.Value, *names: str) -> ir.Value:
+def linear(g: GraphContext, x: Value, *names: str) -> Value:
     """Write x W + b with the columns of all maps `names` side by side. Either all of them have biases or none."""
     bias = g.bias(names[0])
     if len(names) > 1 and bias is not None:
@@ -82,34 +82,34 @@ def linear(g: GraphContext, x: ir.Value, *names: str) -> ir.Value:
     return g.target.precision.matmul(g, x, [f"{name}.weight" for name in names], bias)
 
 
-def projected(g: GraphContext, x: ir.Value, name: str) -> ir.Value:
+def projected(g: GraphContext, x: Value, name: str) -> Value:
     """Write the linear map `name` between embeddings and states of different widths. Models of one width have none."""
     return linear(g, x, name) if g.has(f"{name}.weight") else x
 
 
-def row_linear(g: GraphContext, x: ir.Value, name: str) -> ir.Value:
+def row_linear(g: GraphContext, x: Value, name: str) -> Value:
     """Write x W + b of one state for each row, (B, D): so little work that it stays in floating point."""
     return g.op("Gemm", x, g.weight(f"{name}.weight"), g.bias(name), transB=1)
 
 
-def linear_each(g: GraphContext, x: ir.Value, *names: str) -> list[ir.Value]:
+def linear_each(g: GraphContext, x: Value, *names: str) -> list[Value]:
     """Write x W + b of each of the maps `names`."""
     g.op.once(("readers", x), lambda: names)
     return [linear(g, x, name) for name in names]
 
 
-def activated_linear(g: GraphContext, x: ir.Value, name: str, act: str) -> ir.Value:
+def activated_linear(g: GraphContext, x: Value, name: str, act: str) -> Value:
     """Write the activation `act` of a linear map, whose own weights are of a module beside the map."""
     return activation(g, linear(g, x, name), act, f"{name.rpartition('.')[0]}.activation")
 
 
-def add_and_norm(g: GraphContext, x: ir.Value, inner: ir.Value, last: str, after: str | None) -> tuple[ir.Value, ir.Value]:
+def add_and_norm(g: GraphContext, x: Value, inner: Value, last: str, after: str | None) -> tuple[Value, Value]:
     """Write the end of a sublayer, its linear map `last`. Return the sum with x and its norm `after`, or the sum again."""
     total = g.op("Add", x, linear(g, inner, last))
     return total, total if after is None else norm(g, total, after)
 
 
-def norm(g: GraphContext, x: ir.Value, name: str) -> ir.Value:
+def norm(g: GraphContext, x: Value, name: str) -> Value:
     """Write LayerNorm (Ba et al. 2016), or the norm of root mean squares."""
     epsilon, weight = g.config.layer_norm_eps, g.weight(f"{name}.weight")
     if g.config.norm_type == "rms_norm":
@@ -117,19 +117,19 @@ def norm(g: GraphContext, x: ir.Value, name: str) -> ir.Value:
     return g.op("LayerNormalization", x, weight, g.weight(f"{name}.bias"), axis=-1, epsilon=epsilon)
 
 
-def rms_norm(g: GraphContext, x: ir.Value, weight: ir.Value, epsilon: float) -> ir.Value:
+def rms_norm(g: GraphContext, x: Value, weight: Value, epsilon: float) -> Value:
     """Write x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019)."""
     op = g.op
     mean = op("ReduceMean", op("Mul", x, x), [-1], keepdims=1)
     return op("Mul", op("Div", x, op("Sqrt", op("Add", mean, epsilon))), weight)
 
 
-def fused_rms_norm(g: GraphContext, x: ir.Value, weight: ir.Value, epsilon: float) -> ir.Value:
+def fused_rms_norm(g: GraphContext, x: Value, weight: Value, epsilon: float) -> Value:
     """Write `rms_norm` as one of onnxruntime's operators."""
     return g.op("SimplifiedLayerNormalization", x, weight, epsilon=epsilon)
 
 
-def last_index(g: GraphContext, indices: ir.Value) -> ir.Value:
+def last_index(g: GraphContext, indices: Value) -> Value:
     """Return the largest index of each row: its place, since an index stands at its own place."""
     return g.op("ArgMax", indices, axis=1, keepdims=0)
 
@@ -140,7 +140,7 @@ STANDARD = Dialect(rms_norm, linear_each, activated_linear, add_and_norm, rotate
 # ---------------------------------------------------------------------------------------------------------------- logits
 
 
-def logits(g: GraphContext, x: ir.Value) -> ir.Value:
+def logits(g: GraphContext, x: Value) -> Value:
     """Write the logits of the vocabulary, (..., D) -> (..., V): minus infinity for tokens outside the shortlist."""
     computed = linear(g, x, LM_HEAD)
     if g.shortlist is None:

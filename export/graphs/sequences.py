@@ -6,7 +6,7 @@ Encoders have the attention of the target. Models with a decoder have standard o
 from collections.abc import Callable
 
 import numpy as np
-import onnx_ir as ir
+from onnx_ir import Value
 
 from ..targets.sequences import READS_CHOICES
 from .activations import activation
@@ -17,10 +17,10 @@ from .layers import Attention, embed, linear, logits, norm, projected, row_linea
 from .positions import causal_bias, key_flags, masked, offsets, padded_positions, token_positions
 
 # Graph, prefix of the stack, ids, positions and mask; images have none of the last three.
-EncoderAttention = Callable[[GraphContext, str, ir.Value | None, ir.Value | None, ir.Value | None], Attention]
+EncoderAttention = Callable[[GraphContext, str, Value | None, Value | None, Value | None], Attention]
 
 
-def sequence_outputs(g: GraphContext, inputs: Values, attention: EncoderAttention) -> list[ir.Value]:
+def sequence_outputs(g: GraphContext, inputs: Values, attention: EncoderAttention) -> list[Value]:
     """Return the outputs of the model's head, in the order of its spec."""
     if g.config.model_type == "vanilla-vision":
         return image_outputs(g, inputs["pixel_values"], attention(g, "", None, None, None))
@@ -32,7 +32,7 @@ def sequence_outputs(g: GraphContext, inputs: Values, attention: EncoderAttentio
 # -------------------------------------------------------------------------------------------------------------- encoders
 
 
-def encoder_states(g: GraphContext, prefix: str, depth: int, inputs: Values, attention: EncoderAttention) -> ir.Value:
+def encoder_states(g: GraphContext, prefix: str, depth: int, inputs: Values, attention: EncoderAttention) -> Value:
     """Write an encoder of tokens: (B, S) -> (B, S, D)."""
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     positions = token_positions(g, ids, mask)
@@ -40,7 +40,7 @@ def encoder_states(g: GraphContext, prefix: str, depth: int, inputs: Values, att
     return stack(g, prefix, depth, x, {"self_attn": attention(g, prefix, ids, positions, mask)})
 
 
-def encoder_outputs(g: GraphContext, inputs: Values, attention: EncoderAttention) -> list[ir.Value]:
+def encoder_outputs(g: GraphContext, inputs: Values, attention: EncoderAttention) -> list[Value]:
     if g.config.architecture != READS_CHOICES:
         states = encoder_states(g, g.config.prefix, g.config.num_hidden_layers, inputs, attention)
         return HEADS[g.config.architecture.removeprefix("VanillaEncoder")](g, states, inputs["attention_mask"])
@@ -51,7 +51,7 @@ def encoder_outputs(g: GraphContext, inputs: Values, attention: EncoderAttention
     return [op("Reshape", row_linear(g, pooled(g, states), "choice_classifier"), rows_and_choices)]
 
 
-def pooled(g: GraphContext, states: ir.Value) -> ir.Value:
+def pooled(g: GraphContext, states: Value) -> Value:
     """Return the state of the first token, (B, D), after the pooler if there is one (Devlin et al. 2019)."""
     first = g.op("Gather", states, 0, axis=1)
     if not g.config.pooler_act:
@@ -60,7 +60,7 @@ def pooled(g: GraphContext, states: ir.Value) -> ir.Value:
     return activation(g, row_linear(g, first, f"{name}.dense"), g.config.pooler_act, f"{name}.activation")
 
 
-def vocabulary_logits(g: GraphContext, states: ir.Value) -> ir.Value:
+def vocabulary_logits(g: GraphContext, states: Value) -> Value:
     """Return the logits of masked tokens, after BERT's transform or a projection to the width of embeddings."""
     if not (act := g.config.lm_transform_act):
         return logits(g, projected(g, states, "transform"))
@@ -68,19 +68,19 @@ def vocabulary_logits(g: GraphContext, states: ir.Value) -> ir.Value:
     return logits(g, norm(g, inner, "transform.norm"))
 
 
-def token_labels(g: GraphContext, states: ir.Value) -> ir.Value:
+def token_labels(g: GraphContext, states: Value) -> Value:
     """Return the logits of each token's labels, after ELECTRA's transform if there is one."""
     if act := getattr(g.config, "token_transform_act", None):
         states = activation(g, linear(g, states, "transform.0"), act, "transform.1")
     return linear(g, states, "classifier")
 
 
-def sequence_labels(g: GraphContext, states: ir.Value, mask: ir.Value) -> ir.Value:
+def sequence_labels(g: GraphContext, states: Value, mask: Value) -> Value:
     is_mean = g.config.classifier_pooling == "mean"
     return row_linear(g, mean(g, states, mask) if is_mean else pooled(g, states), "classifier")
 
 
-def mean(g: GraphContext, states: ir.Value, mask: ir.Value) -> ir.Value:
+def mean(g: GraphContext, states: Value, mask: Value) -> Value:
     """Return the mean of the states (B, S, D) that are not padding, (B, D).
 
     It is a product of matrices: `ReduceSum` adds in one order for one row and in another for several. Two equal rows of weights
@@ -93,14 +93,14 @@ def mean(g: GraphContext, states: ir.Value, mask: ir.Value) -> ir.Value:
     return op("Div", sums, op("Max", count, 1.0))
 
 
-def answers(g: GraphContext, states: ir.Value) -> list[ir.Value]:
+def answers(g: GraphContext, states: Value) -> list[Value]:
     """Return the scores of each token as the start and as the end of the answer, (B, S) each."""
     scores = linear(g, states, "qa_outputs")
     return [g.op("Gather", scores, end, axis=2) for end in range(2)]
 
 
 # By the name of the class after "VanillaEncoder": the states (B, S, D) and the mask -> the outputs.
-HEADS: dict[str, Callable[[GraphContext, ir.Value, ir.Value], list[ir.Value]]] = {
+HEADS: dict[str, Callable[[GraphContext, Value, Value], list[Value]]] = {
     "Model": lambda g, states, mask: [states, pooled(g, states)] if g.config.pooler_act else [states],
     "ForMaskedLM": lambda g, states, mask: [vocabulary_logits(g, states)],
     "ForPreTraining": lambda g, states, mask: [
@@ -117,7 +117,7 @@ HEADS: dict[str, Callable[[GraphContext, ir.Value, ir.Value], list[ir.Value]]] =
 # ------------------------------------------------------------------------------------------------- models with a decoder
 
 
-def decoder_outputs(g: GraphContext, inputs: Values) -> list[ir.Value]:
+def decoder_outputs(g: GraphContext, inputs: Values) -> list[Value]:
     op, config = g.op, g.config
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     positions = padded_positions(g, ids, mask)
@@ -137,19 +137,19 @@ def decoder_outputs(g: GraphContext, inputs: Values) -> list[ir.Value]:
     return [linear(g, last_state(g, states, is_token), "score")]
 
 
-def last_state(g: GraphContext, states: ir.Value, flags: ir.Value) -> ir.Value:
+def last_state(g: GraphContext, states: Value, flags: Value) -> Value:
     """Return the state at the last true flag of each row, or the first state, (B, D); `flags` are (B, T)."""
     op = g.op
     indices = op("Mul", op.cast(flags, "int64"), op.range(op.size(flags, 1)))
     return state_at(g, states, g.target.dialect.last_index(g, indices))
 
 
-def state_at(g: GraphContext, states: ir.Value, indices: ir.Value) -> ir.Value:
+def state_at(g: GraphContext, states: Value, indices: Value) -> Value:
     """Return one state of each row, (B, D); `indices` are (B,)."""
     return g.op("GatherND", states, g.op("Unsqueeze", indices, [1]), batch_dims=1)
 
 
-def seq2seq_outputs(g: GraphContext, inputs: Values) -> list[ir.Value]:
+def seq2seq_outputs(g: GraphContext, inputs: Values) -> list[Value]:
     config, prefix = g.config, g.config.prefix
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     source = encoder_states(g, f"{prefix}encoder.", config.encoder_layers, inputs, encoder_attention)
@@ -168,7 +168,7 @@ def seq2seq_outputs(g: GraphContext, inputs: Values) -> list[ir.Value]:
     return seq2seq_head(g, states, source, inputs)
 
 
-def seq2seq_head(g: GraphContext, states: ir.Value, source: ir.Value, inputs: Values) -> list[ir.Value]:
+def seq2seq_head(g: GraphContext, states: Value, source: Value, inputs: Values) -> list[Value]:
     op, config = g.op, g.config
     kind = config.architecture.removeprefix("VanillaSeq2Seq")
     if kind == "Model":
@@ -181,7 +181,7 @@ def seq2seq_head(g: GraphContext, states: ir.Value, source: ir.Value, inputs: Va
     return [row_linear(g, op("Tanh", row_linear(g, last, "dense")), "classifier")]
 
 
-def shifted_right(g: GraphContext, ids: ir.Value) -> ir.Value:
+def shifted_right(g: GraphContext, ids: Value) -> Value:
     """Return `ids` (B, T) moved right by one, after the token that a decoder starts from."""
     op, config = g.op, g.config
     if config.wrap_last_token:

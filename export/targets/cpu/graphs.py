@@ -6,7 +6,7 @@
 from dataclasses import replace
 from functools import partial
 
-import onnx_ir as ir
+from onnx_ir import Value
 
 from ...graphs.context import GraphContext, Pairs, Precision, TargetGraphs, Values, WriteGraph
 from ...graphs.decoders import caches, flat, seq2seq_states, source_encoder
@@ -25,7 +25,7 @@ from ...graphs.sequences import sequence_outputs, state_at
 DIALECT = replace(STANDARD, rms_norm=fused_rms_norm)
 
 
-def decoder(g: GraphContext, inputs: Values) -> list[ir.Value]:
+def decoder(g: GraphContext, inputs: Values) -> list[Value]:
     """Write a decoder that returns the logits after the last token of each row."""
     op = g.op
     states, present = decoder_states(g, inputs)
@@ -34,20 +34,20 @@ def decoder(g: GraphContext, inputs: Values) -> list[ir.Value]:
     return [logits(g, state_at(g, states, last)), *flat(present)]
 
 
-def decoder_lookup(g: GraphContext, inputs: Values) -> list[ir.Value]:
+def decoder_lookup(g: GraphContext, inputs: Values) -> list[Value]:
     """Write a decoder that returns the logits after all tokens."""
     states, present = decoder_states(g, inputs)
     return [logits(g, states), *flat(present)]
 
 
-def decoder_states(g: GraphContext, inputs: Values) -> tuple[ir.Value, Pairs]:
+def decoder_states(g: GraphContext, inputs: Values) -> tuple[Value, Pairs]:
     present: Pairs = []
     attend = grouped_attention(g, "model.", inputs, caches(inputs), present)
     x = embed(g, "model.", inputs["input_ids"], inputs["position_ids"])
     return stack(g, "model.", g.config.num_hidden_layers, x, {"self_attn": attend}), present
 
 
-def seq2seq_beams(g: GraphContext, inputs: Values) -> list[ir.Value]:
+def seq2seq_beams(g: GraphContext, inputs: Values) -> list[Value]:
     """Write one token of each beam, all beams as long."""
     present: Pairs = []
     positions = g.op("Unsqueeze", g.op.cast(inputs["past_length"], "int64"), [0])
@@ -57,7 +57,7 @@ def seq2seq_beams(g: GraphContext, inputs: Values) -> list[ir.Value]:
     return [next_logits(g, states), *flat(present)]
 
 
-def seq2seq_step(g: GraphContext, inputs: Values) -> list[ir.Value]:
+def seq2seq_step(g: GraphContext, inputs: Values) -> list[Value]:
     """Write one token of each row; rows and their sources differ in length."""
     present: Pairs = []
     sources: Pairs = []
@@ -67,7 +67,7 @@ def seq2seq_step(g: GraphContext, inputs: Values) -> list[ir.Value]:
     return [next_logits(g, states), *flat(present), *flat(sources)]
 
 
-def seq2seq_lookup(g: GraphContext, inputs: Values) -> list[ir.Value]:
+def seq2seq_lookup(g: GraphContext, inputs: Values) -> list[Value]:
     """Write several tokens of each row, with the logits after each."""
     present: Pairs = []
     self_attn = grouped_attention(g, "model.decoder.", inputs, caches(inputs, ".decoder."), present)
@@ -76,7 +76,7 @@ def seq2seq_lookup(g: GraphContext, inputs: Values) -> list[ir.Value]:
     return [logits(g, states), *flat(present)]
 
 
-def next_logits(g: GraphContext, states: ir.Value) -> ir.Value:
+def next_logits(g: GraphContext, states: Value) -> Value:
     """Return the logits (rows, V) after the one token of each row, (rows, 1, D)."""
     return logits(g, g.op("Squeeze", states, [1]))
 

@@ -6,7 +6,7 @@ Shapes never change from one step to the next, so that a step can be replayed as
 from functools import partial
 
 import numpy as np
-import onnx_ir as ir
+from onnx_ir import Value
 
 from ...graphs.attention import source_attention
 from ...graphs.context import Dialect, GraphContext, Pairs, Precision, TargetGraphs, Values, WriteGraph
@@ -24,7 +24,7 @@ MAX_SPLIT_OUTPUTS = 32  # with more, the provider's `Split` copies sizes from th
 FUSED_GELUS = {"gelu": "BiasGelu", **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "FastGelu")}
 
 
-def packed_linear_each(g: GraphContext, x: ir.Value, *names: str) -> list[ir.Value]:
+def packed_linear_each(g: GraphContext, x: Value, *names: str) -> list[Value]:
     """Write the maps with the same number of outputs as one, and split it."""
     by_width: dict[int, list[str]] = {}
     for name in names:
@@ -38,15 +38,13 @@ def in_parts(names: list[str], size: int) -> list[list[str]]:
     return [names[start : start + size] for start in range(0, len(names), size)]
 
 
-def split_linear(g: GraphContext, x: ir.Value, names: list[str]) -> list[ir.Value]:
+def split_linear(g: GraphContext, x: Value, names: list[str]) -> list[Value]:
     if len(names) == 1:
         return [linear(g, x, *names)]
     return g.op.outputs(len(names), "Split", linear(g, x, *names), axis=-1, num_outputs=len(names))
 
 
-def fused_add_and_norm(
-    g: GraphContext, x: ir.Value, inner: ir.Value, last: str, after: str | None
-) -> tuple[ir.Value, ir.Value]:
+def fused_add_and_norm(g: GraphContext, x: Value, inner: Value, last: str, after: str | None) -> tuple[Value, Value]:
     """Write a bias, a sum and a norm as one operator."""
     if after is None:
         return STANDARD.add_and_norm(g, x, inner, last, after)
@@ -61,7 +59,7 @@ def fused_add_and_norm(
     return total, normed
 
 
-def fused_activated_linear(g: GraphContext, x: ir.Value, name: str, act: str) -> ir.Value:
+def fused_activated_linear(g: GraphContext, x: Value, name: str, act: str) -> Value:
     """Write a bias and GELU as one operator."""
     bias = g.bias(name)
     if act not in FUSED_GELUS or bias is None:
@@ -69,13 +67,13 @@ def fused_activated_linear(g: GraphContext, x: ir.Value, name: str, act: str) ->
     return g.contrib(FUSED_GELUS[act], g.target.precision.matmul(g, x, [f"{name}.weight"], None), bias)
 
 
-def fused_rotate(g: GraphContext, states: ir.Value, positions: ir.Value) -> ir.Value:
+def fused_rotate(g: GraphContext, states: Value, positions: Value) -> Value:
     """Write rotary positions as one operator."""
     factors = g.op.once(("rotary", positions), lambda: rotary_factors(g, states, positions))
     return g.op("RotaryEmbedding", states, *factors, num_heads=g.config.num_attention_heads, interleaved=1)
 
 
-def rotary_factors(g: GraphContext, states: ir.Value, positions: ir.Value) -> list[ir.Value]:
+def rotary_factors(g: GraphContext, states: Value, positions: Value) -> list[Value]:
     """Return the cosines and sines, (B, T, d / 2). Positions that the graph computes may be those of one row, (1, T)."""
     if positions.producer() is not None:
         positions = g.op("Expand", positions, g.op("Shape", states, end=2))
@@ -83,7 +81,7 @@ def rotary_factors(g: GraphContext, states: ir.Value, positions: ir.Value) -> li
     return [in_dtype(g, g.op(name, turned)) for name in ("Cos", "Sin")]
 
 
-def last_index(g: GraphContext, indices: ir.Value) -> ir.Value:
+def last_index(g: GraphContext, indices: Value) -> Value:
     """Return the largest index of each row. The provider has no `ArgMax` of int64."""
     return g.op("ReduceMax", indices, [1], keepdims=0)
 
@@ -93,16 +91,16 @@ DIALECT = Dialect(
 )
 
 
-def in_float32(g: GraphContext, value: ir.Value) -> ir.Value:
+def in_float32(g: GraphContext, value: Value) -> Value:
     return value if g.op.dtype == np.float32 else g.op.cast(value, "float32")
 
 
-def sequence(g: GraphContext, inputs: Values) -> list[ir.Value]:
+def sequence(g: GraphContext, inputs: Values) -> list[Value]:
     pixels = {name: in_dtype(g, value) for name, value in inputs.items() if name == "pixel_values"}
     return [in_float32(g, value) for value in sequence_outputs(g, {**inputs, **pixels}, encoder_attention)]
 
 
-def decoder(g: GraphContext, inputs: Values) -> list[ir.Value]:
+def decoder(g: GraphContext, inputs: Values) -> list[Value]:
     present: Pairs = []
     attend = slot_attention(g, inputs, slot_bias(g, "model.", inputs["visible"]), caches(inputs), present)
     x = embed(g, "model.", inputs["input_ids"], inputs["position_ids"])
@@ -110,7 +108,7 @@ def decoder(g: GraphContext, inputs: Values) -> list[ir.Value]:
     return [*step_outputs(g, inputs, states), *flat(present)]
 
 
-def seq2seq_decoder(g: GraphContext, inputs: Values) -> list[ir.Value]:
+def seq2seq_decoder(g: GraphContext, inputs: Values) -> list[Value]:
     present: Pairs = []
     bias = slot_bias(g, "model.decoder.", inputs["visible"])
     own = slot_attention(g, inputs, bias, caches(inputs, ".decoder."), present)
@@ -119,14 +117,14 @@ def seq2seq_decoder(g: GraphContext, inputs: Values) -> list[ir.Value]:
     return [*step_outputs(g, inputs, states), *flat(present)]
 
 
-def cached_source_attention(g: GraphContext, mask: ir.Value, states: Pairs) -> Attention:
+def cached_source_attention(g: GraphContext, mask: Value, states: Pairs) -> Attention:
     """Write cross-attention, in standard operators for values that are not as wide as keys."""
     if g.config.head_dim == g.config.value_head_dim:
         return cross_attention(g, mask, states)
     return source_attention(g, states, masked(g, key_flags(g, mask)))
 
 
-def slot_bias(g: GraphContext, prefix: str, visible: ir.Value) -> ir.Value:
+def slot_bias(g: GraphContext, prefix: str, visible: Value) -> Value:
     """Return what is added to the scores, (B, 1 or H, T, slots). The slots of a token's history are in its order."""
     op = g.op
     is_visible = op("Unsqueeze", visible, [1])
@@ -136,7 +134,7 @@ def slot_bias(g: GraphContext, prefix: str, visible: ir.Value) -> ir.Value:
     return op("Where", is_visible, position_bias(g, prefix, op("Neg", later), is_causal=True), MASK_VALUE)
 
 
-def step_outputs(g: GraphContext, inputs: Values, states: ir.Value) -> list[ir.Value]:
+def step_outputs(g: GraphContext, inputs: Values, states: Value) -> list[Value]:
     """Return the logits after some of the tokens, and the next step's inputs if their most likely tokens follow.
 
     Outputs may lie where inputs were read from: each follows from the most likely tokens, so it is written after all reading.

@@ -5,7 +5,7 @@
 
 from functools import partial
 
-import onnx_ir as ir
+from onnx_ir import Value
 
 from ...graphs.attention import encoder_attention, growing_attention, grown, source_attention, source_heads
 from ...graphs.context import GraphContext, Pairs, Precision, TargetGraphs, Values, WriteGraph
@@ -16,12 +16,12 @@ from ...graphs.precisions import STANDARD_INT8, TIED_FLOAT
 from ...graphs.sequences import encoder_states, sequence_outputs
 
 
-def source_encoder(g: GraphContext, inputs: Values) -> list[ir.Value]:
+def source_encoder(g: GraphContext, inputs: Values) -> list[Value]:
     """Write the encoder of a seq2seq model. Its decoder makes keys and values of the output, (B, S, D)."""
     return [encoder_states(g, "model.encoder.", g.config.encoder_layers, inputs, encoder_attention)]
 
 
-def decoder(g: GraphContext, inputs: Values) -> list[ir.Value]:
+def decoder(g: GraphContext, inputs: Values) -> list[Value]:
     """Write a decoder whose caches and mask grow."""
     ids, positions, past = inputs["input_ids"], inputs["position_ids"], caches(inputs)
     present: Pairs = []
@@ -32,7 +32,7 @@ def decoder(g: GraphContext, inputs: Values) -> list[ir.Value]:
     return [logits(g, states), *flat(present)]
 
 
-def seq2seq_decoder(g: GraphContext, inputs: Values) -> list[ir.Value]:
+def seq2seq_decoder(g: GraphContext, inputs: Values) -> list[Value]:
     """Write a decoder whose caches grow. Those of the source grow once, by the states that they do not cover yet."""
     op, ids, source = g.op, inputs["input_ids"], inputs["encoder_hidden_states"]
     past, past_source = caches(inputs, ".decoder."), caches(inputs, ".encoder.")
