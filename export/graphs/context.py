@@ -18,11 +18,38 @@ Pairs = list[Pair]  # of each layer
 
 
 @dataclass(frozen=True)
+class Tokens:
+    """The tokens that an encoder reads: ids and mask (B, S), and their positions (B or 1, S)."""
+
+    ids: Value
+    mask: Value
+    positions: Value
+
+
+def flat(pairs: Pairs) -> list[Value]:
+    """Return keys and values of all layers in one list, as specs have them."""
+    return [value for pair in pairs for value in pair]
+
+
+class Caches:
+    """Keys and values of each layer, those that a graph reads and those that its attention appends to `present`.
+
+    A seq2seq model has caches of its decoder, and caches of the source.
+    """
+
+    def __init__(self, inputs: Values, is_source: bool = False):
+        names = [name for name in inputs if name.startswith("past_key_values") and (".encoder." in name) == is_source]
+        self.past: Pairs = [(inputs[key], inputs[value]) for key, value in zip(names[::2], names[1::2])]
+        self.present: Pairs = []
+
+
+@dataclass(frozen=True)
 class Precision:
     """How matrices are held in a graph.
 
     Args:
-        matmul: x (..., K), names of matrices (N, K) and a bias or `None` -> x W + b, the columns of all matrices side by side.
+        matmul: x (..., K), names of linear maps, whose matrices are (N, K), and a bias or `None` -> x W + b, the columns of all
+            matrices side by side.
         look_up: the name of a table (V, D) and ids -> their rows.
     """
 
@@ -103,6 +130,10 @@ class GraphContext:
     def bias(self, name: str) -> Value | None:
         """Return the bias of the linear map `name`, if it has one."""
         return self.weight(f"{name}.bias") if self.has(f"{name}.bias") else None
+
+    def matrices(self, names: Sequence[str], transform: Callable, *arguments: Any) -> list[Value]:
+        """Return what `transform` makes of the matrices of the linear maps `names`."""
+        return self.transformed([f"{name}.weight" for name in names], transform, *arguments)
 
     def transformed(self, names: Sequence[str], transform: Callable, *arguments: Any) -> list[Value]:
         """Return what `transform` makes of the weights `names`, see `WeightStore`."""

@@ -6,23 +6,20 @@ import numpy as np
 from onnx_ir import Value
 
 from ..targets.sequences import pair
-from .activations import activation
 from .context import GraphContext
 from .layers import Attention, linear, row_linear, stack
 
 
-def image_outputs(g: GraphContext, pixels: Value, attend: Attention) -> list[Value]:
-    """Write an encoder of images and its head; `pixels` are (B, C, H, W)."""
-    config = g.config
-    states = stack(g, config.prefix, config.num_hidden_layers, embedded_patches(g, pixels), {"self_attn": attend})
-    if not config.architecture.endswith("Model"):
-        first = g.op("Slice", states, [0], [config.num_first_tokens], [1])
-        flat = g.op("Reshape", first, [0, config.num_first_tokens * config.hidden_size])
-        return [row_linear(g, flat, "classifier")]
-    if not config.pooler_act:
-        return [states]
-    dense = row_linear(g, g.op("Gather", states, 0, axis=1), "pooler.dense")
-    return [states, activation(g, dense, config.pooler_act, "pooler.activation")]
+def image_states(g: GraphContext, pixels: Value, attend: Attention) -> Value:
+    """Write an encoder of images: (B, C, H, W) -> (B, first tokens + patches, D)."""
+    return stack(g, g.config.encoder_prefix, embedded_patches(g, pixels), attend)
+
+
+def image_labels(g: GraphContext, states: Value) -> Value:
+    """Return the logits of an image's labels, from the states of all first tokens."""
+    count = g.config.num_first_tokens
+    first = g.op("Slice", states, [0], [count], [1])
+    return row_linear(g, g.op("Reshape", first, [0, count * g.config.hidden_size]), "classifier")
 
 
 def embedded_patches(g: GraphContext, pixels: Value) -> Value:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .quantization import int8_columns
+from .quantization import Quantized, int8_columns
 
 SAMPLED = 256  # rows on which errors are measured
 COLUMNS = 4096  # columns of a matrix on which errors are measured
@@ -74,7 +74,7 @@ class Steps:
         weights, scales = self.quantize(matrix)
         return integers @ (weights * (scales * self.scale))
 
-    def quantize(self, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def quantize(self, matrix: np.ndarray) -> Quantized:
         """Return `int8_columns` of the matrix that the integers are multiplied with."""
         return int8_columns(matrix if self.smoothing is None else matrix * self.smoothing[:, None])
 

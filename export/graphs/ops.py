@@ -27,8 +27,8 @@ class Ops:
         self.initializers: dict[Any, Value] = {} if main is None else main.initializers
         self.results: dict[Any, Any] = {}
 
-    def __call__(self, op_type: str, *operands: Operand, domain: str = "", **attributes: Any) -> Value:
-        return self.outputs(1, op_type, *operands, domain=domain, **attributes)[0]
+    def __call__(self, op_type: str, *operands: Operand, **attributes: Any) -> Value:
+        return self.outputs(1, op_type, *operands, **attributes)[0]
 
     def outputs(self, count: int, op_type: str, *operands: Operand, domain: str = "", **attributes: Any) -> list[Value]:
         """Append a node with `count` outputs and return them. Missing operands at the end are left out."""

@@ -90,12 +90,13 @@ def offsets(g: GraphContext, ids: Value, before: Value | None = None) -> Value:
     return op("Unsqueeze", op("Sub", keys, op("Unsqueeze", queries, [1])), [0])
 
 
-def position_bias(g: GraphContext, prefix: str, distances: Value, is_causal: bool) -> Value:
+def position_bias(g: GraphContext, distances: Value, is_causal: bool) -> Value:
     """Return the biases of the scores, (B, H, T, S), for key positions minus query positions (B, T, S).
 
     All distances from `relative_attention_max_distance` on are alike (Raffel et al. 2020, section 2.1).
     """
     op, config = g.op, g.config
+    prefix = config.decoder_prefix if is_causal else config.encoder_prefix
     largest = config.relative_attention_max_distance
     arguments = (config.relative_attention_num_buckets, largest, is_causal)
     [table] = g.transformed([f"{prefix}relative_positions.bias.weight"], biases_by_distance, *arguments)
@@ -125,7 +126,12 @@ def key_flags(g: GraphContext, mask: Value) -> Value:
     return g.op("Unsqueeze", g.op.cast(mask, "bool"), [1, 2])
 
 
-def bidirectional_bias(g: GraphContext, prefix: str, ids: Value, mask: Value) -> Value:
+def source_bias(g: GraphContext, mask: Value) -> Value:
+    """Return what is added to the scores of cross-attention, (B, 1, 1, S). It hides padding of the source."""
+    return masked(g, key_flags(g, mask))
+
+
+def bidirectional_bias(g: GraphContext, ids: Value, mask: Value) -> Value:
     """Return what is added to the scores of an encoder, (B, 1 or H, 1 or T, S).
 
     It hides padding and keys that are more than `sliding_window` tokens away (Beltagy et al. 2020, section 3.1).
@@ -138,10 +144,10 @@ def bidirectional_bias(g: GraphContext, prefix: str, ids: Value, mask: Value) ->
     hidden = masked(g, is_visible)
     if not config.has_relative_positions:
         return hidden
-    return op("Add", position_bias(g, prefix, offsets(g, ids), is_causal=False), hidden)
+    return op("Add", position_bias(g, offsets(g, ids), is_causal=False), hidden)
 
 
-def causal_bias(g: GraphContext, prefix: str, distances: Value, mask: Value | None) -> Value:
+def causal_bias(g: GraphContext, distances: Value, mask: Value | None) -> Value:
     """Return what is added to the scores of a decoder, (B or 1, 1 or H, T, S), for key positions minus query positions.
 
     It hides later keys (section 3.2.3), padding, and all but the last `sliding_window` keys.
@@ -154,4 +160,4 @@ def causal_bias(g: GraphContext, prefix: str, distances: Value, mask: Value | No
     if mask is not None:
         is_visible = op("And", is_visible, key_flags(g, mask))
     hidden = masked(g, is_visible)
-    return op("Add", position_bias(g, prefix, distances, True), hidden) if g.config.has_relative_positions else hidden
+    return op("Add", position_bias(g, distances, True), hidden) if g.config.has_relative_positions else hidden

@@ -15,6 +15,7 @@ from .quantization import (
     BLOCK,
     EMBEDDING_BLOCK,
     INT8_COMPUTE,
+    Quantized,
     in_slices,
     int4_blocks,
     int8_blocks,
@@ -35,7 +36,7 @@ def add_bias(g: GraphContext, product: Value, bias: Value | None) -> Value:
 
 
 def float_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value | None) -> Value:
-    return add_bias(g, g.op("MatMul", x, *g.transformed(names, side_by_side)), bias)
+    return add_bias(g, g.op("MatMul", x, *g.matrices(names, side_by_side)), bias)
 
 
 def float_look_up(g: GraphContext, table: str, ids: Value) -> Value:
@@ -47,9 +48,10 @@ def tied_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value | N
 
     onnxruntime computes the `Transpose` once, when it loads the graph.
     """
-    if not g.store.weights.is_tied(names[0]):
+    table = f"{names[0]}.weight"
+    if not g.store.weights.is_tied(table):
         return float_matmul(g, x, names, bias)
-    return add_bias(g, g.op("MatMul", x, g.op("Transpose", g.weight(names[0]), perm=[1, 0])), bias)
+    return add_bias(g, g.op("MatMul", x, g.op("Transpose", g.weight(table), perm=[1, 0])), bias)
 
 
 # ---------------------------------------------------------------------------------------------- integers of onnxruntime
@@ -62,7 +64,7 @@ def row_int8_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value
     """
     if (steps := calibrated_steps(g, x, names)) is not None:
         return calibrated_matmul(g, x, names, bias, steps)
-    weights, scales = g.transformed(names, int8_matrices)
+    weights, scales = g.matrices(names, int8_matrices)
     integers, step, zero, largest = g.op.once(("rounded rows", x), lambda: rounded_rows(g, x))
     product = g.contrib("MatMulIntegerToFloat", integers, weights, step, scales, zero)
     return add_bias(g, g.op("Mul", product, largest), bias)
@@ -85,18 +87,18 @@ def calibrated_steps(g: GraphContext, x: Value, names: Sequence[str]) -> Steps |
 
     It is `None` without a calibration, and where a scale for each row loses much less.
     """
-    modules = [name.removesuffix(".weight") for name in names]
-    if g.calibration is None or bare(modules[0]) not in g.calibration.inputs:
+    name = bare(names[0])
+    if g.calibration is None or name not in g.calibration.inputs:
         return None
-    readers = g.op.once(("readers", x), lambda: modules)
-    matrices = [g.store.weights[f"{name}.weight"].T for name in readers]
-    return g.calibration.choose(bare(modules[0]), tuple(map(bare, readers)), matrices).steps
+    readers = g.op.once(("readers", x), lambda: names)
+    matrices = [g.store.weights[f"{reader}.weight"].T for reader in readers]
+    return g.calibration.choose(name, tuple(map(bare, readers)), matrices).steps
 
 
 def calibrated_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value | None, steps: Steps) -> Value:
     """Write int8 weights with a scale for each column, and x in 8 bits with one scale for all rows."""
     integers = g.op.once(("rounded", x), lambda: rounded(g, x, steps))
-    weights, scales = g.transformed(names, calibrated_matrices, steps)
+    weights, scales = g.matrices(names, calibrated_matrices, steps)
     return g.contrib("MatMulIntegerToFloat", integers, weights, steps.scale, scales, steps.zero, None, bias)
 
 
@@ -131,14 +133,14 @@ def block_matmul(
 ) -> Value:
     count = columns(g, names)
     count += -count % multiple
-    weights, scales = g.transformed(names, block_matrices, bits, count)
-    attributes |= {"K": g.store.weights.shape(names[0])[1], "N": count, "bits": bits, "block_size": BLOCK}
+    weights, scales = g.matrices(names, block_matrices, bits, count)
+    attributes |= {"K": g.store.weights.shape(f"{names[0]}.weight")[1], "N": count, "bits": bits, "block_size": BLOCK}
     return g.contrib("MatMulNBits", x, weights, scales, *more, **attributes)
 
 
 def columns(g: GraphContext, names: Sequence[str]) -> int:
     """Return the number of columns of the matrices `names` side by side."""
-    return sum(g.store.weights.shape(name)[0] for name in names)
+    return sum(g.store.weights.shape(f"{name}.weight")[0] for name in names)
 
 
 def block_look_up(g: GraphContext, table: str, ids: Value) -> Value:
@@ -154,7 +156,7 @@ def block_look_up(g: GraphContext, table: str, ids: Value) -> Value:
 def standard_int8_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value | None) -> Value:
     """Write int8 weights with a scale for each column, and x in 8 bits with one scale: a large row costs others precision."""
     op = g.op
-    weights, scales = g.transformed(names, int8_matrices)
+    weights, scales = g.matrices(names, int8_matrices)
     integers, scale, zero = op.once(("rounded", x), lambda: op.outputs(3, "DynamicQuantizeLinear", x))
     product = op.cast(op("MatMulInteger", integers, weights, zero), "float32")
     return add_bias(g, op("Mul", product, op("Mul", scale, scales)), bias)
@@ -173,16 +175,16 @@ def side_by_side(*matrices: np.ndarray) -> tuple[np.ndarray]:
     return (np.concatenate([matrix.T for matrix in matrices], axis=1) if len(matrices) > 1 else matrices[0].T,)
 
 
-def int8_matrices(*matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def int8_matrices(*matrices: np.ndarray) -> Quantized:
     return in_slices(int8_columns, side_by_side(*matrices)[0], axis=1, joined=1)
 
 
-def calibrated_matrices(*arguments) -> tuple[np.ndarray, np.ndarray]:
+def calibrated_matrices(*arguments) -> Quantized:
     *matrices, steps = arguments
     return in_slices(steps.quantize, side_by_side(*matrices)[0], axis=1, joined=1)
 
 
-def block_matrices(*arguments) -> tuple[np.ndarray, np.ndarray]:
+def block_matrices(*arguments) -> Quantized:
     *matrices, bits, count = arguments
     integers, scales = in_slices({4: int4_blocks, 8: int8_blocks}[bits], side_by_side(*matrices)[0], axis=1)
     missing = (0, count - len(integers))
@@ -191,11 +193,11 @@ def block_matrices(*arguments) -> tuple[np.ndarray, np.ndarray]:
     return np.pad(integers, (missing, (0, 0), (0, 0))), np.pad(scales, (missing, (0, 0)))
 
 
-def block_table(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def block_table(table: np.ndarray) -> Quantized:
     return in_slices(uint8_blocks, table, axis=0)
 
 
-def int8_table(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def int8_table(table: np.ndarray) -> Quantized:
     return in_slices(int8_rows, table, axis=0)
 
 

@@ -24,8 +24,7 @@ def beam_search(g: GraphContext, inputs: Values) -> list[Value]:
     next_scores, kept = op.outputs(2, "TopK", unfinished, beams, axis=-1)
     input_ids = op("GatherElements", last, kept, axis=1)
     ones = op.cast(op("GreaterOrEqual", input_ids, 0), "int64")
-    slots = op("Sub", op("Add", op("Unsqueeze", first_slot, [1]), op("CumSum", ones, 1)), 1)
-    is_new = op("Equal", inputs["slot_numbers"], op("Unsqueeze", slots, [-1]))
+    is_new = slots_from(op, inputs, first_slot, ones)
     next_visible = op("Or", gather(op, histories, kept), is_new)
     next_tokens = op("TensorScatter", inputs["tokens"], op("Unsqueeze", input_ids, [1, 3]), first_slot, axis=-2)
 
@@ -75,6 +74,12 @@ def improvable(op: Ops, inputs: Values, scores: Value, finished: list[Value]) ->
     is_full = op("Greater", op("ReduceMin", finished_lengths, [1], keepdims=1), 0)
     continues = op("Not", op("And", inputs["stops_early"], is_full))
     return op("And", op("And", inputs["can_improve"], is_better), continues)
+
+
+def slots_from(op: Ops, inputs: Values, first: Value, ones: Value) -> Value:
+    """Return flags (B, T, slots) of the slots of T tokens, the first of each row in `first` (B,); `ones` are (B, T)."""
+    slots = op("Sub", op("Add", op("Unsqueeze", first, [1]), op("CumSum", ones, 1)), 1)
+    return op("Equal", inputs["slot_numbers"], op("Unsqueeze", slots, [-1]))
 
 
 def gather(op: Ops, states: Value, indices: Value) -> Value:

@@ -8,16 +8,14 @@ from functools import partial
 import numpy as np
 from onnx_ir import Value
 
-from ...graphs.attention import source_attention
-from ...graphs.context import Dialect, GraphContext, Pairs, Precision, TargetGraphs, Values, WriteGraph
-from ...graphs.decoders import caches, flat, seq2seq_states, source_encoder
-from ...graphs.fused_attention import encoder_attention
-from ...graphs.layers import STANDARD, Attention, embed, fused_rms_norm, linear, logits, stack
+from ...graphs.attention import fused_attention
+from ...graphs.context import Caches, Dialect, GraphContext, Precision, TargetGraphs, Values, WriteGraph, flat
+from ...graphs.layers import STANDARD, decoder_states, fused_rms_norm, linear, logits
 from ...graphs.onnxruntime_attention import cross_attention, slot_attention
-from ...graphs.positions import angles, in_dtype, key_flags, masked, position_bias
-from ...graphs.precisions import FLOAT, WEIGHT_ONLY
-from ...graphs.sequences import sequence_outputs
-from .beams import beam_search, gather
+from ...graphs.positions import angles, in_dtype, masked, position_bias
+from ...graphs.precisions import FLOAT, WEIGHT_ONLY, columns
+from ...graphs.sequences import sequence_outputs, source_encoder
+from .beams import beam_search, gather, slots_from
 
 MASK_VALUE = -30000.0  # added to the scores of slots that are not read: half of what float16 holds, so no sum overflows
 MAX_SPLIT_OUTPUTS = 32  # with more, the provider's `Split` copies sizes from the host, which cannot be replayed
@@ -28,7 +26,7 @@ def packed_linear_each(g: GraphContext, x: Value, *names: str) -> list[Value]:
     """Write the maps with the same number of outputs as one, and split it."""
     by_width: dict[int, list[str]] = {}
     for name in names:
-        by_width.setdefault(g.store.weights.shape(f"{name}.weight")[0], []).append(name)
+        by_width.setdefault(columns(g, [name]), []).append(name)
     parts = [part for group in by_width.values() for part in in_parts(group, MAX_SPLIT_OUTPUTS)]
     results = {name: value for part in parts for name, value in zip(part, split_linear(g, x, part))}
     return [results[name] for name in names]
@@ -48,7 +46,7 @@ def fused_add_and_norm(g: GraphContext, x: Value, inner: Value, last: str, after
     """Write a bias, a sum and a norm as one operator."""
     if after is None:
         return STANDARD.add_and_norm(g, x, inner, last, after)
-    product = g.target.precision.matmul(g, inner, [f"{last}.weight"], None)
+    product = g.target.precision.matmul(g, inner, [last], None)
     is_rms = g.config.norm_type == "rms_norm"
     shift = [] if is_rms else [g.weight(f"{after}.bias")]
     operands = [product, x, g.weight(f"{after}.weight"), *shift, g.bias(last)]
@@ -64,7 +62,7 @@ def fused_activated_linear(g: GraphContext, x: Value, name: str, act: str) -> Va
     bias = g.bias(name)
     if act not in FUSED_GELUS or bias is None:
         return STANDARD.activated_linear(g, x, name, act)
-    return g.contrib(FUSED_GELUS[act], g.target.precision.matmul(g, x, [f"{name}.weight"], None), bias)
+    return g.contrib(FUSED_GELUS[act], g.target.precision.matmul(g, x, [name], None), bias)
 
 
 def fused_rotate(g: GraphContext, states: Value, positions: Value) -> Value:
@@ -97,41 +95,28 @@ def in_float32(g: GraphContext, value: Value) -> Value:
 
 def sequence(g: GraphContext, inputs: Values) -> list[Value]:
     pixels = {name: in_dtype(g, value) for name, value in inputs.items() if name == "pixel_values"}
-    return [in_float32(g, value) for value in sequence_outputs(g, {**inputs, **pixels}, encoder_attention)]
+    return [in_float32(g, value) for value in sequence_outputs(g, {**inputs, **pixels}, fused_attention)]
 
 
 def decoder(g: GraphContext, inputs: Values) -> list[Value]:
-    present: Pairs = []
-    attend = slot_attention(g, inputs, slot_bias(g, "model.", inputs["visible"]), caches(inputs), present)
-    x = embed(g, "model.", inputs["input_ids"], inputs["position_ids"])
-    states = stack(g, "model.", g.config.num_hidden_layers, x, {"self_attn": attend})
-    return [*step_outputs(g, inputs, states), *flat(present)]
+    """Write a decoder whose caches have slots."""
+    caches = Caches(inputs)
+    attentions = [slot_attention(g, inputs, slot_bias(g, inputs["visible"]), caches)]
+    if g.config.is_seq2seq:
+        source = Caches(inputs, is_source=True)
+        attentions.append(cross_attention(g, inputs["encoder_attention_mask"], source.past))
+    states = decoder_states(g, inputs["input_ids"], inputs["position_ids"], *attentions)
+    return [*step_outputs(g, inputs, states), *flat(caches.present)]
 
 
-def seq2seq_decoder(g: GraphContext, inputs: Values) -> list[Value]:
-    present: Pairs = []
-    bias = slot_bias(g, "model.decoder.", inputs["visible"])
-    own = slot_attention(g, inputs, bias, caches(inputs, ".decoder."), present)
-    cross = cached_source_attention(g, inputs["encoder_attention_mask"], caches(inputs, ".encoder."))
-    states = seq2seq_states(g, inputs["input_ids"], inputs["position_ids"], own, cross)
-    return [*step_outputs(g, inputs, states), *flat(present)]
-
-
-def cached_source_attention(g: GraphContext, mask: Value, states: Pairs) -> Attention:
-    """Write cross-attention, in standard operators for values that are not as wide as keys."""
-    if g.config.head_dim == g.config.value_head_dim:
-        return cross_attention(g, mask, states)
-    return source_attention(g, states, masked(g, key_flags(g, mask)))
-
-
-def slot_bias(g: GraphContext, prefix: str, visible: Value) -> Value:
+def slot_bias(g: GraphContext, visible: Value) -> Value:
     """Return what is added to the scores, (B, 1 or H, T, slots). The slots of a token's history are in its order."""
     op = g.op
     is_visible = op("Unsqueeze", visible, [1])
     if not g.config.has_relative_positions:
         return masked(g, is_visible)
     later = op("CumSum", op.cast(visible, "int64"), -1, reverse=1, exclusive=1)
-    return op("Where", is_visible, position_bias(g, prefix, op("Neg", later), is_causal=True), MASK_VALUE)
+    return op("Where", is_visible, position_bias(g, op("Neg", later), is_causal=True), MASK_VALUE)
 
 
 def step_outputs(g: GraphContext, inputs: Values, states: Value) -> list[Value]:
@@ -145,8 +130,7 @@ def step_outputs(g: GraphContext, inputs: Values, states: Value) -> list[Value]:
     ones = op.cast(op("GreaterOrEqual", best, 0), "int64")
     last = op("Sub", op("Add", first_slot, inputs["count"]), 1)
     slot = op("Add", last, op("Gather", ones, 0, axis=1))
-    slots = op("Sub", op("Add", op("Unsqueeze", slot, [1]), op("CumSum", ones, 1)), 1)  # of the most likely tokens
-    is_new = op("Equal", inputs["slot_numbers"], op("Unsqueeze", slots, [-1]))
+    is_new = slots_from(op, inputs, slot, ones)
     positions = op("Add", gather(op, inputs["position_ids"], logits_of), ones)
     visible = op("Or", gather(op, inputs["visible"], logits_of), is_new)
     tokens = op("TensorScatter", inputs["tokens"], op("Unsqueeze", best, [1, 3]), slot, axis=-2)
@@ -157,8 +141,8 @@ WRITE: dict[str, WriteGraph] = {
     "sequence": sequence,
     "decoder": decoder,
     "beams": beam_search,
-    "seq2seq encoder": partial(source_encoder, attention=encoder_attention),
-    "seq2seq decoder": seq2seq_decoder,
+    "seq2seq encoder": partial(source_encoder, attention=fused_attention),
+    "seq2seq decoder": decoder,
     "seq2seq beams": beam_search,
 }
 FLOATS = ("fp32", "fp16", "bf16")
