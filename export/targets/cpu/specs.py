@@ -16,7 +16,7 @@ The graph `lookup` reads several tokens of one row at once, over the caches of t
 
 import dataclasses
 
-from ..fixed_caches import fixed_cache_specs, states
+from ..caches import NAMES, cache_specs, fixed_cache_specs
 from ..sequences import sequence_specs
 from ..spec import GraphSpec, TensorSpec
 
@@ -43,11 +43,12 @@ def step_spec(config: dict) -> GraphSpec:
         TensorSpec("last_source_position", "int32", ("rows",)),
         TensorSpec("total_source_length", "int32", (1,)),
     )
-    layers = config["decoder_layers"]
-    prefixes = {"decoder": "max_length", "encoder": "max_source"}
     past, present = (
-        [each for part, axis in prefixes.items() for each in states(config, layers, f"{name}.{{}}.{part}.", "rows", axis)]
-        for name in ("past_key_values", "present")
+        (
+            *cache_specs(config, name, "rows", {"decoder.": "max_length"}),
+            *cache_specs(config, name, "rows", {"encoder.": "max_source"}),
+        )
+        for name in NAMES
     )
     logits = TensorSpec("logits", "float32", ("rows", config["vocab_size"]))
     return GraphSpec(STEP_FILE, (*decoder_inputs(1), *source, *past), (logits, *present))

@@ -7,9 +7,7 @@ the likeliest token follows each of these. Caches have the type that is computed
 instead, and chooses `num_beams` of `candidates`.
 """
 
-from dataclasses import replace
-
-from ..fixed_caches import fixed_cache_specs
+from ..caches import fixed_cache_specs
 from ..sequences import sequence_specs
 from ..spec import GraphSpec, TensorSpec
 
@@ -17,21 +15,11 @@ CACHE_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def graph_specs(config: dict, architecture: str, activations: str) -> dict[str, GraphSpec]:
-    specs = sequence_specs(config, architecture) or decoder_specs(config)
-    return {role: with_cache_dtype(spec, CACHE_DTYPES[activations]) for role, spec in specs.items()}
+    return sequence_specs(config, architecture) or decoder_specs(config, CACHE_DTYPES[activations])
 
 
-def with_cache_dtype(spec: GraphSpec, dtype: str) -> GraphSpec:
-    """Caches are of the type that is computed in; logits and hidden states are float32 always."""
-
-    def typed(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        caches = ("past_key_values", "present")
-        return tuple(replace(tensor, dtype=dtype) if tensor.name.startswith(caches) else tensor for tensor in tensors)
-
-    return replace(spec, inputs=typed(spec.inputs), outputs=typed(spec.outputs))
-
-
-def decoder_specs(config: dict) -> dict[str, GraphSpec]:
+def decoder_specs(config: dict, dtype: str) -> dict[str, GraphSpec]:
+    """Return the graphs of a model that generates; `dtype` is that of its caches."""
     logits = TensorSpec("logits", "float32", ("batch_size", "logits", config["vocab_size"]))
 
     def state(prefix: str, count: str) -> tuple[TensorSpec, ...]:
@@ -49,7 +37,7 @@ def decoder_specs(config: dict) -> dict[str, GraphSpec]:
     slot_numbers = TensorSpec("slot_numbers", "int64", ("slots",))
     inputs = (input_ids, position_ids, count, first_slot, visible, logits_of, slot_numbers, tokens)
     outputs = (logits, *state("next_", "logits"))
-    specs = fixed_cache_specs(config, inputs, outputs, ("batch_size", "slots"))
+    specs = fixed_cache_specs(config, inputs, outputs, ("batch_size", "slots"), dtype)
     return {**specs, "beams": beam_search_spec(config["vocab_size"])}
 
 
