@@ -73,6 +73,10 @@ class Ops:
         """Return 0 to `count` - 1; `count` is (1,)."""
         return self.once(("range", count), lambda: self("Range", 0, self("Squeeze", count), 1))
 
+    def first(self, value: Value) -> Value:
+        """Return the first column, (B, 1, ...)."""
+        return self("Slice", value, [0], [1], [1])
+
     def shape(self, *sizes: Value | int) -> Value:
         """Return the shape with these sizes, integers or values of shape (N,)."""
         return self("Concat", *([size] if isinstance(size, int) else size for size in sizes), axis=0)

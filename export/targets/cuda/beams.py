@@ -67,7 +67,7 @@ def improvable(op: Ops, inputs: Values, scores: Value, finished: list[Value]) ->
     finished_scores, _, _, finished_lengths = finished
     never_stops = op("And", inputs["never_stops_early"], op("Greater", penalty, np.float32(0)))
     longest = op.cast(op("Where", never_stops, inputs["max_length"], inputs["length"]), "float32")
-    possible = op("Div", op("Slice", scores, [0], [1], [1]), op("Pow", longest, penalty))
+    possible = op("Div", op.first(scores), op("Pow", longest, penalty))
     worst = op("ReduceMin", finished_scores, [1], keepdims=1)
     worst = op("Where", op("Greater", finished_lengths, 0), worst, EXCLUDED_SCORE)
     is_better = op.any(op("Greater", possible, worst), [1])
