@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from ..targets.sequences import pair
+
 
 class Config:
     """A config of `vanilla_transformer.checkpoint_config`, with the name of the model's class."""
@@ -42,6 +44,12 @@ class Config:
     def decoder_prefix(self) -> str:
         """Prefix of the names of the decoder's weights."""
         return f"{self.prefix}decoder." if self.is_seq2seq else self.prefix
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Rows and columns of patches in an image of the size of training."""
+        sides = zip(pair(self.image_size), pair(self.patch_size))
+        return tuple(image // patch for image, patch in sides)
 
     def depth(self, prefix: str) -> int:
         """Return the number of layers of the stack `prefix`."""

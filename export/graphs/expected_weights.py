@@ -64,10 +64,9 @@ def tokens(config: Config) -> Shapes:
 
 def vision(config: Config) -> Shapes:
     size, count = config.hidden_size, config.num_first_tokens
-    patches = math.prod(image // side for image, side in zip(pair(config.image_size), pair(config.patch_size)))
     yield from linear("embeddings.embed_patches", config.num_channels * math.prod(pair(config.patch_size)), size)
     yield "embeddings.first_tokens", (count, size)
-    yield "embeddings.positions", (count + patches, size)
+    yield "embeddings.positions", (count + math.prod(config.grid), size)
     yield from layers(config, "")
 
 

@@ -48,8 +48,7 @@ def split_patches(g: GraphContext, pixels: Value, rows: Value, columns: Value) -
 def interpolated(g: GraphContext, name: str, rows: Value, columns: Value) -> Value:
     """Return the learned positions of an image with another number of patches. Those of the first tokens stay."""
     op, config = g.op, g.config
-    trained = (image // side for image, side in zip(pair(config.image_size), pair(config.patch_size)))
-    first, grid = g.transformed([name], first_and_grid, config.num_first_tokens, *trained)
+    first, grid = g.transformed([name], first_and_grid, config.num_first_tokens, *config.grid)
     sizes = op.shape(1, config.hidden_size, rows, columns)
     bicubic: dict[str, Any] = {"mode": "cubic", "cubic_coeff_a": -0.75, "coordinate_transformation_mode": "half_pixel"}
     resized = op("Reshape", op("Resize", grid, None, None, sizes, **bicubic), [config.hidden_size, -1])

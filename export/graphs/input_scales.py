@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from .quantization import Quantized, int8_columns
+from .quantization import TINY, Quantized, int8_columns
 
 SAMPLED = 256  # rows on which errors are measured
 COLUMNS = 4096  # columns of a matrix on which errors are measured
 MAX_ERROR = 0.01  # of one scale for all rows; from here on each row keeps a scale, if that loses less
-TINY = np.finfo(np.float32).tiny
 
 
 @dataclass(frozen=True)
@@ -133,8 +132,8 @@ class Calibration:
         return {
             "matmuls": len(choices),
             "row_scales": sum(choice.steps is None for choice in choices),
-            "error": significant(float(np.mean([choice.exported_error for choice in choices] or [0]))),
-            "row_error": significant(float(np.mean([choice.row_error for choice in choices] or [0]))),
+            "error": mean_error([choice.exported_error for choice in choices]),
+            "row_error": mean_error([choice.row_error for choice in choices]),
         }
 
     def facts(self) -> dict[str, Any]:
@@ -192,6 +191,11 @@ def median_error(products: np.ndarray, exact: np.ndarray) -> float:
     lost = np.square(products - exact, dtype=np.float64).sum(axis=1)
     sizes = np.square(exact, dtype=np.float64).sum(axis=1)
     return float(np.median(lost[sizes > 0] / sizes[sizes > 0])) if sizes.any() else 0.0
+
+
+def mean_error(errors: list[float]) -> float:
+    """Return the mean to 3 significant digits, 0 for no errors."""
+    return significant(float(np.mean(errors or [0])))
 
 
 def significant(value: float) -> float:

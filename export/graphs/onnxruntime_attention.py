@@ -56,13 +56,13 @@ def grouped_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attent
     """
     positions, last, total = (inputs[name] for name in ("position_ids", "last_position", "total_length"))
     bias = cache_bias(g, positions, total)
-    window = g.config.sliding_window or -1
+    heads, window = g.config.num_attention_heads, g.config.sliding_window or -1
 
     def attend(layer: int, name: str, x: Value) -> Value:
         states: Sequence[Value | None]
         states = [packed(g, name, x), None, None] if is_packed(g) else project(g, name, x, positions)
         operands = [*states, *caches.past[layer], last, total, None, None, None, bias]
-        return write_cache(g, "GroupQueryAttention", operands, caches, **grouped(g), local_window_size=window)
+        return write_cache(g, "GroupQueryAttention", operands, caches, kv_num_heads=heads, local_window_size=window)
 
     return attend
 
@@ -78,7 +78,7 @@ def row_cross_attention(g: GraphContext, inputs: Values, caches: Caches) -> Atte
         query = linear(g, x, f"{name}.q_proj")
         none = g.op.once("no keys", lambda: g.op("Slice", query, [0], [0], [1]))
         operands = [query, none, none, *caches.past[layer], last, total]
-        return write_cache(g, "GroupQueryAttention", operands, caches, **grouped(g))
+        return write_cache(g, "GroupQueryAttention", operands, caches, kv_num_heads=g.config.num_attention_heads)
 
     return attend
 
@@ -92,7 +92,11 @@ def beam_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attention
     beams = [length, inputs["num_beams"], inputs["cache_indirection"]]
 
     def attend(layer: int, name: str, x: Value) -> Value:
-        states = split(g, packed(g, name, x)) if is_packed(g) else [*project(g, name, x, positions)]
+        states: Sequence[Value]
+        if is_packed(g):
+            states = op.outputs(3, "Split", packed(g, name, x), [key_width(g)] * 3, axis=-1)
+        else:
+            states = project(g, name, x, positions)
         operands = [*states, None, bias, *caches.past[layer], *beams]
         return write_cache(g, "DecoderMaskedMultiHeadAttention", operands, caches, past_present_share_buffer=1)
 
@@ -154,18 +158,9 @@ def head_attributes(g: GraphContext) -> dict[str, int | float]:
     return {"num_heads": g.config.num_attention_heads, "scale": scale(g)}
 
 
-def grouped(g: GraphContext) -> dict[str, int]:
-    """Return the attribute of `GroupQueryAttention` by which each head of queries has its own keys."""
-    return {"kv_num_heads": g.config.num_attention_heads}
-
-
 def packed(g: GraphContext, name: str, x: Value) -> Value:
     """Return queries, keys and values side by side, (B, T, 3 * H * d)."""
     return linear(g, x, *(f"{name}.{part}_proj" for part in "qkv"))
-
-
-def split(g: GraphContext, states: Value) -> list[Value]:
-    return g.op.outputs(3, "Split", states, [key_width(g)] * 3, axis=-1)
 
 
 def key_width(g: GraphContext) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 Quantized = tuple[np.ndarray, np.ndarray]  # integers and scales
+TINY = np.finfo(np.float32).tiny
 INT8_COMPUTE = 4  # the `accuracy_level` of MatMulNBits that quantizes activations too
 BLOCK = 32  # weights of one column that share a scale
 EMBEDDING_BLOCK = 128  # weights of one row that share a scale
@@ -25,8 +26,7 @@ def int8_columns(matrix: np.ndarray) -> Quantized:
     sum overflows where no two such weights add up to more than 128, and the scale sees to that."""
     pairs = matrix[: len(matrix) // 2 * 2]
     largest = np.maximum(np.abs(matrix).max(axis=0), np.abs(pairs[::2] + pairs[1::2]).max(axis=0, initial=0))
-    scales = np.maximum(largest / 127, np.finfo(np.float32).tiny).astype(np.float32)
-    return np.rint(matrix / scales).astype(np.int8), scales
+    return round_to_int8(matrix, largest)
 
 
 def int4_blocks(matrix: np.ndarray, block: int = BLOCK) -> Quantized:
@@ -60,14 +60,24 @@ def nonzero(scales: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 def int8_rows(table: np.ndarray) -> Quantized:
     """(V, D) float32 -> int8 (V, D), and the scales (V, 1)."""
-    scales = np.maximum(np.abs(table).max(axis=1, keepdims=True) / 127, np.finfo(np.float32).tiny).astype(np.float32)
-    return np.rint(table / scales).astype(np.int8), scales
+    return round_to_int8(table, np.abs(table).max(axis=1, keepdims=True))
+
+
+def round_to_int8(values: np.ndarray, largest: np.ndarray) -> Quantized:
+    """Return `values` as int8, and their scales, with which `largest` is at most 127."""
+    scales = positive_scales(largest)
+    return np.rint(values / scales).astype(np.int8), scales
+
+
+def positive_scales(largest: np.ndarray) -> np.ndarray:
+    """Return the float32 scales with which `largest` becomes 127."""
+    return np.maximum(largest / 127, TINY).astype(np.float32)
 
 
 def uint8_blocks(table: np.ndarray) -> Quantized:
     """(V, D) float32 -> uint8 (V, D) with zero point 128, and the scales (V, blocks)."""
     rows, width = table.shape
     blocks = np.pad(table, ((0, 0), (0, -width % EMBEDDING_BLOCK))).reshape(rows, -1, EMBEDDING_BLOCK)
-    scales = np.maximum(np.abs(blocks).max(axis=2) / 127, np.finfo(np.float32).tiny).astype(np.float32)
+    scales = positive_scales(np.abs(blocks).max(axis=2))
     integers = (np.rint(blocks / scales[..., None]) + 128).astype(np.uint8).reshape(rows, -1)
     return np.ascontiguousarray(integers[:, :width]), scales
