@@ -1,4 +1,4 @@
-"""What a target gives `one_graph`: what reads the source or the prompt, and a step of the decoder, as nodes."""
+"""The part of a target in `one_graph`: nodes that read the source or the prompt, and nodes of a step of the decoder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .ops import inline, split
 
 @dataclass(frozen=True)
 class Inputs:
-    """Of one run.
+    """The inputs of a run.
 
     Args:
         ops: the graph that the loop stands in.

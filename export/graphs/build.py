@@ -45,7 +45,7 @@ class GraphSource:
 
 @dataclass(frozen=True)
 class GraphFormat:
-    """What a user chooses of the graphs: the target, the dtype of the weights, the one that is computed in, the opset."""
+    """The choices of a user: the target, the dtype of the weights, the dtype of activations, and the opset."""
 
     target: Target
     dtype: str

@@ -27,7 +27,7 @@ class Config:
 
     @property
     def head(self) -> str:
-        """What follows "For" in the name of the class, "" for a model without a head."""
+        """End of the name of the class after "For"; "" for a model without a head."""
         return self.architecture.partition("For")[2]
 
     @property

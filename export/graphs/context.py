@@ -1,4 +1,4 @@
-"""What the functions of this package share: the graph, the config and weights of its model, and the target's operators."""
+"""The context of all functions here: the graph, the config and weights of its model, and the operators of the target."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Caches:
 
 @dataclass(frozen=True)
 class Precision:
-    """How matrices are held in a graph.
+    """The form of matrices in a graph.
 
     Args:
         matmul: x (..., K), names of linear maps, whose matrices are (N, K), and a bias or `None` -> x W + b, the columns of all

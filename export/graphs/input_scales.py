@@ -80,7 +80,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Choice:
-    """How the rows that some matrices read become 8 bits.
+    """The quantization of rows that some matrices read.
 
     Args:
         steps: one scale for all rows, or `None` if each row keeps a scale.
@@ -100,7 +100,7 @@ class Choice:
 
 @dataclass
 class Calibration:
-    """What matrix multiplications read of a text, and how it becomes 8 bits.
+    """The inputs of matrix multiplications on a text, and their quantization.
 
     Args:
         inputs: by the name of the module, without the prefix of the model in front of its head.

@@ -108,7 +108,7 @@ def rounded(g: GraphContext, x: Value, steps: Steps) -> Value:
 
 
 def block_int4_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value | None) -> Value:
-    """Write 4-bit weights with a scale for each block of a column, and x in 8 bits with a scale for each block of a row."""
+    """Write 4-bit weights and 8-bit x, with a scale for each block of a column or row."""
     return block_matmul(g, x, names, 4, (None, None, bias), accuracy_level=INT8_COMPUTE)
 
 

@@ -1,4 +1,4 @@
-"""What the cpu target's decoder graphs take and return; what reads whole sequences is as for every target, see `sequences`.
+"""The inputs and outputs of the cpu target's decoder graphs. Graphs that read whole sequences are in `sequences`.
 
 They write caches of fixed size in place (`past_key_values` and `present` are one buffer of `max_length` positions) and return
 the logits of each row's last token that is not padding only.
@@ -31,8 +31,10 @@ def graph_specs(config: dict, architecture: str) -> dict[str, GraphSpec]:
 
 
 def step_role(config: dict, architecture: str) -> str | None:
-    """The role of the graph whose rows can join and leave between two steps; `None` for a model that does not generate, and for
-    heads that `GroupQueryAttention` cannot hold."""
+    """Return the role of the graph whose rows can join and leave between two steps.
+
+    It is `None` for a model that does not generate, and for heads that `GroupQueryAttention` cannot hold.
+    """
     if sequence_specs(config, architecture) or config["head_dim"] % 8 or config["value_head_dim"] != config["head_dim"]:
         return None
     return "decoder" if config["model_type"] == "vanilla-decoder" else "step"

@@ -1,4 +1,4 @@
-"""What the cuda target's graphs take and return; what reads whole sequences is as for every target, see `sequences`.
+"""The inputs and outputs of the cuda target's graphs. Graphs that read whole sequences are in `sequences`.
 
 There is one cache for each input, not for each beam: `past_key_values` have `slots`, `first_slot` is where the keys and values
 of the first of `count` new tokens go, `visible` says which slots each token reads, and `tokens` has the token of each slot.
@@ -42,7 +42,7 @@ def decoder_specs(config: dict, dtype: str) -> dict[str, GraphSpec]:
 
 
 def beam_search_spec(vocab_size: int) -> GraphSpec:
-    """Of B inputs, K beams and C candidates, `options.Options.candidates`."""
+    """Return the spec for B inputs, K beams and C candidates, see `options.Options.candidates`."""
 
     def tensor(name: str, dtype: str, *shape: str | int) -> TensorSpec:
         return TensorSpec(name, dtype, shape)

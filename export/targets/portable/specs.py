@@ -1,4 +1,4 @@
-"""What each portable graph takes and returns, under the names that optimum and Transformers.js know.
+"""The inputs and outputs of portable graphs, under the names that optimum and Transformers.js know.
 
 | variant | file | takes | returns |
 |---|---|---|---|
