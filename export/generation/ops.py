@@ -7,6 +7,7 @@ import onnx_ir as ir
 from onnx_ir import Value
 
 from ..graphs.ops import Ops
+from .step import Inputs
 
 
 def append(ops: Ops, model: ir.Model, bindings: dict[str, Value]) -> dict[str, Value]:
@@ -14,6 +15,32 @@ def append(ops: Ops, model: ir.Model, bindings: dict[str, Value]) -> dict[str, V
     nodes, outputs = inline(ops, model, bindings)
     ops.nodes += nodes
     return outputs
+
+
+def append_step(
+    inputs: Inputs, ops: Ops, model: ir.Model, bindings: dict[str, Value], changing: Collection[Value]
+) -> dict[str, Value]:
+    """Append the nodes of a decoder to the body of the loop, and those before the loop that need no value of `changing`.
+
+    Keys and values of a source that are computed before the loop are read by all its beams. Return the outputs by name.
+    """
+    nodes, outputs = inline(ops, model, bindings)
+    fixed, nodes = split(nodes, changing)
+    ops.nodes += nodes
+    source = {value for name, value in outputs.items() if ".encoder." in name}
+    for node in fixed:
+        inputs.ops.nodes.append(node)
+        for value in source.intersection(node.outputs):
+            repeat_for_users(inputs, value)
+    return outputs
+
+
+def repeat_for_users(inputs: Inputs, value: Value) -> None:
+    """Replace `value`, (B, ...), by one row for each beam in the nodes that read it."""
+    users = list(value.uses())
+    repeated = inputs.repeated(value)
+    for user, index in users:
+        user.replace_input_with(index, repeated)
 
 
 def inline(ops: Ops, model: ir.Model, bindings: dict[str, Value]) -> tuple[list[ir.Node], dict[str, Value]]:

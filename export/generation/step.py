@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import onnx_ir as ir
-from onnx_ir import Value
 
-from ..graphs.ops import Ops
-from .ops import inline, split
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from onnx_ir import Value
+
+    from ..graphs.ops import Ops
 
 
 @dataclass(frozen=True)
@@ -64,30 +64,6 @@ class Inputs:
     def known(self, ops: Ops, positions: Value) -> Value:
         """`positions` where the table has them: a row that has ended runs on beside longer ones."""
         return positions if self.positions is None else ops("Min", positions, self.positions - 1)
-
-    def append_step(
-        self, ops: Ops, model: ir.Model, bindings: dict[str, Value], changing: Collection[Value]
-    ) -> dict[str, Value]:
-        """Append the nodes of a decoder to the body of the loop, and those before the loop that need no value of `changing`.
-
-        Keys and values of a source that are computed before the loop are read by all its beams. Return the outputs by name.
-        """
-        nodes, outputs = inline(ops, model, bindings)
-        fixed, nodes = split(nodes, changing)
-        ops.nodes += nodes
-        source = {value for name, value in outputs.items() if ".encoder." in name}
-        for node in fixed:
-            self.ops.nodes.append(node)
-            for value in source.intersection(node.outputs):
-                self.repeat_for_users(value)
-        return outputs
-
-    def repeat_for_users(self, value: Value) -> None:
-        """Have the nodes that read `value`, (B, ...), read `repeated` of it."""
-        users = list(value.uses())
-        repeated = self.repeated(value)
-        for user, index in users:
-            user.replace_input_with(index, repeated)
 
 
 class Step(Protocol):

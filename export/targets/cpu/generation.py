@@ -3,7 +3,7 @@
 import onnx_ir as ir
 from onnx_ir import Value
 
-from ...generation.ops import append
+from ...generation.ops import append, append_step
 from ...generation.step import Inputs, OwnCaches
 from ...graphs.ops import Ops
 
@@ -34,7 +34,7 @@ class CpuSeq2SeqStep:
         length = ops.cast(ops("Reshape", place, [1]), "int32")
         bindings = {"input_ids": tokens, "past_length": length, "encoder_attention_mask": self.inputs.mask, **self.cross}
         bindings |= self.caches.bind(states)
-        outputs = self.inputs.append_step(ops, self.graphs["decoder"], bindings, {tokens, length, *states})
+        outputs = append_step(self.inputs, ops, self.graphs["decoder"], bindings, {tokens, length, *states})
         return outputs["logits"], self.caches.present(outputs)
 
 
@@ -92,7 +92,7 @@ class CpuDecoderStep:
             "total_length": ops.cast(ops("Add", self.longest, place), "int32"),
             **self.caches.bind(states),
         }
-        outputs = self.inputs.append_step(ops, self.graph, bindings, bindings.values())
+        outputs = append_step(self.inputs, ops, self.graph, bindings, bindings.values())
         return outputs["logits"], self.caches.present(outputs)
 
 

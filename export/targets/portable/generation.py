@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir import Value
 
-from ...generation.ops import append
+from ...generation.ops import append, append_step
 from ...generation.step import Inputs, OwnCaches, empty_cache
 from ...graphs.ops import Ops
 
@@ -33,7 +33,7 @@ class PortableSeq2SeqStep:
         for value in decoder.graph.inputs:
             if value.name not in bindings:
                 bindings[value.name] = empty_cache(self.inputs.ops, value, self.inputs.batch)
-        outputs = self.inputs.append_step(ops, decoder, bindings, {tokens, *states})
+        outputs = append_step(self.inputs, ops, decoder, bindings, {tokens, *states})
         return ops("Gather", outputs["logits"], -1, axis=1), self.caches.present(outputs)
 
 
@@ -68,5 +68,5 @@ class PortableDecoderStep:
         mask = ops("Concat", before, self.one, axis=1)
         positions = self.inputs.known(ops, ops("Add", self.last, place))
         bindings = {"input_ids": tokens, "attention_mask": mask, "position_ids": positions, **self.caches.bind(caches)}
-        outputs = self.inputs.append_step(ops, self.graph, bindings, bindings.values())
+        outputs = append_step(self.inputs, ops, self.graph, bindings, bindings.values())
         return ops("Gather", outputs["logits"], -1, axis=1), [mask, *self.caches.present(outputs)]
