@@ -1,28 +1,29 @@
 """The one graph: what is read, the loop around a step and a search, and what is returned."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir import Value
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from ..graphs.build import IR_VERSION, with_spec
-from ..graphs.ops import Ops
+from ..graphs.context import Values
+from ..graphs.ops import Ops, data_type
 from ..runtime.inputs import position_limit
 from ..targets.sequences import token_inputs
 from ..targets.spec import GraphSpec
 from .beams import Beams
-from .ops import type_of
 from .rules import Rules
-from .searches import STEPS, Greedy, Sampling, Search, TokenSearch
+from .searches import SAMPLING, STEPS, Search, TokenSearch, likeliest_tokens, sampled_tokens
 from .step import Inputs, Step
 
 SEARCHES: dict[str, Callable[[Rules], Search]] = {
-    "greedy": lambda rules: TokenSearch(rules, Greedy()),
-    "sample": lambda rules: TokenSearch(rules, Sampling()),
+    "greedy": lambda rules: TokenSearch(rules, likeliest_tokens),
+    "sample": lambda rules: TokenSearch(rules, sampled_tokens, SAMPLING),
     "beam": Beams,
 }
 IDS = ("batch_size", "source_length")
@@ -36,36 +37,52 @@ def one_graph_spec(file: str, search: Search, config: dict[str, Any]) -> GraphSp
 def one_graph(
     step: Step, search: Search, spec: GraphSpec, rules: Rules, config: dict[str, Any], opsets: dict[str, int]
 ) -> ir.Model:
-    """A model with the inputs and outputs of `spec`: the sequences that `search` finds with the logits of `step`."""
+    """Return the model of `spec`: a loop of `step` and `search` that returns sequences."""
     ops = Ops()
-    given = {tensor.name: with_spec(ir.Value(), tensor) for tensor in spec.inputs}
-    ids, mask = given["input_ids"], given["attention_mask"]
+    settings = {tensor.name: with_spec(Value(), tensor) for tensor in spec.inputs}
+    ids, mask = settings["input_ids"], settings["attention_mask"]
     lengths = None
     prompt = ops.filled([ops.size(ids, 0), 1], np.int64(rules.options.decoder_start_token_id or 0))
     if config["model_type"] == "vanilla-decoder":
         ids, mask, lengths = padded_on_the_left(ops, ids, mask, rules.options.pad_token_id)
         prompt = ids
     positions = position_limit(config)
-    limit = at_most_positions(ops, search.steps(ops, given), lengths, positions)
+    limit = at_most_positions(ops, max_steps(ops, settings), lengths, positions)
     trips = ops("ReduceMax", limit, keepdims=0)
-    inputs = Inputs(ops, ids, mask, search.beams(ops, given), lengths, positions)
+    inputs = Inputs(ops, ids, mask, search.beams(ops, settings), lengths, positions)
     last = ops("Slice", prompt, [-1], [np.iinfo(np.int64).max], [1])
-    initial = [inputs.repeated(last), *search.begin(inputs, given, prompt, limit)]
-    count = len(initial)
-    initial += step.begin(inputs)
-    body = loop_body(step, search, Ops(main=ops), initial, count)
+    initial = [inputs.repeated(last), *search.begin(inputs, settings, prompt, limit), *step.begin(inputs)]
+    types = state_types(step, search, len(initial))
+    body = loop_body(step, search, inputs, types)
     final = ops.outputs(len(initial), "Loop", trips, ops("Greater", trips, 0), *initial, body=body)
-    for value, first in zip(final, initial):
-        value.type = type_of(first)
-    results = search.end(ops, final[1:count])
-    return model_of(ops, list(given.values()), results, spec, opsets)
+    set_types(final, types)
+    results = search.end(ops, final[1 : 1 + len(search.dtypes)])
+    return model_of(ops, list(settings.values()), results, spec, opsets)
 
 
-def padded_on_the_left(ops: Ops, ids: ir.Value, mask: ir.Value, pad: int | None) -> tuple[ir.Value, ir.Value, ir.Value]:
+def max_steps(ops: Ops, settings: Values) -> Value:
+    """Return how many tokens each row may get, (B, 1): with sampling no more than there are uniform numbers."""
+    steps = settings["max_new_tokens"]
+    return ops("Min", steps, ops("Shape", settings["uniforms"], start=1)) if "uniforms" in settings else steps
+
+
+def state_types(step: Step, search: Search, count: int) -> list[ir.TensorType]:
+    """Return the types of the `count` states of the loop: tokens, those of the search, masks and caches."""
+    dtypes = ["int64", *search.dtypes, *["int64"] * step.num_masks]
+    dtypes += ["float32"] * (count - len(dtypes))
+    return [ir.TensorType(data_type(dtype)) for dtype in dtypes]
+
+
+def set_types(values: Sequence[Value], types: Sequence[ir.TensorType]) -> None:
+    for value, type_ in zip(values, types, strict=True):
+        value.type = type_
+
+
+def padded_on_the_left(ops: Ops, ids: Value, mask: Value, pad: int | None) -> tuple[Value, Value, Value]:
     """The tokens of each row of `ids` (B, S) in order, with all padding before them; their mask, and how many there are (B, 1).
     A row without tokens has its last one."""
     size = ops("Shape", ids, start=1)
-    places = ops("Range", 0, ops("Squeeze", size), 1)
+    places = ops.range(size)
     is_padding = ops("Less", mask, 1)
     rank = ops("Sub", ops("Where", is_padding, ops("Mul", size, 2), size), places)  # all are different
     _, order = ops.outputs(2, "TopK", rank, size, axis=1)
@@ -75,7 +92,7 @@ def padded_on_the_left(ops: Ops, ids: ir.Value, mask: ir.Value, pad: int | None)
     return moved, ops.cast(is_token, "int64"), lengths
 
 
-def at_most_positions(ops: Ops, steps: ir.Value, lengths: ir.Value | None, positions: int | None) -> ir.Value:
+def at_most_positions(ops: Ops, steps: Value, lengths: Value | None, positions: int | None) -> Value:
     """`steps` (B, 1) as far as there are `positions` after prompts of these `lengths` (B, 1), 1 if `None`; 0 for less."""
     steps = ops("Max", steps, 0)
     if positions is None:
@@ -84,23 +101,25 @@ def at_most_positions(ops: Ops, steps: ir.Value, lengths: ir.Value | None, posit
     return ops("Min", steps, room)
 
 
-def loop_body(step: Step, search: Search, ops: Ops, initial: list[ir.Value], count: int) -> ir.Graph:
-    """Takes the tokens, then the states of the search, `count` together, then those of the step, as the `initial` ones."""
-    place = ir.Value(type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
-    before = ir.Value(type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
-    taken = [ir.Value(type=type_of(value)) for value in initial]
-    logits, states = step.advance(ops, taken[0], taken[count:], place)
-    tokens, parents, found, goes_on = search.advance(ops, logits, taken[1:count], place)
+def loop_body(step: Step, search: Search, inputs: Inputs, types: Sequence[ir.TensorType]) -> ir.Graph:
+    """Return the body of the loop. It reads and returns the tokens, the states of the search and those of the step."""
+    ops = Ops(main=inputs.ops)
+    place = Value(type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
+    before = Value(type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
+    current = [Value(type=type_) for type_ in types]
+    count = 1 + len(search.dtypes)
+    logits, states = step.advance(ops, current[0], current[count:], place)
+    tokens, parents, search_states, goes_on = search.advance(ops, logits, current[1:count], place)
     if parents is not None:
-        states = step.reorder(ops, states, parents, place)
-    returned = [tokens, *found, *states]
-    for value, first in zip(returned, initial, strict=True):
-        value.type = type_of(first)
-    goes_on.type, goes_on.shape = ir.TensorType(ir.DataType.BOOL), ir.Shape([])
-    return ir.Graph([place, before, *taken], [goes_on, *returned], nodes=ops.nodes, name="step")
+        masks, caches = states[: step.num_masks], states[step.num_masks :]
+        states = [*masks, *inputs.reordered(ops, caches, parents)]
+    results = [tokens, *search_states, *states]
+    set_types(results, types)
+    goes_on.type, goes_on.shape = before.type, ir.Shape([])
+    return ir.Graph([place, before, *current], [goes_on, *results], nodes=ops.nodes, name="step")
 
 
-def model_of(ops: Ops, inputs: list[ir.Value], results: list[ir.Value], spec: GraphSpec, opsets: dict[str, int]) -> ir.Model:
+def model_of(ops: Ops, inputs: list[Value], results: list[Value], spec: GraphSpec, opsets: dict[str, int]) -> ir.Model:
     for value, tensor in zip(results, spec.outputs, strict=True):
         with_spec(value, tensor)
     kept = {*inputs, *results}

@@ -4,31 +4,47 @@ import hashlib
 from collections.abc import Collection
 
 import onnx_ir as ir
+from onnx_ir import Value
 
 from ..graphs.ops import Ops
-
-LOGICAL = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Not")
-
-
-def type_of(value: ir.Value) -> ir.TypeProtocol | None:
-    """Return the type of `value`: its own, or what its operator makes of the types of its inputs."""
-    node = value.producer()
-    if value.type is not None or node is None or value is not node.outputs[0]:
-        return value.type
-    if node.op_type in LOGICAL:
-        return ir.TensorType(ir.DataType.BOOL)
-    if node.op_type in ("Shape", "ArgMax"):
-        return ir.TensorType(ir.DataType.INT64)
-    if "to" in node.attributes:
-        return ir.TensorType(ir.DataType(node.attributes["to"].as_int()))
-    if node.op_type == "ConstantOfShape":
-        return ir.TensorType(node.attributes["value"].as_tensor().dtype)
-    same = next((operand for operand in node.inputs[node.op_type == "Where" :] if operand is not None), None)
-    return None if same is None else type_of(same)
+from .step import Inputs
 
 
-def inline(ops: Ops, model: ir.Model, bindings: dict[str, ir.Value]) -> tuple[list[ir.Node], dict[str, ir.Value]]:
-    """The nodes of `model`, which is used up, with its inputs replaced by `bindings`; and its outputs by name."""
+def append(ops: Ops, model: ir.Model, bindings: dict[str, Value]) -> dict[str, Value]:
+    """Append the nodes of `model` to a graph, as `inline` returns them. Return its outputs by name."""
+    nodes, outputs = inline(ops, model, bindings)
+    ops.nodes += nodes
+    return outputs
+
+
+def append_step(
+    inputs: Inputs, ops: Ops, model: ir.Model, bindings: dict[str, Value], changing: Collection[Value]
+) -> dict[str, Value]:
+    """Append the nodes of a decoder to the body of the loop, and those before the loop that need no value of `changing`.
+
+    Keys and values of a source that are computed before the loop are read by all its beams. Return the outputs by name.
+    """
+    nodes, outputs = inline(ops, model, bindings)
+    fixed, nodes = split(nodes, changing)
+    ops.nodes += nodes
+    source = {value for name, value in outputs.items() if ".encoder." in name}
+    for node in fixed:
+        inputs.ops.nodes.append(node)
+        for value in source.intersection(node.outputs):
+            repeat_for_users(inputs, value)
+    return outputs
+
+
+def repeat_for_users(inputs: Inputs, value: Value) -> None:
+    """Replace `value`, (B, ...), by one row for each beam in the nodes that read it."""
+    users = list(value.uses())
+    repeated = inputs.repeated(value)
+    for user, index in users:
+        user.replace_input_with(index, repeated)
+
+
+def inline(ops: Ops, model: ir.Model, bindings: dict[str, Value]) -> tuple[list[ir.Node], dict[str, Value]]:
+    """Return the nodes of `model`, whose inputs become `bindings`, and its outputs by name. `model` is empty afterwards."""
     graph = model.graph
     outputs = {output.name: output for output in graph.outputs}
     graph.outputs.clear()
@@ -41,13 +57,13 @@ def inline(ops: Ops, model: ir.Model, bindings: dict[str, ir.Value]) -> tuple[li
     return nodes, outputs
 
 
-def shared(ops: Ops, tensor: ir.TensorProtocol) -> ir.Value:
+def shared(ops: Ops, tensor: ir.TensorProtocol) -> Value:
     """Return the one initializer of `ops` that holds the numbers of `tensor`."""
     return ops.initializer((tensor.dtype, tuple(tensor.shape), hashlib.sha256(tensor.tobytes()).digest()), tensor)
 
 
-def split(nodes: list[ir.Node], changing: Collection[ir.Value]) -> tuple[list[ir.Node], list[ir.Node]]:
-    """The `nodes` that need none of the values that are `changing`, and the others."""
+def split(nodes: list[ir.Node], changing: Collection[Value]) -> tuple[list[ir.Node], list[ir.Node]]:
+    """Return the `nodes` that need none of the values `changing`, and the nodes that need one."""
     changing = set(changing)
     fixed, others = [], []
     for node in nodes:

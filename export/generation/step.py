@@ -1,4 +1,4 @@
-"""What a target gives `one_graph`: what reads the source or the prompt, and a step of the decoder, as nodes."""
+"""The part of a target in `one_graph`: nodes that read the source or the prompt, and nodes of a step of the decoder."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import numpy as np
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+    from onnx_ir import Value
 
     from ..graphs.ops import Ops
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Of one run.
+    """The inputs of a run.
 
     Args:
         ops: the graph that the loop stands in.
@@ -26,69 +27,85 @@ class Inputs:
     """
 
     ops: Ops
-    ids: ir.Value
-    mask: ir.Value
-    beams: ir.Value | None = None
-    lengths: ir.Value | None = None
+    ids: Value
+    mask: Value
+    beams: Value | None = None
+    lengths: Value | None = None
     positions: int | None = None
 
     @property
-    def batch(self) -> ir.Value:
+    def batch(self) -> Value:
         """(1,), B."""
         return self.ops.size(self.ids, 0)
 
     @property
-    def rows(self) -> ir.Value:
+    def rows(self) -> Value:
         """(1,), B * K."""
         return self.batch if self.beams is None else self.ops("Mul", self.batch, self.beams)
 
-    def repeated(self, value: ir.Value) -> ir.Value:
+    @property
+    def tokens(self) -> dict[str, Value]:
+        """The inputs of an encoder."""
+        return {"input_ids": self.ids, "attention_mask": self.mask}
+
+    def repeated(self, value: Value) -> Value:
         """(B, ...) -> (B * K, ...), the rows of one input together."""
         if self.beams is None:
             return value
         ops = self.ops
-        places = ops("Range", 0, ops("Squeeze", self.rows), 1)
-        return ops("Gather", value, ops("Div", places, self.beams), axis=0)
+        return ops("Gather", value, ops("Div", ops.range(self.rows), self.beams), axis=0)
 
-    def reordered(self, ops: Ops, states: list[ir.Value], parents: ir.Value) -> list[ir.Value]:
-        """Each of `states` (B * K, ...) with the rows of the beams (B, K) of their inputs."""
-        first = self.ops("Mul", self.ops("Range", 0, self.ops("Squeeze", self.batch), 1), self.beams)
+    def reordered(self, ops: Ops, states: list[Value], parents: Value) -> list[Value]:
+        """Return each of `states` (B * K, ...) with the rows of the beams `parents` (B, K)."""
+        first = self.ops("Mul", self.ops.range(self.batch), self.beams)
         rows = ops("Reshape", ops("Add", parents, self.ops("Unsqueeze", first, [1])), [-1])
         return [ops("Gather", state, rows, axis=0) for state in states]
 
-    def known(self, ops: Ops, positions: ir.Value) -> ir.Value:
+    def known(self, ops: Ops, positions: Value) -> Value:
         """`positions` where the table has them: a row that has ended runs on beside longer ones."""
         return positions if self.positions is None else ops("Min", positions, self.positions - 1)
 
 
 class Step(Protocol):
-    """A decoder whose states go from one step of the loop to the next."""
+    """A decoder whose states go from one step of the loop to the next.
 
-    def begin(self, inputs: Inputs) -> list[ir.Value]:
-        """The states before the first token; of a decoder, before the last one of each prompt.
+    Args:
+        num_masks: int64 states, before the caches, that all beams of an input share.
+    """
+
+    num_masks: int
+
+    def begin(self, inputs: Inputs) -> list[Value]:
+        """Return the states before the first token; of a decoder, before the last token of each prompt.
 
         Nodes of what never changes go to `inputs.ops`.
         """
 
-    def advance(self, ops: Ops, tokens: ir.Value, states: list[ir.Value], place: ir.Value) -> tuple[ir.Value, list[ir.Value]]:
-        """`tokens` (rows, t) after `place` (a scalar) others -> logits (rows, V) of the next one, and the new states."""
-
-    def reorder(self, ops: Ops, states: list[ir.Value], parents: ir.Value, place: ir.Value) -> list[ir.Value]:
-        """Each row's states after the step at `place` become those of the beam (B, K) of its input that it continues."""
+    def advance(self, ops: Ops, tokens: Value, states: list[Value], place: Value) -> tuple[Value, list[Value]]:
+        """Return the logits (rows, V) after `tokens` (rows, t), which follow `place` (a scalar) tokens, and the new states."""
 
 
-def own_caches(decoder: ir.Model) -> list[ir.Value]:
-    """The inputs of a decoder for keys and values of its own tokens, not of the source."""
-    past = [value for value in decoder.graph.inputs if value.name.startswith("past_key_values")]
-    return [value for value in past if ".encoder." not in value.name]
+class OwnCaches:
+    """The caches of a decoder for keys and values of its own tokens, not of the source."""
+
+    def __init__(self, decoder: ir.Model):
+        past = [value for value in decoder.graph.inputs if value.name.startswith("past_key_values")]
+        self.past = [value for value in past if ".encoder." not in value.name]
+
+    def empty(self, inputs: Inputs, per_beam: bool) -> list[Value]:
+        """Return caches of no tokens for each row, or for each input."""
+        return [empty_cache(inputs.ops, value, inputs.rows if per_beam else inputs.batch) for value in self.past]
+
+    def bind(self, states: list[Value]) -> dict[str, Value]:
+        """Return the caches `states` by the names of the decoder's inputs."""
+        return {value.name: state for value, state in zip(self.past, states)}
+
+    def present(self, outputs: dict[str, Value]) -> list[Value]:
+        """Return the caches after a step."""
+        return [outputs[value.name.replace("past_key_values", "present")] for value in self.past]
 
 
-def present_caches(outputs: dict[str, ir.Value], past: list[ir.Value]) -> list[ir.Value]:
-    """What a step makes of its `past` caches."""
-    return [outputs[value.name.replace("past_key_values", "present")] for value in past]
-
-
-def empty_cache(ops: Ops, cache: ir.Value, rows: ir.Value) -> ir.Value:
-    """As `cache` (B, H, L, d), of so many `rows` and of no tokens."""
+def empty_cache(ops: Ops, cache: Value, rows: Value) -> Value:
+    """Return a cache like `cache`, (B, H, L, d), for `rows` (1,) and no tokens."""
     _, heads, _, width = cache.shape
     return ops.filled([rows, heads, 0, width], np.float32(0))

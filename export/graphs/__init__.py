@@ -11,7 +11,6 @@ In reading order:
 | `onnxruntime_attention` | attention in onnxruntime's operators |
 | `precisions`, `quantization` | matrix multiplications and embedding look-ups for each dtype of the weights |
 | `sequences`, `images` | models that read whole sequences or images, with their heads |
-| `decoders` | what the decoders of several targets share |
 | `build` | the files of an export |
 
 `targets/NAME/graphs.py` has the graphs of a target: it says which attention stands where. `context` has what all functions

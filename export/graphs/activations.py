@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import onnx_ir as ir
+from onnx_ir import Value
 
 from .context import GraphContext
 
@@ -13,7 +13,7 @@ OPERATORS = {
 }  # fmt: skip
 
 
-def activation(g: GraphContext, x: ir.Value, act: str, name: str) -> ir.Value:
+def activation(g: GraphContext, x: Value, act: str, name: str) -> Value:
     """Write the activation `act`, whose weights begin with `name` if it has any.
 
     Raises:
@@ -29,7 +29,7 @@ def activation(g: GraphContext, x: ir.Value, act: str, name: str) -> ir.Value:
     return FUNCTIONS[act](g, x)
 
 
-def gelu(g: GraphContext, x: ir.Value) -> ir.Value:
+def gelu(g: GraphContext, x: Value) -> Value:
     """Write x * P(X <= x) (Hendrycks and Gimpel 2016)."""
     if g.opset >= 20:
         return g.op("Gelu", x)
@@ -37,7 +37,7 @@ def gelu(g: GraphContext, x: ir.Value) -> ir.Value:
     return g.op("Mul", g.op("Mul", x, 0.5), cumulative)
 
 
-def tanh_gelu(g: GraphContext, x: ir.Value) -> ir.Value:
+def tanh_gelu(g: GraphContext, x: Value) -> Value:
     """Write the approximation 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))."""
     op = g.op
     if g.opset >= 20:
@@ -47,27 +47,27 @@ def tanh_gelu(g: GraphContext, x: ir.Value) -> ir.Value:
     return op("Mul", op("Mul", x, 0.5), op("Add", tanh, 1.0))
 
 
-def silu(g: GraphContext, x: ir.Value, factor: float = 1.0) -> ir.Value:
+def silu(g: GraphContext, x: Value, factor: float = 1.0) -> Value:
     """Write x * sigmoid(factor * x)."""
     return g.op("Mul", x, g.op("Sigmoid", x if factor == 1 else g.op("Mul", x, factor)))
 
 
-def squared_relu(g: GraphContext, x: ir.Value) -> ir.Value:
+def squared_relu(g: GraphContext, x: Value) -> Value:
     positive = g.op("Relu", x)
     return g.op("Mul", positive, positive)
 
 
-def laplace(g: GraphContext, x: ir.Value) -> ir.Value:
+def laplace(g: GraphContext, x: Value) -> Value:
     """Write 0.5 * (1 + erf((x - mu) / (sigma * sqrt(2)))) (Ma et al. 2022, MEGA)."""
     scaled = g.op("Div", g.op("Sub", x, 0.707107), 0.282095 * math.sqrt(2.0))
     return g.op("Mul", g.op("Add", g.op("Erf", scaled), 1.0), 0.5)
 
 
-def prelu(g: GraphContext, x: ir.Value, name: str) -> ir.Value:
+def prelu(g: GraphContext, x: Value, name: str) -> Value:
     return g.op("PRelu", x, g.weight(f"{name}.weight"))
 
 
-def xielu(g: GraphContext, x: ir.Value, name: str) -> ir.Value:
+def xielu(g: GraphContext, x: Value, name: str) -> Value:
     """Write the integral of ELU with two learned slopes (Huang 2024)."""
     op = g.op
     names = [f"{name}.{part}" for part in ("alpha_p", "alpha_n", "beta", "eps")]
@@ -84,7 +84,7 @@ def xielu_slopes(positive: np.ndarray, negative: np.ndarray, beta: np.ndarray, e
     return np.logaddexp(0, positive), beta + np.logaddexp(0, negative), beta, epsilon
 
 
-FUNCTIONS: dict[str, Callable[[GraphContext, ir.Value], ir.Value]] = {
+FUNCTIONS: dict[str, Callable[[GraphContext, Value], Value]] = {
     **dict.fromkeys(("gelu", "gelu_python"), gelu),
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh"), tanh_gelu),
     **dict.fromkeys(("silu", "swish"), silu),

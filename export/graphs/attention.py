@@ -4,6 +4,7 @@
 |---|---|---|
 | `self_attention` | of the same sequence | whole sequences |
 | `block_attention` | of the same sequence, near the query | encoders with a sliding window |
+| `fused_attention` | of the same sequence, as one operator | encoders on cuda |
 | `growing_attention` | of a cache, with the new ones appended | portable decoders |
 | `source_attention` | of the encoder's output | cross-attention |
 
@@ -11,69 +12,77 @@ Each function returns what `layers.stack` calls in its layers. Masks and biases 
 of heads are (B, H, T, d), others (B, T, H * d).
 """
 
-import numpy as np
-import onnx_ir as ir
+from collections.abc import Sequence
 
-from .context import GraphContext, Pair, Pairs
+import numpy as np
+from onnx_ir import Value
+
+from .context import Caches, GraphContext, Pair, Pairs, Tokens
 from .layers import Attention, linear
 from .positions import bidirectional_bias, masked
 
 MIN_BLOCK = 64  # queries; with fewer, matrices would be too small to multiply well
 
 
-def self_attention(g: GraphContext, positions: ir.Value | None, bias: ir.Value | None) -> Attention:
+def self_attention(g: GraphContext, positions: Value | None, bias: Value | None) -> Attention:
     """Write attention over a whole sequence, with `bias` (B or 1, H or 1, T, S) added to the scores."""
 
-    def attend(layer: int, name: str, x: ir.Value) -> ir.Value:
-        query, key, value = project(g, name, x, positions)
-        return scaled_dot_product(g, query, split_keys(g, key), split_values(g, value), bias)
+    def attend(layer: int, name: str, x: Value) -> Value:
+        return scaled_dot_product(g, *project_heads(g, name, x, positions), bias)
 
     return attend
 
 
-def growing_attention(g: GraphContext, positions: ir.Value, bias: ir.Value | None, past: Pairs, present: Pairs) -> Attention:
-    """Write attention over the caches `past` and the new tokens. The longer caches are appended to `present`."""
+def growing_attention(g: GraphContext, positions: Value, bias: Value, caches: Caches) -> Attention:
+    """Write attention over caches and the new tokens, which are appended to the caches."""
 
-    def attend(layer: int, name: str, x: ir.Value) -> ir.Value:
-        query, key, value = project(g, name, x, positions)
-        keys, values = grown(g, past[layer], (split_keys(g, key), split_values(g, value)))
-        present.append((keys, values))
-        return scaled_dot_product(g, query, keys, values, bias)
+    def attend(layer: int, name: str, x: Value) -> Value:
+        query, *new = project_heads(g, name, x, positions)
+        states = grown(g, caches.past[layer], new)
+        caches.present.append(states)
+        return scaled_dot_product(g, query, *states, bias)
 
     return attend
 
 
-def grown(g: GraphContext, past: Pair, new: Pair) -> Pair:
+def grown(g: GraphContext, past: Pair, new: Sequence[Value]) -> Pair:
     """Return the keys and values of `past`, (B, H, S, d), with the `new` ones behind them."""
     keys, values = (g.op("Concat", *parts, axis=2) for parts in zip(past, new))
     return keys, values
 
 
-def source_attention(g: GraphContext, states: Pairs, bias: ir.Value) -> Attention:
-    """Write attention to a source, to the keys and values in `states` of each layer."""
-
-    def attend(layer: int, name: str, x: ir.Value) -> ir.Value:
-        keys, values = states[layer]
-        return scaled_dot_product(g, linear(g, x, f"{name}.q_proj"), keys, values, bias)
-
-    return attend
+def source_attention(g: GraphContext, states: Pairs, bias: Value) -> Attention:
+    """Write attention to a source, to the keys and values in `states` of each layer, with `source_bias`."""
+    return lambda layer, name, x: scaled_dot_product(g, linear(g, x, f"{name}.q_proj"), *states[layer], bias)
 
 
-def encoder_attention(
-    g: GraphContext, prefix: str, ids: ir.Value | None, positions: ir.Value | None, mask: ir.Value | None
-) -> Attention:
-    """Write the attention of an encoder: in blocks with a sliding window. Images have no ids, positions and mask."""
-    if ids is None or mask is None:
+def encoder_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
+    """Write the attention of an encoder: in blocks with a sliding window. Images have no `tokens`."""
+    if tokens is None:
         return self_attention(g, None, None)
     if g.config.sliding_window is not None and not g.config.has_relative_positions:
-        return block_attention(g, positions, mask)
-    return self_attention(g, positions, bidirectional_bias(g, prefix, ids, mask))
+        return block_attention(g, tokens)
+    return self_attention(g, tokens.positions, bidirectional_bias(g, tokens.ids, tokens.mask))
+
+
+def fused_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
+    """Write the attention of an encoder as one operator, `Attention` of opset 23. Images have no `tokens`.
+
+    The bias has a row for each query, since onnxruntime's CPU kernel repeats none.
+    """
+    positions, bias = None, None
+    if tokens is not None:
+        queries = g.op.shape(1, 1, g.op.size(tokens.ids, 1), 1)
+        positions, bias = tokens.positions, g.op("Expand", bidirectional_bias(g, tokens.ids, tokens.mask), queries)
+    heads = g.config.num_attention_heads
+    attributes = {"q_num_heads": heads, "kv_num_heads": heads, "scale": scale(g)}
+    return lambda layer, name, x: g.op("Attention", *project(g, name, x, positions), bias, **attributes)
 
 
 # ------------------------------------------------------------------------------------------------- heads and their scores
 
 
-def project(g: GraphContext, name: str, x: ir.Value, positions: ir.Value | None) -> tuple[ir.Value, ir.Value, ir.Value]:
+def project(g: GraphContext, name: str, x: Value, positions: Value | None) -> tuple[Value, Value, Value]:
     """Return queries, keys and values of self-attention, turned by rotary positions."""
     query, key, value = g.target.dialect.linear_each(g, x, *(f"{name}.{part}_proj" for part in "qkv"))
     if positions is not None and g.config.has_rotary_positions:
@@ -81,16 +90,22 @@ def project(g: GraphContext, name: str, x: ir.Value, positions: ir.Value | None)
     return query, key, value
 
 
-def split_heads(g: GraphContext, states: ir.Value, width: int) -> ir.Value:
+def project_heads(g: GraphContext, name: str, x: Value, positions: Value | None) -> tuple[Value, Value, Value]:
+    """Return queries (B, T, H * d), and keys and values of heads."""
+    query, key, value = project(g, name, x, positions)
+    return query, split_keys(g, key), split_values(g, value)
+
+
+def split_heads(g: GraphContext, states: Value, width: int) -> Value:
     shaped = g.op("Reshape", states, [0, 0, g.config.num_attention_heads, width])
     return g.op("Transpose", shaped, perm=[0, 2, 1, 3])
 
 
-def split_keys(g: GraphContext, states: ir.Value) -> ir.Value:
+def split_keys(g: GraphContext, states: Value) -> Value:
     return split_heads(g, states, g.config.head_dim)
 
 
-def split_values(g: GraphContext, states: ir.Value) -> ir.Value:
+def split_values(g: GraphContext, states: Value) -> Value:
     return split_heads(g, states, g.config.value_head_dim)
 
 
@@ -99,15 +114,15 @@ def is_packed(g: GraphContext) -> bool:
     return not g.config.has_rotary_positions
 
 
-def source_heads(g: GraphContext, prefix: str, source: ir.Value) -> Pairs:
-    """Return the keys and values of a source, (B, S, D), for each layer of the decoder `prefix`."""
-    modules = [f"{prefix}layers.{layer}.cross_attn" for layer in range(g.config.decoder_layers)]
+def source_heads(g: GraphContext, source: Value) -> Pairs:
+    """Return the keys and values of a source, (B, S, D), for each layer of the decoder."""
+    modules = [f"{g.config.decoder_prefix}layers.{layer}.cross_attn" for layer in range(g.config.decoder_layers)]
     names = [f"{module}.{part}_proj" for module in modules for part in "kv"]
     states = g.target.dialect.linear_each(g, source, *names)
     return [(split_keys(g, key), split_values(g, value)) for key, value in zip(states[::2], states[1::2])]
 
 
-def scaled_dot_product(g: GraphContext, query: ir.Value, keys: ir.Value, values: ir.Value, bias: ir.Value | None) -> ir.Value:
+def scaled_dot_product(g: GraphContext, query: Value, keys: Value, values: Value, bias: Value | None) -> Value:
     """Write equation 1 for queries (B, T, H * d_k): (B, T, H * d_v)."""
     op = g.op
     queries = op("Mul", split_keys(g, query), scale(g))
@@ -121,7 +136,7 @@ def scale(g: GraphContext) -> float:
     return g.config.head_dim**-0.5
 
 
-def merge_heads(g: GraphContext, output: ir.Value) -> ir.Value:
+def merge_heads(g: GraphContext, output: Value) -> Value:
     """(B, H, T, d_v) -> (B, T, H * d_v)."""
     width = g.config.num_attention_heads * g.config.value_head_dim
     return g.op("Reshape", g.op("Transpose", output, perm=[0, 2, 1, 3]), [0, 0, width])
@@ -130,20 +145,20 @@ def merge_heads(g: GraphContext, output: ir.Value) -> ir.Value:
 # --------------------------------------------------------------------------------------------------------------- windows
 
 
-def block_attention(g: GraphContext, positions: ir.Value | None, mask: ir.Value) -> Attention:
+def block_attention(g: GraphContext, tokens: Tokens) -> Attention:
     """Write the attention of an encoder with a window in blocks (Beltagy et al. 2020, section 3.1).
 
     A block of queries reads its keys and those of the blocks before and after it. Time and memory grow with the length, and not
     with its square.
     """
-    op, config = g.op, g.config
+    op, config, mask = g.op, g.config, tokens.mask
     reach = config.sliding_window
     block = max(reach, MIN_BLOCK)
     length = op.size(mask, 1)
     missing = op("Mod", op("Neg", length), block)
     around = op.shape(0, 0, block, 0, 0, 0, op("Add", missing, block), 0)  # padding at both ends
 
-    def neighbours(states: ir.Value, width: int) -> ir.Value:
+    def neighbours(states: Value, width: int) -> Value:
         """(B, H, S, d) -> (B, H, blocks, 3 * block, d)."""
         blocks = op("Reshape", op("Pad", states, around), [0, 0, -1, block, width])
         ends = (0, -2), (1, -1), (2, np.iinfo(np.int64).max)
@@ -154,8 +169,8 @@ def block_attention(g: GraphContext, positions: ir.Value | None, mask: ir.Value)
     distance = op("Sub", op("Range", -block, 2 * block, 1), op("Unsqueeze", op("Range", 0, block, 1), [1]))
     bias = masked(g, op("And", is_key, op("LessOrEqual", op("Abs", distance), reach)))
 
-    def attend(layer: int, name: str, x: ir.Value) -> ir.Value:
-        query, key, value = project(g, name, x, positions)
+    def attend(layer: int, name: str, x: Value) -> Value:
+        query, key, value = project(g, name, x, tokens.positions)
         queries = split_keys(g, op("Mul", query, scale(g)))
         queries = op("Pad", queries, op.shape(0, 0, 0, 0, 0, 0, missing, 0))
         queries = op("Reshape", queries, [0, 0, -1, block, config.head_dim])

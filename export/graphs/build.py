@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
+from onnx_ir import Value
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from ..targets.saving import save_graph
@@ -44,7 +45,7 @@ class GraphSource:
 
 @dataclass(frozen=True)
 class GraphFormat:
-    """What a user chooses of the graphs: the target, the dtype of the weights, the one that is computed in, the opset."""
+    """The choices of a user: the target, the dtype of the weights, the dtype of activations, and the opset."""
 
     target: Target
     dtype: str
@@ -75,7 +76,7 @@ def write_graph(source: GraphSource, store: WeightStore, form: GraphFormat, role
     target: TargetGraphs = form.target.graphs(form.dtype)
     op = Ops(store.dtype)
     g = GraphContext(op, source.config, store, target, form.opset, source.shortlist, source.calibration)
-    inputs = {tensor.name: with_spec(ir.Value(), tensor) for tensor in spec.inputs}
+    inputs = {tensor.name: with_spec(Value(), tensor) for tensor in spec.inputs}
     outputs = target.write[kind_of(role, source.config)](g, dict(inputs))
     graph = ir.Graph(
         list(inputs.values()),
@@ -97,7 +98,7 @@ def kind_of(role: str, config: Config) -> str:
     return f"seq2seq {role}" if config.is_seq2seq else role
 
 
-def with_spec(value: ir.Value, tensor: TensorSpec) -> ir.Value:
+def with_spec(value: Value, tensor: TensorSpec) -> Value:
     """Return `value` with the name, type and shape of `tensor`."""
     value.name, value.type, value.shape = tensor.name, ir.TensorType(data_type(tensor.dtype)), ir.Shape(tensor.shape)
     return value

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from ..targets.sequences import pair
+
 
 class Config:
     """A config of `vanilla_transformer.checkpoint_config`, with the name of the model's class."""
@@ -24,6 +26,32 @@ class Config:
         return getattr(self, "position_embedding_type", None) == "rotary"
 
     @property
+    def head(self) -> str:
+        """End of the name of the class after "For"; "" for a model without a head."""
+        return self.architecture.partition("For")[2]
+
+    @property
     def prefix(self) -> str:
         """Prefix of the names of the weights that are not of a head."""
-        return "" if self.architecture.endswith("Model") else "model."
+        return "model." if self.head else ""
+
+    @property
+    def encoder_prefix(self) -> str:
+        """Prefix of the names of the encoder's weights."""
+        return f"{self.prefix}encoder." if self.is_seq2seq else self.prefix
+
+    @property
+    def decoder_prefix(self) -> str:
+        """Prefix of the names of the decoder's weights."""
+        return f"{self.prefix}decoder." if self.is_seq2seq else self.prefix
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Rows and columns of patches in an image of the size of training."""
+        sides = zip(pair(self.image_size), pair(self.patch_size))
+        return tuple(image // patch for image, patch in sides)
+
+    def depth(self, prefix: str) -> int:
+        """Return the number of layers of the stack `prefix`."""
+        part = prefix.removeprefix(self.prefix)
+        return getattr(self, part.replace(".", "_layers") or "num_hidden_layers")

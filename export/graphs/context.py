@@ -1,4 +1,4 @@
-"""What the functions of this package share: the graph, the config and weights of its model, and the target's operators."""
+"""The context of all functions here: the graph, the config and weights of its model, and the operators of the target."""
 
 from __future__ import annotations
 
@@ -6,28 +6,55 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import onnx_ir as ir
+from onnx_ir import Value
 
 from .config import Config
 from .ops import CONTRIB, Ops
 from .weights import WeightStore, unchanged
 
-Values = dict[str, ir.Value]  # inputs of a graph by name
-Pair = tuple[ir.Value, ir.Value]  # keys and values
+Values = dict[str, Value]  # inputs of a graph by name
+Pair = tuple[Value, Value]  # keys and values
 Pairs = list[Pair]  # of each layer
 
 
 @dataclass(frozen=True)
+class Tokens:
+    """The tokens that an encoder reads: ids and mask (B, S), and their positions (B or 1, S)."""
+
+    ids: Value
+    mask: Value
+    positions: Value
+
+
+def flat(pairs: Pairs) -> list[Value]:
+    """Return keys and values of all layers in one list, as specs have them."""
+    return [value for pair in pairs for value in pair]
+
+
+class Caches:
+    """Keys and values of each layer, those that a graph reads and those that its attention appends to `present`.
+
+    A seq2seq model has caches of its decoder, and caches of the source.
+    """
+
+    def __init__(self, inputs: Values, is_source: bool = False):
+        names = [name for name in inputs if name.startswith("past_key_values") and (".encoder." in name) == is_source]
+        self.past: Pairs = [(inputs[key], inputs[value]) for key, value in zip(names[::2], names[1::2])]
+        self.present: Pairs = []
+
+
+@dataclass(frozen=True)
 class Precision:
-    """How matrices are held in a graph.
+    """The form of matrices in a graph.
 
     Args:
-        matmul: x (..., K), names of matrices (N, K) and a bias or `None` -> x W + b, the columns of all matrices side by side.
+        matmul: x (..., K), names of linear maps, whose matrices are (N, K), and a bias or `None` -> x W + b, the columns of all
+            matrices side by side.
         look_up: the name of a table (V, D) and ids -> their rows.
     """
 
-    matmul: Callable[[GraphContext, ir.Value, Sequence[str], ir.Value | None], ir.Value]
-    look_up: Callable[[GraphContext, str, ir.Value], ir.Value]
+    matmul: Callable[[GraphContext, Value, Sequence[str], Value | None], Value]
+    look_up: Callable[[GraphContext, str, Value], Value]
 
 
 @dataclass(frozen=True)
@@ -45,16 +72,16 @@ class Dialect:
         mask_value: number added to the scores of keys that are not read.
     """
 
-    rms_norm: Callable[[GraphContext, ir.Value, ir.Value, float], ir.Value]
-    linear_each: Callable[..., list[ir.Value]]
-    activated_linear: Callable[[GraphContext, ir.Value, str, str], ir.Value]
-    add_and_norm: Callable[[GraphContext, ir.Value, ir.Value, str, str | None], tuple[ir.Value, ir.Value]]
-    rotate: Callable[[GraphContext, ir.Value, ir.Value], ir.Value]
-    last_index: Callable[[GraphContext, ir.Value], ir.Value]
+    rms_norm: Callable[[GraphContext, Value, Value, float], Value]
+    linear_each: Callable[..., list[Value]]
+    activated_linear: Callable[[GraphContext, Value, str, str], Value]
+    add_and_norm: Callable[[GraphContext, Value, Value, str, str | None], tuple[Value, Value]]
+    rotate: Callable[[GraphContext, Value, Value], Value]
+    last_index: Callable[[GraphContext, Value], Value]
     mask_value: float
 
 
-WriteGraph = Callable[["GraphContext", Values], list[ir.Value]]  # inputs by name -> outputs in order
+WriteGraph = Callable[["GraphContext", Values], list[Value]]  # inputs by name -> outputs in order
 
 
 @dataclass(frozen=True)
@@ -88,7 +115,7 @@ class GraphContext:
     shortlist: list[int] | None = None
     calibration: Any = None
 
-    def contrib(self, op_type: str, *operands: Any, **attributes: Any) -> ir.Value:
+    def contrib(self, op_type: str, *operands: Any, **attributes: Any) -> Value:
         """Append a node with an operator that only onnxruntime has."""
         return self.op(op_type, *operands, domain=CONTRIB, **attributes)
 
@@ -96,15 +123,19 @@ class GraphContext:
         """Return whether the checkpoint has the weights `name`."""
         return name in self.store.weights
 
-    def weight(self, name: str) -> ir.Value:
+    def weight(self, name: str) -> Value:
         """Return the weights `name` as they are."""
         return self.transformed([name], unchanged)[0]
 
-    def bias(self, name: str) -> ir.Value | None:
+    def bias(self, name: str) -> Value | None:
         """Return the bias of the linear map `name`, if it has one."""
         return self.weight(f"{name}.bias") if self.has(f"{name}.bias") else None
 
-    def transformed(self, names: Sequence[str], transform: Callable, *arguments: Any) -> list[ir.Value]:
+    def matrices(self, names: Sequence[str], transform: Callable, *arguments: Any) -> list[Value]:
+        """Return what `transform` makes of the matrices of the linear maps `names`."""
+        return self.transformed([f"{name}.weight" for name in names], transform, *arguments)
+
+    def transformed(self, names: Sequence[str], transform: Callable, *arguments: Any) -> list[Value]:
         """Return what `transform` makes of the weights `names`, see `WeightStore`."""
         tensors = self.store.transformed(names, transform, *arguments)
         return [self.op.initializer(id(tensor), tensor) for tensor in tensors]

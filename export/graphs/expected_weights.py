@@ -46,59 +46,47 @@ def check_finite(name: str, values: np.ndarray, where: Path) -> None:
 
 def expected_weights(config: Config) -> dict[str, Shape]:
     """Return the shape of each weight by its name."""
-    names = {"vanilla-encoder": encoder, "vanilla-decoder": decoder, "vanilla-seq2seq": seq2seq, "vanilla-vision": vision}
-    return dict([*names[config.model_type](config), *head(config)])
+    body = vision(config) if config.model_type == "vanilla-vision" else tokens(config)
+    return dict([*body, *pooler(config), *head(config)])
 
 
 # ---------------------------------------------------------------------------------------------------------------- stacks
 
 
-def encoder(config: Config) -> Shapes:
-    yield from stack(config, "", config.num_hidden_layers, ("self_attn",))
-    if has_pooler(config):
-        yield from linear("pooler.dense", config.hidden_size, config.hidden_size)
-        yield from activation("pooler", config.pooler_act)
-
-
-def decoder(config: Config) -> Shapes:
-    yield from stack(config, "", config.num_hidden_layers, ("self_attn",))
-    yield from output_projection(config, "")
-
-
-def seq2seq(config: Config) -> Shapes:
-    yield from stack(config, "encoder.", config.encoder_layers, ("self_attn",))
-    yield from stack(config, "decoder.", config.decoder_layers, ("self_attn", "cross_attn"))
-    yield from output_projection(config, "decoder.")
+def tokens(config: Config) -> Shapes:
+    """Yield the weights of the stacks that read tokens."""
+    *others, last = ("encoder.", "decoder.") if config.is_seq2seq else ("",)
+    for prefix in (*others, last):
+        yield from stack(config, prefix)
+    if config.model_type != "vanilla-encoder" and config.embedding_size != config.hidden_size:
+        yield from linear(f"{last}output_projection", config.hidden_size, config.embedding_size, has_bias=False)
 
 
 def vision(config: Config) -> Shapes:
     size, count = config.hidden_size, config.num_first_tokens
-    patches = math.prod(image // side for image, side in zip(pair(config.image_size), pair(config.patch_size)))
     yield from linear("embeddings.embed_patches", config.num_channels * math.prod(pair(config.patch_size)), size)
     yield "embeddings.first_tokens", (count, size)
-    yield "embeddings.positions", (count + patches, size)
-    yield from layers(config, "", config.num_hidden_layers, ("self_attn",))
-    if has_pooler(config):
-        yield from linear("pooler.dense", size, size)
-        yield from activation("pooler", config.pooler_act)
+    yield "embeddings.positions", (count + math.prod(config.grid), size)
+    yield from layers(config, "")
 
 
-def has_pooler(config: Config) -> bool:
-    """Return whether the head reads the state of the first token through the pooler."""
-    kind = config.architecture.partition("For")[2]
-    if config.model_type == "vanilla-vision":
-        return bool(config.pooler_act and not kind)
-    reads_first = kind in ("", "PreTraining", "NextSentencePrediction", "MultipleChoice")
-    is_pooled = reads_first or (kind == "SequenceClassification" and config.classifier_pooling == "cls")
-    return bool(config.pooler_act and is_pooled)
+def pooler(config: Config) -> Shapes:
+    """Yield the weights of the pooler, if the head reads the state of the first token through one."""
+    is_pooled = config.head in ("", "PreTraining", "NextSentencePrediction", "MultipleChoice")
+    if config.head == "SequenceClassification":
+        is_pooled = getattr(config, "classifier_pooling", None) == "cls"
+    act = getattr(config, "pooler_act", None)
+    if is_pooled and act:
+        yield from linear("pooler.dense", config.hidden_size, config.hidden_size)
+        yield from activation("pooler", act)
 
 
-def stack(config: Config, prefix: str, depth: int, attentions: tuple[str, ...]) -> Shapes:
+def stack(config: Config, prefix: str) -> Shapes:
     yield from embeddings(config, f"{prefix}embeddings")
     if config.has_relative_positions:
         buckets = config.relative_attention_num_buckets
         yield f"{prefix}relative_positions.bias.weight", (buckets, config.num_attention_heads)
-    yield from layers(config, prefix, depth, attentions)
+    yield from layers(config, prefix)
 
 
 def embeddings(config: Config, name: str) -> Shapes:
@@ -114,8 +102,9 @@ def embeddings(config: Config, name: str) -> Shapes:
         yield from linear(f"{name}.projection", config.embedding_size, config.hidden_size, config.embedding_norm)
 
 
-def layers(config: Config, prefix: str, depth: int, attentions: tuple[str, ...]) -> Shapes:
-    for number in range(depth):
+def layers(config: Config, prefix: str) -> Shapes:
+    attentions = ("self_attn", "cross_attn") if prefix == "decoder." else ("self_attn",)
+    for number in range(config.depth(prefix)):
         yield from layer(config, f"{prefix}layers.{number}", attentions)
     if config.final_norm:
         yield from norm(config, f"{prefix}norm", config.hidden_size)
@@ -134,11 +123,6 @@ def layer(config: Config, name: str, attentions: tuple[str, ...]) -> Shapes:
     yield from linear(f"{name}.feed_forward.down_proj", inner, size, has_bias)
     yield from activation(f"{name}.feed_forward", config.hidden_act)
     yield from norm(config, f"{name}.feed_forward_norm", size)
-
-
-def output_projection(config: Config, prefix: str) -> Shapes:
-    if config.embedding_size != config.hidden_size:
-        yield from linear(f"{prefix}output_projection", config.hidden_size, config.embedding_size, has_bias=False)
 
 
 # ----------------------------------------------------------------------------------------------------------------- parts
@@ -165,19 +149,14 @@ def activation(name: str, act: str) -> Shapes:
 
 
 def head(config: Config) -> Shapes:
-    """Yield the weights of the classes with a head, by what follows "For" in their names."""
+    """Yield the weights of the head."""
     size = config.hidden_size if config.model_type in ("vanilla-encoder", "vanilla-vision") else config.embedding_size
     labels = len(config.id2label)
-    match config.architecture.partition("For")[2]:
-        case "MaskedLM" | "PreTraining" as kind:
-            yield from lm_transform(config)
-            yield from lm_head(config)
-            if kind == "PreTraining":
-                yield from linear("next_sentence", size, 2)
-        case "CausalLM" | "ConditionalGeneration":
-            yield from lm_head(config)
-        case "NextSentencePrediction":
-            yield from linear("next_sentence", size, 2)
+    if config.head in ("MaskedLM", "PreTraining"):
+        yield from lm_transform(config)
+    match config.head:
+        case "MaskedLM" | "PreTraining" | "CausalLM" | "ConditionalGeneration":
+            yield from linear("lm_head", config.embedding_size, config.vocab_size, config.lm_head_bias)
         case "QuestionAnswering":
             yield from linear("qa_outputs", size, 2)
         case "MultipleChoice":
@@ -195,16 +174,15 @@ def head(config: Config) -> Shapes:
             if config.is_seq2seq:
                 yield from linear("dense", size, config.hidden_size)
             yield from linear("classifier", config.hidden_size, labels)
+    if config.head in ("PreTraining", "NextSentencePrediction"):
+        yield from linear("next_sentence", size, 2)
 
 
 def lm_transform(config: Config) -> Shapes:
+    """Yield the weights between the states of an encoder and the projection to the vocabulary."""
     if config.lm_transform_act:
         yield from linear("transform.dense", config.hidden_size, config.embedding_size)
         yield from activation("transform", config.lm_transform_act)
         yield from norm(config, "transform.norm", config.embedding_size)
     elif config.embedding_size != config.hidden_size:
         yield from linear("transform", config.hidden_size, config.embedding_size, has_bias=False)
-
-
-def lm_head(config: Config) -> Shapes:
-    yield from linear("lm_head", config.embedding_size, config.vocab_size, config.lm_head_bias)

@@ -3,29 +3,26 @@
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
+from onnx_ir import Value
 
 from ..targets.sequences import pair
-from .activations import activation
 from .context import GraphContext
 from .layers import Attention, linear, row_linear, stack
 
 
-def image_outputs(g: GraphContext, pixels: ir.Value, attend: Attention) -> list[ir.Value]:
-    """Write an encoder of images and its head; `pixels` are (B, C, H, W)."""
-    config = g.config
-    states = stack(g, config.prefix, config.num_hidden_layers, embedded_patches(g, pixels), {"self_attn": attend})
-    if not config.architecture.endswith("Model"):
-        first = g.op("Slice", states, [0], [config.num_first_tokens], [1])
-        flat = g.op("Reshape", first, [0, config.num_first_tokens * config.hidden_size])
-        return [row_linear(g, flat, "classifier")]
-    if not config.pooler_act:
-        return [states]
-    dense = row_linear(g, g.op("Gather", states, 0, axis=1), "pooler.dense")
-    return [states, activation(g, dense, config.pooler_act, "pooler.activation")]
+def image_states(g: GraphContext, pixels: Value, attend: Attention) -> Value:
+    """Write an encoder of images: (B, C, H, W) -> (B, first tokens + patches, D)."""
+    return stack(g, g.config.encoder_prefix, embedded_patches(g, pixels), attend)
 
 
-def embedded_patches(g: GraphContext, pixels: ir.Value) -> ir.Value:
+def image_labels(g: GraphContext, states: Value) -> Value:
+    """Return the logits of an image's labels, from the states of all first tokens."""
+    count = g.config.num_first_tokens
+    first = g.op("Slice", states, [0], [count], [1])
+    return row_linear(g, g.op("Reshape", first, [0, count * g.config.hidden_size]), "classifier")
+
+
+def embedded_patches(g: GraphContext, pixels: Value) -> Value:
     """Write equation 1: learned first tokens and the patches, plus positions, (B, first tokens + patches, D)."""
     op, config = g.op, g.config
     name = f"{config.prefix}embeddings"
@@ -39,7 +36,7 @@ def embedded_patches(g: GraphContext, pixels: ir.Value) -> ir.Value:
     return op("Add", op("Concat", first, x, axis=1), positions)
 
 
-def split_patches(g: GraphContext, pixels: ir.Value, rows: ir.Value, columns: ir.Value) -> ir.Value:
+def split_patches(g: GraphContext, pixels: Value, rows: Value, columns: Value) -> Value:
     """Return the patches (B, rows, columns, C, height, width). Pixels beyond whole patches are dropped."""
     op = g.op
     height, width = pair(g.config.patch_size)
@@ -48,11 +45,10 @@ def split_patches(g: GraphContext, pixels: ir.Value, rows: ir.Value, columns: ir
     return op("Transpose", op("Reshape", whole, op.shape(0, 0, rows, height, columns, width)), perm=[0, 2, 4, 1, 3, 5])
 
 
-def interpolated(g: GraphContext, name: str, rows: ir.Value, columns: ir.Value) -> ir.Value:
+def interpolated(g: GraphContext, name: str, rows: Value, columns: Value) -> Value:
     """Return the learned positions of an image with another number of patches. Those of the first tokens stay."""
     op, config = g.op, g.config
-    trained = (image // side for image, side in zip(pair(config.image_size), pair(config.patch_size)))
-    first, grid = g.transformed([name], first_and_grid, config.num_first_tokens, *trained)
+    first, grid = g.transformed([name], first_and_grid, config.num_first_tokens, *config.grid)
     sizes = op.shape(1, config.hidden_size, rows, columns)
     bicubic: dict[str, Any] = {"mode": "cubic", "cubic_coeff_a": -0.75, "coordinate_transformation_mode": "half_pixel"}
     resized = op("Reshape", op("Resize", grid, None, None, sizes, **bicubic), [config.hidden_size, -1])

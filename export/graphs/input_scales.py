@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from .quantization import int8_columns
+from .quantization import TINY, Quantized, int8_columns
 
 SAMPLED = 256  # rows on which errors are measured
 COLUMNS = 4096  # columns of a matrix on which errors are measured
 MAX_ERROR = 0.01  # of one scale for all rows; from here on each row keeps a scale, if that loses less
-TINY = np.finfo(np.float32).tiny
 
 
 @dataclass(frozen=True)
@@ -82,14 +81,14 @@ class Steps:
         weights, scales = self.quantize(matrix)
         return integers @ (weights * (scales * self.scale))
 
-    def quantize(self, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def quantize(self, matrix: np.ndarray) -> Quantized:
         """Return `int8_columns` of the matrix that the integers are multiplied with."""
         return int8_columns(matrix if self.smoothing is None else matrix * self.smoothing[:, None])
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How the rows that some matrices read become 8 bits.
+    """The quantization of rows that some matrices read.
 
     Args:
         steps: one scale for all rows, or `None` if each row keeps a scale.
@@ -109,7 +108,7 @@ class Choice:
 
 @dataclass
 class Calibration:
-    """What matrix multiplications read of a text, and how it becomes 8 bits.
+    """The inputs of matrix multiplications on a text, and their quantization.
 
     Args:
         inputs: by the name of the module, without the prefix of the model in front of its head.
@@ -141,8 +140,8 @@ class Calibration:
         return {
             "matmuls": len(choices),
             "row_scales": sum(choice.steps is None for choice in choices),
-            "error": significant(float(np.mean([choice.exported_error for choice in choices] or [0]))),
-            "row_error": significant(float(np.mean([choice.row_error for choice in choices] or [0]))),
+            "error": mean_error([choice.exported_error for choice in choices]),
+            "row_error": mean_error([choice.row_error for choice in choices]),
         }
 
     def facts(self) -> dict[str, Any]:
@@ -228,6 +227,11 @@ def relative_error(products: np.ndarray, exact: np.ndarray) -> float:
     if not sizes.any():
         return 0.0
     return float(max(np.median(lost[sizes > 0] / sizes[sizes > 0]), lost.sum() / sizes.sum()))
+
+
+def mean_error(errors: list[float]) -> float:
+    """Return the mean to 3 significant digits, 0 for no errors."""
+    return significant(float(np.mean(errors or [0])))
 
 
 def significant(value: float) -> float:

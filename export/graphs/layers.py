@@ -2,20 +2,22 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
-import onnx_ir as ir
+from onnx_ir import Value
 
 from .activations import activation
 from .context import Dialect, GraphContext
 from .positions import LOWEST, rotate, sinusoids
 
-Attention = Callable[[int, str, ir.Value], ir.Value]  # number of the layer, name of the module, x -> (B, T, H * d_v)
-FEED_FORWARD = "feed_forward"
+# Number of the layer, name of the module, x -> the input of the module's last linear map; of attention (B, T, H * d_v).
+Attention = Callable[[int, str, Value], Value]
+LAST_MAPS = {"self_attn": "o_proj", "cross_attn": "o_proj", "feed_forward": "down_proj"}  # of the sublayers, in order
 LM_HEAD = "lm_head"
 
 
-def embed(g: GraphContext, prefix: str, ids: ir.Value, positions: ir.Value, types: ir.Value | None = None) -> ir.Value:
+def embed(g: GraphContext, prefix: str, ids: Value, positions: Value, types: Value | None = None) -> Value:
     """Write the embeddings of the stack `prefix`, sections 3.4 and 3.5: (B, T) -> (B, T, D)."""
     op, config = g.op, g.config
     name = f"{prefix}embeddings"
@@ -35,14 +37,21 @@ def embed(g: GraphContext, prefix: str, ids: ir.Value, positions: ir.Value, type
     return projected(g, norm(g, x, f"{name}.norm"), f"{name}.projection") if config.embedding_norm else x
 
 
-def stack(g: GraphContext, prefix: str, depth: int, x: ir.Value, attentions: dict[str, Attention]) -> ir.Value:
+def decoder_states(g: GraphContext, ids: Value, positions: Value, *attentions: Attention) -> Value:
+    """Write a decoder, with cross-attention in a seq2seq model: (B, T) -> (B, T, D)."""
+    prefix = g.config.decoder_prefix
+    return stack(g, prefix, embed(g, prefix, ids, positions), *attentions)
+
+
+def stack(g: GraphContext, prefix: str, x: Value, *attentions: Attention) -> Value:
     """Write the layers of the stack `prefix`, its last norm, and the projection of a decoder to the width of its embeddings.
 
-    A layer has one sublayer for each of `attentions`, then the feed-forward network. Post-norm is norm(x + sublayer(x)),
-    pre-norm x + sublayer(norm(x)).
+    A layer has one sublayer for each of `attentions`, to the sequence itself and to a source, then the feed-forward network.
+    Post-norm is norm(x + sublayer(x)), pre-norm x + sublayer(norm(x)).
     """
     config = g.config
-    parts = [(layer, part) for layer in range(depth) for part in (*attentions, FEED_FORWARD)]
+    sublayers: dict[str, Attention] = {**dict(zip(LAST_MAPS, attentions)), "feed_forward": partial(feed_forward, g)}
+    parts = [(layer, part) for layer in range(config.depth(prefix)) for part in sublayers]
     names = [f"{prefix}layers.{layer}.{part}" for layer, part in parts]
     norms: list[str | None] = [f"{name}_norm" for name in names]
     final = f"{prefix}norm" if config.final_norm else None
@@ -50,19 +59,14 @@ def stack(g: GraphContext, prefix: str, depth: int, x: ir.Value, attentions: dic
     if config.norm_first:
         normed, norms = norm(g, x, str(norms[0])), [*norms[1:], final]
     for (layer, part), name, after in zip(parts, names, norms):
-        inner, last = sublayer(g, layer, name, normed, attentions.get(part))
-        total, normed = g.target.dialect.add_and_norm(g, x, inner, f"{name}.{last}", after)
+        inner = sublayers[part](layer, name, normed)
+        total, normed = g.target.dialect.add_and_norm(g, x, inner, f"{name}.{LAST_MAPS[part]}", after)
         x = total if config.norm_first else normed
     states = normed if config.norm_first or final is None else norm(g, normed, final)
     return projected(g, states, f"{prefix}output_projection")
 
 
-def sublayer(g: GraphContext, layer: int, name: str, x: ir.Value, attend: Attention | None) -> tuple[ir.Value, str]:
-    """Write all of a sublayer but its last linear map, and return that map's name too. Without `attend` it is feed-forward."""
-    return (feed_forward(g, name, x), "down_proj") if attend is None else (attend(layer, name, x), "o_proj")
-
-
-def feed_forward(g: GraphContext, name: str, x: ir.Value) -> ir.Value:
+def feed_forward(g: GraphContext, layer: int, name: str, x: Value) -> Value:
     """Write max(0, x W_1 + b_1) of equation 2, or where `gated` act(x W_g) * x W_1 (Shazeer 2020)."""
     dialect, act = g.target.dialect, g.config.hidden_act
     if not g.config.gated:
@@ -74,42 +78,51 @@ def feed_forward(g: GraphContext, name: str, x: ir.Value) -> ir.Value:
 # ------------------------------------------------------------------------------------------------ linear maps and norms
 
 
-def linear(g: GraphContext, x: ir.Value, *names: str) -> ir.Value:
+def linear(g: GraphContext, x: Value, *names: str) -> Value:
     """Write x W + b with the columns of all maps `names` side by side. Either all of them have biases or none."""
     bias = g.bias(names[0])
     if len(names) > 1 and bias is not None:
         [bias] = g.transformed([f"{name}.bias" for name in names], concatenated)
-    return g.target.precision.matmul(g, x, [f"{name}.weight" for name in names], bias)
+    return g.target.precision.matmul(g, x, names, bias)
 
 
-def projected(g: GraphContext, x: ir.Value, name: str) -> ir.Value:
+def projected(g: GraphContext, x: Value, name: str) -> Value:
     """Write the linear map `name` between embeddings and states of different widths. Models of one width have none."""
     return linear(g, x, name) if g.has(f"{name}.weight") else x
 
 
-def row_linear(g: GraphContext, x: ir.Value, name: str) -> ir.Value:
+def row_linear(g: GraphContext, x: Value, name: str) -> Value:
     """Write x W + b of one state for each row, (B, D): so little work that it stays in floating point."""
     return g.op("Gemm", x, g.weight(f"{name}.weight"), g.bias(name), transB=1)
 
 
-def linear_each(g: GraphContext, x: ir.Value, *names: str) -> list[ir.Value]:
+def pooled(g: GraphContext, states: Value) -> Value:
+    """Return the state of the first token, (B, D), after the pooler if there is one (Devlin et al. 2019)."""
+    first = g.op("Gather", states, 0, axis=1)
+    if not g.config.pooler_act:
+        return first
+    name = f"{g.config.prefix}pooler"
+    return activation(g, row_linear(g, first, f"{name}.dense"), g.config.pooler_act, f"{name}.activation")
+
+
+def linear_each(g: GraphContext, x: Value, *names: str) -> list[Value]:
     """Write x W + b of each of the maps `names`."""
     g.op.once(("readers", x), lambda: names)
     return [linear(g, x, name) for name in names]
 
 
-def activated_linear(g: GraphContext, x: ir.Value, name: str, act: str) -> ir.Value:
+def activated_linear(g: GraphContext, x: Value, name: str, act: str) -> Value:
     """Write the activation `act` of a linear map, whose own weights are of a module beside the map."""
     return activation(g, linear(g, x, name), act, f"{name.rpartition('.')[0]}.activation")
 
 
-def add_and_norm(g: GraphContext, x: ir.Value, inner: ir.Value, last: str, after: str | None) -> tuple[ir.Value, ir.Value]:
+def add_and_norm(g: GraphContext, x: Value, inner: Value, last: str, after: str | None) -> tuple[Value, Value]:
     """Write the end of a sublayer, its linear map `last`. Return the sum with x and its norm `after`, or the sum again."""
     total = g.op("Add", x, linear(g, inner, last))
     return total, total if after is None else norm(g, total, after)
 
 
-def norm(g: GraphContext, x: ir.Value, name: str) -> ir.Value:
+def norm(g: GraphContext, x: Value, name: str) -> Value:
     """Write LayerNorm (Ba et al. 2016), or the norm of root mean squares."""
     epsilon, weight = g.config.layer_norm_eps, g.weight(f"{name}.weight")
     if g.config.norm_type == "rms_norm":
@@ -117,19 +130,19 @@ def norm(g: GraphContext, x: ir.Value, name: str) -> ir.Value:
     return g.op("LayerNormalization", x, weight, g.weight(f"{name}.bias"), axis=-1, epsilon=epsilon)
 
 
-def rms_norm(g: GraphContext, x: ir.Value, weight: ir.Value, epsilon: float) -> ir.Value:
+def rms_norm(g: GraphContext, x: Value, weight: Value, epsilon: float) -> Value:
     """Write x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019)."""
     op = g.op
     mean = op("ReduceMean", op("Mul", x, x), [-1], keepdims=1)
     return op("Mul", op("Div", x, op("Sqrt", op("Add", mean, epsilon))), weight)
 
 
-def fused_rms_norm(g: GraphContext, x: ir.Value, weight: ir.Value, epsilon: float) -> ir.Value:
+def fused_rms_norm(g: GraphContext, x: Value, weight: Value, epsilon: float) -> Value:
     """Write `rms_norm` as one of onnxruntime's operators."""
     return g.op("SimplifiedLayerNormalization", x, weight, epsilon=epsilon)
 
 
-def last_index(g: GraphContext, indices: ir.Value) -> ir.Value:
+def last_index(g: GraphContext, indices: Value) -> Value:
     """Return the largest index of each row: its place, since an index stands at its own place."""
     return g.op("ArgMax", indices, axis=1, keepdims=0)
 
@@ -140,7 +153,7 @@ STANDARD = Dialect(rms_norm, linear_each, activated_linear, add_and_norm, rotate
 # ---------------------------------------------------------------------------------------------------------------- logits
 
 
-def logits(g: GraphContext, x: ir.Value) -> ir.Value:
+def logits(g: GraphContext, x: Value) -> Value:
     """Write the logits of the vocabulary, (..., D) -> (..., V): minus infinity for tokens outside the shortlist."""
     computed = linear(g, x, LM_HEAD)
     if g.shortlist is None:

@@ -2,8 +2,7 @@
 
 | function | operator | caches | used by |
 |---|---|---|---|
-| `masked_attention` | MultiHeadAttention | none | encoders on cuda |
-| `tiled_attention` | the same, without a mask where it can be | none | encoders on cpu |
+| `tiled_attention` | MultiHeadAttention, without a mask where it can be | none | encoders on cpu |
 | `grouped_attention` | GroupQueryAttention | with room, rows of different lengths | decoders on cpu |
 | `row_cross_attention` | GroupQueryAttention | of sources of different lengths | steps of seq2seq models on cpu |
 | `beam_attention` | DecoderMaskedMultiHeadAttention | with room, shared by beams | beam search on cpu |
@@ -15,40 +14,33 @@ Each function returns what `layers.stack` calls in its layers. Past and present 
 
 from collections.abc import Sequence
 
-import onnx_ir as ir
+from onnx_ir import Value
 
 from ..targets.spec import LONG
-from .attention import is_packed, project, scale, scaled_dot_product, split_keys, split_values
-from .context import GraphContext, Pairs
+from .attention import is_packed, project, scale, scaled_dot_product, source_attention, split_keys, split_values
+from .context import Caches, GraphContext, Pairs, Tokens, Values
 from .layers import Attention, linear
 from .ops import CONTRIB, branch
-from .positions import offsets, position_bias
+from .positions import offsets, position_bias, source_bias
 
 
-def masked_attention(
-    g: GraphContext, prefix: str, ids: ir.Value | None, positions: ir.Value | None, mask: ir.Value | None
-) -> Attention:
-    """Write the attention of an encoder; images have no ids, positions and mask."""
-    flags = None if mask is None else g.op.cast(mask, "int32")
-    bias = encoder_bias(g, prefix, ids)
-    return lambda layer, name, x: multi_head(g, *project(g, name, x, positions), flags, bias)
-
-
-def tiled_attention(
-    g: GraphContext, prefix: str, ids: ir.Value | None, positions: ir.Value | None, mask: ir.Value | None
-) -> Attention:
+def tiled_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
     """Write the attention of an encoder without a mask where `LONG` tokens or more have no padding.
 
-    onnxruntime then works in tiles: faster, and in memory that grows with the length instead of its square.
+    onnxruntime then works in tiles: faster, and in memory that grows with the length instead of its square. Images have no
+    `tokens`.
     """
-    if mask is None or g.config.has_relative_positions:
-        return masked_attention(g, prefix, ids, positions, mask)
-    op = g.op
-    flags = op.cast(mask, "int32")
+    if tokens is None:
+        return lambda layer, name, x: multi_head(g, *project(g, name, x, None))
+    op, positions = g.op, tokens.positions
+    flags = op.cast(tokens.mask, "int32")
+    if g.config.has_relative_positions:
+        bias = position_bias(g, offsets(g, tokens.ids), is_causal=False)
+        return lambda layer, name, x: multi_head(g, *project(g, name, x, positions), flags, bias)
     is_full = op.cast(op("ReduceMin", flags, keepdims=0), "bool")
     is_tiled = op("And", is_full, op("GreaterOrEqual", op("Shape", flags, start=1), [LONG]))
 
-    def attend(layer: int, name: str, x: ir.Value) -> ir.Value:
+    def attend(layer: int, name: str, x: Value) -> Value:
         states = project(g, name, x, positions)
         tiles = branch(f"{name}.tiles", "MultiHeadAttention", states, **head_attributes(g))
         others = branch(f"{name}.masked", "MultiHeadAttention", [*states, None, flags], **head_attributes(g))
@@ -57,118 +49,118 @@ def tiled_attention(
     return attend
 
 
-def grouped_attention(g: GraphContext, prefix: str, inputs: dict[str, ir.Value], past: Pairs, present: Pairs) -> Attention:
+def grouped_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attention:
     """Write causal attention of rows that differ in length, whose caches have room and are written in place.
 
     The operator masks later keys and those outside `local_window_size`.
     """
     positions, last, total = (inputs[name] for name in ("position_ids", "last_position", "total_length"))
-    bias = cache_bias(g, prefix, positions, total)
-    window = g.config.sliding_window or -1
+    bias = cache_bias(g, positions, total)
+    heads, window = g.config.num_attention_heads, g.config.sliding_window or -1
 
-    def attend(layer: int, name: str, x: ir.Value) -> ir.Value:
-        states: Sequence[ir.Value | None]
+    def attend(layer: int, name: str, x: Value) -> Value:
+        states: Sequence[Value | None]
         states = [packed(g, name, x), None, None] if is_packed(g) else project(g, name, x, positions)
-        operands = [*states, *past[layer], last, total, None, None, None, bias]
-        return write_cache(g, "GroupQueryAttention", operands, present, **grouped(g), local_window_size=window)
+        operands = [*states, *caches.past[layer], last, total, None, None, None, bias]
+        return write_cache(g, "GroupQueryAttention", operands, caches, kv_num_heads=heads, local_window_size=window)
 
     return attend
 
 
-def row_cross_attention(g: GraphContext, inputs: dict[str, ir.Value], past: Pairs, present: Pairs) -> Attention:
+def row_cross_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attention:
     """Write attention of one token in each row to sources that differ in length, whose caches have room.
 
     The one query may read all keys of its source, so causal attention without new keys gives the same; it is faster.
     """
     last, total = inputs["last_source_position"], inputs["total_source_length"]
 
-    def attend(layer: int, name: str, x: ir.Value) -> ir.Value:
+    def attend(layer: int, name: str, x: Value) -> Value:
         query = linear(g, x, f"{name}.q_proj")
         none = g.op.once("no keys", lambda: g.op("Slice", query, [0], [0], [1]))
-        operands = [query, none, none, *past[layer], last, total]
-        return write_cache(g, "GroupQueryAttention", operands, present, **grouped(g))
+        operands = [query, none, none, *caches.past[layer], last, total]
+        return write_cache(g, "GroupQueryAttention", operands, caches, kv_num_heads=g.config.num_attention_heads)
 
     return attend
 
 
-def beam_attention(g: GraphContext, prefix: str, inputs: dict[str, ir.Value], past: Pairs, present: Pairs) -> Attention:
+def beam_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attention:
     """Write attention of one token in each beam, all as long, whose earlier keys other beams may have written."""
     op, length = g.op, inputs["past_length"]
     before = op.cast(length, "int64")
     positions = op("Unsqueeze", before, [0])
-    bias = cache_bias(g, prefix, positions, op("Add", before, 1))
+    bias = cache_bias(g, positions, op("Add", before, 1))
     beams = [length, inputs["num_beams"], inputs["cache_indirection"]]
 
-    def attend(layer: int, name: str, x: ir.Value) -> ir.Value:
-        states = split(g, packed(g, name, x)) if is_packed(g) else [*project(g, name, x, positions)]
-        operands = [*states, None, bias, *past[layer], *beams]
-        return write_cache(g, "DecoderMaskedMultiHeadAttention", operands, present, past_present_share_buffer=1)
+    def attend(layer: int, name: str, x: Value) -> Value:
+        states: Sequence[Value]
+        if is_packed(g):
+            states = op.outputs(3, "Split", packed(g, name, x), [key_width(g)] * 3, axis=-1)
+        else:
+            states = project(g, name, x, positions)
+        operands = [*states, None, bias, *caches.past[layer], *beams]
+        return write_cache(g, "DecoderMaskedMultiHeadAttention", operands, caches, past_present_share_buffer=1)
 
     return attend
 
 
-def cross_attention(g: GraphContext, mask: ir.Value, states: Pairs) -> Attention:
-    """Write attention to keys and values of a source that were computed once, the `states` of each layer."""
+def cross_attention(g: GraphContext, mask: Value, states: Pairs) -> Attention:
+    """Write attention to keys and values of a source that were computed once, the `states` of each layer.
+
+    Standard operators take values that are not as wide as keys.
+    """
+    if not has_equal_widths(g):
+        return source_attention(g, states, source_bias(g, mask))
     flags = g.op.cast(mask, "int32")
-
-    def attend(layer: int, name: str, x: ir.Value) -> ir.Value:
-        keys, values = states[layer]
-        return multi_head(g, linear(g, x, f"{name}.q_proj"), keys, values, flags)
-
-    return attend
+    return lambda layer, name, x: multi_head(g, linear(g, x, f"{name}.q_proj"), *states[layer], flags)
 
 
-def beam_cross_attention(g: GraphContext, mask: ir.Value, states: Pairs) -> Attention:
+def beam_cross_attention(g: GraphContext, mask: Value, states: Pairs) -> Attention:
     """Write `cross_attention` of one token in each beam: the beams of a source are queries of one row."""
     flags = g.op.cast(mask, "int32")
     by_source = g.op.shape(g.op.size(flags, 0), -1, key_width(g))
 
-    def attend(layer: int, name: str, x: ir.Value) -> ir.Value:
+    def attend(layer: int, name: str, x: Value) -> Value:
         queries = g.op("Reshape", linear(g, x, f"{name}.q_proj"), by_source)
-        keys, values = states[layer]
-        output = multi_head(g, queries, keys, values, flags)
+        output = multi_head(g, queries, *states[layer], flags)
         return g.op("Reshape", output, [-1, 1, key_width(g)])
 
     return attend
 
 
-def slot_attention(g: GraphContext, inputs: dict[str, ir.Value], bias: ir.Value, past: Pairs, present: Pairs) -> Attention:
+def slot_attention(g: GraphContext, inputs: Values, bias: Value, caches: Caches) -> Attention:
     """Write attention over caches with slots, in which the new tokens are put from `first_slot` on.
 
     `bias` (B, H or 1, T, slots) hides the slots that a token does not read.
     """
-    op = g.op
 
-    def attend(layer: int, name: str, x: ir.Value) -> ir.Value:
+    def attend(layer: int, name: str, x: Value) -> Value:
         query, key, value = project(g, name, x, inputs["position_ids"])
-        past_keys, past_values = past[layer]
-        keys = op("TensorScatter", past_keys, split_keys(g, key), inputs["first_slot"], axis=-2)
-        values = op("TensorScatter", past_values, split_values(g, value), inputs["first_slot"], axis=-2)
-        present.append((keys, values))
-        return biased_heads(g, query, keys, values, bias)
+        past_keys, past_values = caches.past[layer]
+        keys = g.op("TensorScatter", past_keys, split_keys(g, key), inputs["first_slot"], axis=-2)
+        values = g.op("TensorScatter", past_values, split_values(g, value), inputs["first_slot"], axis=-2)
+        caches.present.append((keys, values))
+        if has_equal_widths(g):
+            return multi_head(g, query, keys, values, bias=bias)
+        return scaled_dot_product(g, query, keys, values, bias)
 
     return attend
 
 
-# ------------------------------------------------------------------------------------------------------- their operators
+# ------------------------------------------------------------------------------------------------------- operators
+
+
+def has_equal_widths(g: GraphContext) -> bool:
+    """Return whether values are as wide as keys, as onnxruntime's operators take them."""
+    return g.config.head_dim == g.config.value_head_dim
 
 
 def head_attributes(g: GraphContext) -> dict[str, int | float]:
     return {"num_heads": g.config.num_attention_heads, "scale": scale(g)}
 
 
-def grouped(g: GraphContext) -> dict[str, int]:
-    """Return the attribute of `GroupQueryAttention` by which each head of queries has its own keys."""
-    return {"kv_num_heads": g.config.num_attention_heads}
-
-
-def packed(g: GraphContext, name: str, x: ir.Value) -> ir.Value:
+def packed(g: GraphContext, name: str, x: Value) -> Value:
     """Return queries, keys and values side by side, (B, T, 3 * H * d)."""
     return linear(g, x, *(f"{name}.{part}_proj" for part in "qkv"))
-
-
-def split(g: GraphContext, states: ir.Value) -> list[ir.Value]:
-    return g.op.outputs(3, "Split", states, [key_width(g)] * 3, axis=-1)
 
 
 def key_width(g: GraphContext) -> int:
@@ -177,39 +169,25 @@ def key_width(g: GraphContext) -> int:
 
 def multi_head(
     g: GraphContext,
-    query: ir.Value,
-    keys: ir.Value,
-    values: ir.Value,
-    mask: ir.Value | None = None,
-    bias: ir.Value | None = None,
-) -> ir.Value:
+    query: Value,
+    keys: Value,
+    values: Value,
+    mask: Value | None = None,
+    bias: Value | None = None,
+) -> Value:
     return g.contrib("MultiHeadAttention", query, keys, values, None, mask, bias, **head_attributes(g))
 
 
-def biased_heads(g: GraphContext, query: ir.Value, keys: ir.Value, values: ir.Value, bias: ir.Value) -> ir.Value:
-    """Write attention to heads of keys and values, which onnxruntime's operator takes only if both are as wide."""
-    if g.config.head_dim == g.config.value_head_dim:
-        return multi_head(g, query, keys, values, bias=bias)
-    return scaled_dot_product(g, query, keys, values, bias)
-
-
-def write_cache(g: GraphContext, op_type: str, operands: list[ir.Value | None], present: Pairs, **attributes: int) -> ir.Value:
-    """Write attention that returns its caches too, and append them to `present`."""
+def write_cache(g: GraphContext, op_type: str, operands: list[Value | None], caches: Caches, **attributes: int) -> Value:
+    """Write attention that returns its caches too, and append them to `caches`."""
     output, keys, values = g.op.outputs(3, op_type, *operands, domain=CONTRIB, **head_attributes(g), **attributes)
-    present.append((keys, values))
+    caches.present.append((keys, values))
     return output
 
 
-def encoder_bias(g: GraphContext, prefix: str, ids: ir.Value | None) -> ir.Value | None:
-    """Return what relative positions of an encoder add to the scores, if it has them."""
-    if ids is None or not g.config.has_relative_positions:
-        return None
-    return position_bias(g, prefix, offsets(g, ids), is_causal=False)
-
-
-def cache_bias(g: GraphContext, prefix: str, positions: ir.Value, total: ir.Value) -> ir.Value | None:
+def cache_bias(g: GraphContext, positions: Value, total: Value) -> Value | None:
     """Return what relative positions of a decoder add to the scores of queries at `positions` (rows, T), for `total` keys."""
     if not g.config.has_relative_positions:
         return None
     keys = g.op.range(g.op.cast(total, "int64"))
-    return position_bias(g, prefix, g.op("Sub", keys, g.op("Unsqueeze", positions, [-1])), is_causal=True)
+    return position_bias(g, g.op("Sub", keys, g.op("Unsqueeze", positions, [-1])), is_causal=True)

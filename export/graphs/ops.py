@@ -7,8 +7,9 @@ from typing import Any, TypeAlias
 import ml_dtypes  # noqa: F401  # numpy knows bfloat16 by it
 import numpy as np
 import onnx_ir as ir
+from onnx_ir import Value
 
-Operand: TypeAlias = "ir.Value | np.ndarray | np.generic | bool | int | float | list[int] | None"
+Operand: TypeAlias = "Value | np.ndarray | np.generic | bool | int | float | list[int] | None"
 FLOAT32 = np.dtype(np.float32)
 CONTRIB = "com.microsoft"  # domain of the operators that only onnxruntime has
 
@@ -23,13 +24,13 @@ class Ops:
     def __init__(self, dtype: np.dtype = FLOAT32, main: "Ops | None" = None):
         self.dtype = dtype
         self.nodes: list[ir.Node] = []
-        self.initializers: dict[Any, ir.Value] = {} if main is None else main.initializers
+        self.initializers: dict[Any, Value] = {} if main is None else main.initializers
         self.results: dict[Any, Any] = {}
 
-    def __call__(self, op_type: str, *operands: Operand, domain: str = "", **attributes: Any) -> ir.Value:
-        return self.outputs(1, op_type, *operands, domain=domain, **attributes)[0]
+    def __call__(self, op_type: str, *operands: Operand, **attributes: Any) -> Value:
+        return self.outputs(1, op_type, *operands, **attributes)[0]
 
-    def outputs(self, count: int, op_type: str, *operands: Operand, domain: str = "", **attributes: Any) -> list[ir.Value]:
+    def outputs(self, count: int, op_type: str, *operands: Operand, domain: str = "", **attributes: Any) -> list[Value]:
         """Append a node with `count` outputs and return them. Missing operands at the end are left out."""
         inputs = [self.value(operand) for operand in operands]
         while inputs and inputs[-1] is None:
@@ -44,9 +45,9 @@ class Ops:
             self.results[key] = write()
         return self.results[key]
 
-    def value(self, operand: Operand) -> ir.Value | None:
+    def value(self, operand: Operand) -> Value | None:
         """Return `operand` as a value of the graph."""
-        if operand is None or isinstance(operand, ir.Value):
+        if operand is None or isinstance(operand, Value):
             return operand
         if not isinstance(operand, np.ndarray | np.generic):
             first = operand[0] if isinstance(operand, list) else operand
@@ -54,42 +55,46 @@ class Ops:
         array = np.asarray(operand)
         return self.initializer((array.dtype, array.shape, array.tobytes()), ir.Tensor(array))
 
-    def initializer(self, key: Any, tensor: ir.TensorProtocol) -> ir.Value:
+    def initializer(self, key: Any, tensor: ir.TensorProtocol) -> Value:
         """Return the initializer that holds `tensor`, one for each `key`."""
         if key not in self.initializers:
             name = tensor.name or f"constant.{len(self.initializers)}"
             shape = ir.Shape(tensor.shape.numpy())
-            self.initializers[key] = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
+            self.initializers[key] = Value(name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
         return self.initializers[key]
 
     # Combinations of operators that many functions need.
 
-    def size(self, value: ir.Value, axis: int) -> ir.Value:
+    def size(self, value: Value, axis: int) -> Value:
         """Return the size of one axis, not the last, (1,)."""
         return self.once(("size", value, axis), lambda: self("Shape", value, start=axis, end=axis + 1))
 
-    def range(self, count: ir.Value) -> ir.Value:
+    def range(self, count: Value) -> Value:
         """Return 0 to `count` - 1; `count` is (1,)."""
         return self.once(("range", count), lambda: self("Range", 0, self("Squeeze", count), 1))
 
-    def shape(self, *sizes: ir.Value | int) -> ir.Value:
+    def first(self, value: Value) -> Value:
+        """Return the first column, (B, 1, ...)."""
+        return self("Slice", value, [0], [1], [1])
+
+    def shape(self, *sizes: Value | int) -> Value:
         """Return the shape with these sizes, integers or values of shape (N,)."""
         return self("Concat", *([size] if isinstance(size, int) else size for size in sizes), axis=0)
 
-    def cast(self, value: Operand, dtype: str) -> ir.Value:
+    def cast(self, value: Operand, dtype: str) -> Value:
         """Return `value` in `dtype`, a name of numpy's."""
         return self("Cast", value, to=data_type(dtype))
 
-    def filled(self, shape: list[ir.Value | int], number: np.generic) -> ir.Value:
+    def filled(self, shape: list[Value | int], number: np.generic) -> Value:
         """Return a tensor of the sizes `shape` with `number` everywhere."""
         return self("ConstantOfShape", self.shape(*shape), value=ir.tensor(np.array([number])))
 
-    def is_in(self, tokens: ir.Value, ids: Collection[int]) -> ir.Value:
+    def is_in(self, tokens: Value, ids: Collection[int]) -> Value:
         """Return which of `tokens` are one of `ids`."""
         flags = [self("Equal", tokens, token) for token in ids or [-1]]
         return functools.reduce(lambda one, other: self("Or", one, other), flags)
 
-    def any(self, flags: ir.Value, axes: list[int] | None = None, keepdims: int = 1) -> ir.Value:
+    def any(self, flags: Value, axes: list[int] | None = None, keepdims: int = 1) -> Value:
         """Return whether any flag is true along `axes`, by default of all."""
         return self.cast(self("ReduceMax", self.cast(flags, "int32"), axes, keepdims=keepdims), "bool")
 
@@ -99,7 +104,7 @@ def data_type(name: str) -> ir.DataType:
     return ir.DataType.from_numpy(np.dtype(name))
 
 
-def branch(name: str, op_type: str, operands: Sequence[ir.Value | None], **attributes: Any) -> ir.Graph:
+def branch(name: str, op_type: str, operands: Sequence[Value | None], **attributes: Any) -> ir.Graph:
     """Return a branch of an `If`: one of onnxruntime's operators, which returns float32."""
     op = Ops()
     output = op(op_type, *operands, domain=CONTRIB, **attributes)

@@ -7,14 +7,14 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import onnx_ir as ir
+from onnx_ir import Value
 
 from .context import GraphContext
 
 LOWEST = float(np.finfo(np.float32).min)  # added to masked scores; the softmax stays finite where all are masked
 
 
-def token_positions(g: GraphContext, ids: ir.Value, mask: ir.Value | None, before: ir.Value | None = None) -> ir.Value:
+def token_positions(g: GraphContext, ids: Value, mask: Value | None, before: Value | None = None) -> Value:
     """Return the position of each token as `position_ids_from` counts, (B, T), or (1, T) if it is the token's index.
 
     `before` (1,) tokens of each row come before `ids`.
@@ -33,26 +33,26 @@ def token_positions(g: GraphContext, ids: ir.Value, mask: ir.Value | None, befor
     return op("Sub", op("Mul", count, counted), 1)
 
 
-def padded_positions(g: GraphContext, ids: ir.Value, mask: ir.Value) -> ir.Value:
+def padded_positions(g: GraphContext, ids: Value, mask: Value) -> Value:
     """Return the positions in rows that a decoder reads at once, (B, T). They count from the first token after padding."""
     if g.config.position_ids_from != "place":
         return token_positions(g, ids, mask)
     return g.op("Max", g.op("Sub", g.op("CumSum", mask, 1), 1), 0)
 
 
-def angles(g: GraphContext, positions: ir.Value, width: int, base: float, signs: Sequence[int] = (1, 1)) -> ir.Value:
+def angles(g: GraphContext, positions: Value, width: int, base: float, signs: Sequence[int] = (1, 1)) -> Value:
     """Return pos / base^(2i / width) times `signs`, for components 2i and 2i + 1: (B, T) -> float32 (B, T, width)."""
     steps = np.exp(np.arange(0, width, 2, dtype=np.float32) * np.float32(-math.log(base) / width))
     steps = (steps[:, None] * np.array(signs, np.float32)).reshape(-1)
     return g.op("Mul", g.op("Unsqueeze", g.op.cast(positions, "float32"), [-1]), steps)
 
 
-def in_dtype(g: GraphContext, value: ir.Value) -> ir.Value:
+def in_dtype(g: GraphContext, value: Value) -> Value:
     """Return the float32 `value` in the type that the graph computes in."""
     return value if g.op.dtype == np.float32 else g.op.cast(value, g.op.dtype.name)
 
 
-def sinusoids(g: GraphContext, positions: ir.Value) -> ir.Value:
+def sinusoids(g: GraphContext, positions: Value) -> Value:
     """Write section 3.5: sines of the angles at even components, cosines at odd ones."""
     op, width = g.op, g.config.position_size
     turned = angles(g, positions, width, 10000.0)
@@ -60,7 +60,7 @@ def sinusoids(g: GraphContext, positions: ir.Value) -> ir.Value:
     return in_dtype(g, op("Where", is_even, op("Sin", turned), op("Cos", turned)))
 
 
-def rotate(g: GraphContext, states: ir.Value, positions: ir.Value) -> ir.Value:
+def rotate(g: GraphContext, states: Value, positions: Value) -> Value:
     """Turn queries or keys (B, T, H * d), whose components 2i and 2i + 1 are a point in the plane (Su et al. 2021)."""
     op, config = g.op, g.config
     width = config.head_dim
@@ -71,7 +71,7 @@ def rotate(g: GraphContext, states: ir.Value, positions: ir.Value) -> ir.Value:
     return op("Reshape", turned, [0, 0, config.num_attention_heads * width])
 
 
-def rotary_factors(g: GraphContext, positions: ir.Value) -> list[ir.Value]:
+def rotary_factors(g: GraphContext, positions: Value) -> list[Value]:
     """Return the cosines, and the sines with their signs, (B, T, 1, d)."""
     op, width, base = g.op, g.config.head_dim, g.config.rope_theta
     factors = op("Cos", angles(g, positions, width, base)), op("Sin", angles(g, positions, width, base, (-1, 1)))
@@ -81,7 +81,7 @@ def rotary_factors(g: GraphContext, positions: ir.Value) -> list[ir.Value]:
 # ------------------------------------------------------------------------------------------------- distances and masks
 
 
-def offsets(g: GraphContext, ids: ir.Value, before: ir.Value | None = None) -> ir.Value:
+def offsets(g: GraphContext, ids: Value, before: Value | None = None) -> Value:
     """Return the position of each key minus that of each query, (1, T, S). `before` (1,) keys come before `ids`."""
     op = g.op
     length = op.size(ids, 1)
@@ -90,12 +90,13 @@ def offsets(g: GraphContext, ids: ir.Value, before: ir.Value | None = None) -> i
     return op("Unsqueeze", op("Sub", keys, op("Unsqueeze", queries, [1])), [0])
 
 
-def position_bias(g: GraphContext, prefix: str, distances: ir.Value, is_causal: bool) -> ir.Value:
+def position_bias(g: GraphContext, distances: Value, is_causal: bool) -> Value:
     """Return the biases of the scores, (B, H, T, S), for key positions minus query positions (B, T, S).
 
     All distances from `relative_attention_max_distance` on are alike (Raffel et al. 2020, section 2.1).
     """
     op, config = g.op, g.config
+    prefix = config.decoder_prefix if is_causal else config.encoder_prefix
     largest = config.relative_attention_max_distance
     arguments = (config.relative_attention_num_buckets, largest, is_causal)
     [table] = g.transformed([f"{prefix}relative_positions.bias.weight"], biases_by_distance, *arguments)
@@ -115,17 +116,22 @@ def biases_by_distance(biases: np.ndarray, buckets: int, largest: int, is_causal
     return (biases[bucket if is_causal else bucket + (offset > 0) * count],)
 
 
-def masked(g: GraphContext, is_visible: ir.Value) -> ir.Value:
+def masked(g: GraphContext, is_visible: Value) -> Value:
     """Return what hides the keys that are not visible: 0, or a very low number, to be added to scores."""
     return g.op("Where", is_visible, 0.0, g.target.dialect.mask_value)
 
 
-def key_flags(g: GraphContext, mask: ir.Value) -> ir.Value:
+def key_flags(g: GraphContext, mask: Value) -> Value:
     """Return the mask of keys (B, S) as flags (B, 1, 1, S)."""
     return g.op("Unsqueeze", g.op.cast(mask, "bool"), [1, 2])
 
 
-def bidirectional_bias(g: GraphContext, prefix: str, ids: ir.Value, mask: ir.Value) -> ir.Value:
+def source_bias(g: GraphContext, mask: Value) -> Value:
+    """Return what is added to the scores of cross-attention, (B, 1, 1, S). It hides padding of the source."""
+    return masked(g, key_flags(g, mask))
+
+
+def bidirectional_bias(g: GraphContext, ids: Value, mask: Value) -> Value:
     """Return what is added to the scores of an encoder, (B, 1 or H, 1 or T, S).
 
     It hides padding and keys that are more than `sliding_window` tokens away (Beltagy et al. 2020, section 3.1).
@@ -138,10 +144,10 @@ def bidirectional_bias(g: GraphContext, prefix: str, ids: ir.Value, mask: ir.Val
     hidden = masked(g, is_visible)
     if not config.has_relative_positions:
         return hidden
-    return op("Add", position_bias(g, prefix, offsets(g, ids), is_causal=False), hidden)
+    return op("Add", position_bias(g, offsets(g, ids), is_causal=False), hidden)
 
 
-def causal_bias(g: GraphContext, prefix: str, distances: ir.Value, mask: ir.Value | None) -> ir.Value:
+def causal_bias(g: GraphContext, distances: Value, mask: Value | None) -> Value:
     """Return what is added to the scores of a decoder, (B or 1, 1 or H, T, S), for key positions minus query positions.
 
     It hides later keys (section 3.2.3), padding, and all but the last `sliding_window` keys.
@@ -154,4 +160,4 @@ def causal_bias(g: GraphContext, prefix: str, distances: ir.Value, mask: ir.Valu
     if mask is not None:
         is_visible = op("And", is_visible, key_flags(g, mask))
     hidden = masked(g, is_visible)
-    return op("Add", position_bias(g, prefix, distances, True), hidden) if g.config.has_relative_positions else hidden
+    return op("Add", position_bias(g, distances, True), hidden) if g.config.has_relative_positions else hidden

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
-import onnx_ir as ir
+from onnx_ir import Value
 
 from .context import GraphContext, Precision
 from .input_scales import Steps
@@ -15,6 +15,7 @@ from .quantization import (
     BLOCK,
     EMBEDDING_BLOCK,
     INT8_COMPUTE,
+    Quantized,
     in_slices,
     int4_blocks,
     int8_blocks,
@@ -27,48 +28,49 @@ from .weights import bare
 COLUMNS = 8  # MatMulNBits on CUDA multiplies by packed weights if their number of columns is a multiple
 
 
-def add_bias(g: GraphContext, product: ir.Value, bias: ir.Value | None) -> ir.Value:
+def add_bias(g: GraphContext, product: Value, bias: Value | None) -> Value:
     return product if bias is None else g.op("Add", product, bias)
 
 
 # -------------------------------------------------------------------------------------------------------- floating point
 
 
-def float_matmul(g: GraphContext, x: ir.Value, names: Sequence[str], bias: ir.Value | None) -> ir.Value:
-    return add_bias(g, g.op("MatMul", x, *g.transformed(names, side_by_side)), bias)
+def float_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value | None) -> Value:
+    return add_bias(g, g.op("MatMul", x, *g.matrices(names, side_by_side)), bias)
 
 
-def float_look_up(g: GraphContext, table: str, ids: ir.Value) -> ir.Value:
+def float_look_up(g: GraphContext, table: str, ids: Value) -> Value:
     return g.op("Gather", g.weight(table), ids)
 
 
-def tied_matmul(g: GraphContext, x: ir.Value, names: Sequence[str], bias: ir.Value | None) -> ir.Value:
+def tied_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value | None) -> Value:
     """Write `float_matmul`, but share the table of embeddings with a projection that is tied to it.
 
     onnxruntime computes the `Transpose` once, when it loads the graph.
     """
-    if not g.store.weights.is_tied(names[0]):
+    table = f"{names[0]}.weight"
+    if not g.store.weights.is_tied(table):
         return float_matmul(g, x, names, bias)
-    return add_bias(g, g.op("MatMul", x, g.op("Transpose", g.weight(names[0]), perm=[1, 0])), bias)
+    return add_bias(g, g.op("MatMul", x, g.op("Transpose", g.weight(table), perm=[1, 0])), bias)
 
 
 # ---------------------------------------------------------------------------------------------- integers of onnxruntime
 
 
-def row_int8_matmul(g: GraphContext, x: ir.Value, names: Sequence[str], bias: ir.Value | None) -> ir.Value:
+def row_int8_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value | None) -> Value:
     """Write int8 weights with a scale for each column, and x in 8 bits with a scale for each row.
 
     What a row gives does not depend on the other rows of its batch. Calibrated inputs have one scale for all rows.
     """
     if (steps := calibrated_steps(g, x, names)) is not None:
         return calibrated_matmul(g, x, names, bias, steps)
-    weights, scales = g.transformed(names, int8_matrices)
+    weights, scales = g.matrices(names, int8_matrices)
     integers, step, zero, largest = g.op.once(("rounded rows", x), lambda: rounded_rows(g, x))
     product = g.contrib("MatMulIntegerToFloat", integers, weights, step, scales, zero)
     return add_bias(g, g.op("Mul", product, largest), bias)
 
 
-def rounded_rows(g: GraphContext, x: ir.Value) -> tuple[ir.Value, np.float32, np.uint8, ir.Value]:
+def rounded_rows(g: GraphContext, x: Value) -> tuple[Value, np.float32, np.uint8, Value]:
     """Return x in 8 bits, its step and zero point for rows whose largest magnitude is 1, and the largest magnitudes.
 
     A row of zeros is divided by 0; the product of what that gives is multiplied by 0.
@@ -80,37 +82,37 @@ def rounded_rows(g: GraphContext, x: ir.Value) -> tuple[ir.Value, np.float32, np
     return g.op("QuantizeLinear", g.op("Div", x, largest), step, zero), step, zero, largest
 
 
-def calibrated_steps(g: GraphContext, x: ir.Value, names: Sequence[str]) -> Steps | None:
+def calibrated_steps(g: GraphContext, x: Value, names: Sequence[str]) -> Steps | None:
     """Return the one scale for all rows of x, the same for all linear maps that read x.
 
     It is `None` without a calibration, and where a scale for each row loses much less.
     """
-    modules = [name.removesuffix(".weight") for name in names]
-    if g.calibration is None or bare(modules[0]) not in g.calibration.inputs:
+    name = bare(names[0])
+    if g.calibration is None or name not in g.calibration.inputs:
         return None
-    readers = g.op.once(("readers", x), lambda: modules)
-    matrices = [g.store.weights[f"{name}.weight"].T for name in readers]
-    return g.calibration.choose(bare(modules[0]), tuple(map(bare, readers)), matrices).steps
+    readers = g.op.once(("readers", x), lambda: names)
+    matrices = [g.store.weights[f"{reader}.weight"].T for reader in readers]
+    return g.calibration.choose(name, tuple(map(bare, readers)), matrices).steps
 
 
-def calibrated_matmul(g: GraphContext, x: ir.Value, names: Sequence[str], bias: ir.Value | None, steps: Steps) -> ir.Value:
+def calibrated_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value | None, steps: Steps) -> Value:
     """Write int8 weights with a scale for each column, and x in 8 bits with one scale for all rows."""
     integers = g.op.once(("rounded", x), lambda: rounded(g, x, steps))
-    weights, scales = g.transformed(names, calibrated_matrices, steps)
+    weights, scales = g.matrices(names, calibrated_matrices, steps)
     return g.contrib("MatMulIntegerToFloat", integers, weights, steps.scale, scales, steps.zero, None, bias)
 
 
-def rounded(g: GraphContext, x: ir.Value, steps: Steps) -> ir.Value:
+def rounded(g: GraphContext, x: Value, steps: Steps) -> Value:
     divided = x if steps.smoothing is None else g.op("Mul", x, 1 / steps.smoothing)
     return g.op("QuantizeLinear", divided, steps.scale, steps.zero)
 
 
-def block_int4_matmul(g: GraphContext, x: ir.Value, names: Sequence[str], bias: ir.Value | None) -> ir.Value:
-    """Write 4-bit weights with a scale for each block of a column, and x in 8 bits with a scale for each block of a row."""
+def block_int4_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value | None) -> Value:
+    """Write 4-bit weights and 8-bit x, with a scale for each block of a column or row."""
     return block_matmul(g, x, names, 4, (None, None, bias), accuracy_level=INT8_COMPUTE)
 
 
-def block_weight_matmul(bits: int, g: GraphContext, x: ir.Value, names: Sequence[str], bias: ir.Value | None) -> ir.Value:
+def block_weight_matmul(bits: int, g: GraphContext, x: Value, names: Sequence[str], bias: Value | None) -> Value:
     """Write weights of `bits` bits with a scale for each block of a column, and x as it is.
 
     A matrix is padded to a multiple of `COLUMNS`: the CUDA provider unpacks any other before each product.
@@ -122,26 +124,26 @@ def block_weight_matmul(bits: int, g: GraphContext, x: ir.Value, names: Sequence
 
 def block_matmul(
     g: GraphContext,
-    x: ir.Value,
+    x: Value,
     names: Sequence[str],
     bits: int,
-    more: Sequence[ir.Value | None] = (),
+    more: Sequence[Value | None] = (),
     multiple: int = 1,
     **attributes: int,
-) -> ir.Value:
+) -> Value:
     count = columns(g, names)
     count += -count % multiple
-    weights, scales = g.transformed(names, block_matrices, bits, count)
-    attributes |= {"K": g.store.weights.shape(names[0])[1], "N": count, "bits": bits, "block_size": BLOCK}
+    weights, scales = g.matrices(names, block_matrices, bits, count)
+    attributes |= {"K": g.store.weights.shape(f"{names[0]}.weight")[1], "N": count, "bits": bits, "block_size": BLOCK}
     return g.contrib("MatMulNBits", x, weights, scales, *more, **attributes)
 
 
 def columns(g: GraphContext, names: Sequence[str]) -> int:
     """Return the number of columns of the matrices `names` side by side."""
-    return sum(g.store.weights.shape(name)[0] for name in names)
+    return sum(g.store.weights.shape(f"{name}.weight")[0] for name in names)
 
 
-def block_look_up(g: GraphContext, table: str, ids: ir.Value) -> ir.Value:
+def block_look_up(g: GraphContext, table: str, ids: Value) -> Value:
     """Write rows in 8 bits with a scale for each block of a row."""
     integers, scales = g.transformed([table], block_table)
     attributes = {"bits": 8, "block_size": EMBEDDING_BLOCK, "gather_axis": 0, "quantize_axis": 1}
@@ -151,16 +153,16 @@ def block_look_up(g: GraphContext, table: str, ids: ir.Value) -> ir.Value:
 # ----------------------------------------------------------------------------------------- integers in standard operators
 
 
-def standard_int8_matmul(g: GraphContext, x: ir.Value, names: Sequence[str], bias: ir.Value | None) -> ir.Value:
+def standard_int8_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value | None) -> Value:
     """Write int8 weights with a scale for each column, and x in 8 bits with one scale: a large row costs others precision."""
     op = g.op
-    weights, scales = g.transformed(names, int8_matrices)
+    weights, scales = g.matrices(names, int8_matrices)
     integers, scale, zero = op.once(("rounded", x), lambda: op.outputs(3, "DynamicQuantizeLinear", x))
     product = op.cast(op("MatMulInteger", integers, weights, zero), "float32")
     return add_bias(g, op("Mul", product, op("Mul", scale, scales)), bias)
 
 
-def row_look_up(g: GraphContext, table: str, ids: ir.Value) -> ir.Value:
+def row_look_up(g: GraphContext, table: str, ids: Value) -> Value:
     """Write rows in int8 with a scale for each."""
     integers, scales = g.transformed([table], int8_table)
     return g.op("Mul", g.op.cast(g.op("Gather", integers, ids), "float32"), g.op("Gather", scales, ids))
@@ -173,16 +175,16 @@ def side_by_side(*matrices: np.ndarray) -> tuple[np.ndarray]:
     return (np.concatenate([matrix.T for matrix in matrices], axis=1) if len(matrices) > 1 else matrices[0].T,)
 
 
-def int8_matrices(*matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def int8_matrices(*matrices: np.ndarray) -> Quantized:
     return in_slices(int8_columns, side_by_side(*matrices)[0], axis=1, joined=1)
 
 
-def calibrated_matrices(*arguments) -> tuple[np.ndarray, np.ndarray]:
+def calibrated_matrices(*arguments) -> Quantized:
     *matrices, steps = arguments
     return in_slices(steps.quantize, side_by_side(*matrices)[0], axis=1, joined=1)
 
 
-def block_matrices(*arguments) -> tuple[np.ndarray, np.ndarray]:
+def block_matrices(*arguments) -> Quantized:
     *matrices, bits, count = arguments
     integers, scales = in_slices({4: int4_blocks, 8: int8_blocks}[bits], side_by_side(*matrices)[0], axis=1)
     missing = (0, count - len(integers))
@@ -191,11 +193,11 @@ def block_matrices(*arguments) -> tuple[np.ndarray, np.ndarray]:
     return np.pad(integers, (missing, (0, 0), (0, 0))), np.pad(scales, (missing, (0, 0)))
 
 
-def block_table(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def block_table(table: np.ndarray) -> Quantized:
     return in_slices(uint8_blocks, table, axis=0)
 
 
-def int8_table(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def int8_table(table: np.ndarray) -> Quantized:
     return in_slices(int8_rows, table, axis=0)
 
 

@@ -4,33 +4,32 @@ from collections.abc import Callable
 
 import numpy as np
 
+Quantized = tuple[np.ndarray, np.ndarray]  # integers and scales
+TINY = np.finfo(np.float32).tiny
 INT8_COMPUTE = 4  # the `accuracy_level` of MatMulNBits that quantizes activations too
 BLOCK = 32  # weights of one column that share a scale
 EMBEDDING_BLOCK = 128  # weights of one row that share a scale
 SLICE = 2**21  # weights quantized at a time: what is computed in between is several times as large
 
 
-def in_slices(
-    quantize: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], matrix: np.ndarray, axis: int, joined: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
+def in_slices(quantize: Callable[[np.ndarray], Quantized], matrix: np.ndarray, axis: int, joined: int = 0) -> Quantized:
     """Integers and scales that `quantize` gives for slices of `matrix` along `axis`, the integers joined along `joined`."""
     parts = np.array_split(matrix, -(-matrix.size // SLICE), axis)
     integers, scales = zip(*map(quantize, parts))
     return np.concatenate(integers, joined), np.concatenate(scales)
 
 
-def int8_columns(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def int8_columns(matrix: np.ndarray) -> Quantized:
     """(K, N) float32 -> int8 and the scales (N,) of its columns.
 
     Processors without VNNI add two products, those of weights 2i and 2i + 1, in 16 bits. With activations of at most 255 no
     sum overflows where no two such weights add up to more than 128, and the scale sees to that."""
     pairs = matrix[: len(matrix) // 2 * 2]
     largest = np.maximum(np.abs(matrix).max(axis=0), np.abs(pairs[::2] + pairs[1::2]).max(axis=0, initial=0))
-    scales = np.maximum(largest / 127, np.finfo(np.float32).tiny).astype(np.float32)
-    return np.rint(matrix / scales).astype(np.int8), scales
+    return round_to_int8(matrix, largest)
 
 
-def int4_blocks(matrix: np.ndarray, block: int = BLOCK) -> tuple[np.ndarray, np.ndarray]:
+def int4_blocks(matrix: np.ndarray, block: int = BLOCK) -> Quantized:
     """(K, N) -> pairs of 4-bit integers (N, blocks, bytes) with zero point 8, and the scales (N, blocks), of the same type."""
     blocks = column_blocks(matrix, block)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=2, keepdims=True), axis=2)
@@ -39,7 +38,7 @@ def int4_blocks(matrix: np.ndarray, block: int = BLOCK) -> tuple[np.ndarray, np.
     return integers[..., ::2] | integers[..., 1::2] << 4, scales[..., 0]
 
 
-def int8_blocks(matrix: np.ndarray, block: int = BLOCK) -> tuple[np.ndarray, np.ndarray]:
+def int8_blocks(matrix: np.ndarray, block: int = BLOCK) -> Quantized:
     """(K, N) -> 8-bit integers (N, blocks, bytes) with zero point 128, and the scales (N, blocks), of the same type."""
     blocks = column_blocks(matrix, block)
     scales = nonzero(np.abs(blocks).max(axis=2, keepdims=True) / 127, matrix.dtype)
@@ -59,16 +58,26 @@ def nonzero(scales: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return rounded
 
 
-def int8_rows(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def int8_rows(table: np.ndarray) -> Quantized:
     """(V, D) float32 -> int8 (V, D), and the scales (V, 1)."""
-    scales = np.maximum(np.abs(table).max(axis=1, keepdims=True) / 127, np.finfo(np.float32).tiny).astype(np.float32)
-    return np.rint(table / scales).astype(np.int8), scales
+    return round_to_int8(table, np.abs(table).max(axis=1, keepdims=True))
 
 
-def uint8_blocks(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def round_to_int8(values: np.ndarray, largest: np.ndarray) -> Quantized:
+    """Return `values` as int8, and their scales, with which `largest` is at most 127."""
+    scales = positive_scales(largest)
+    return np.rint(values / scales).astype(np.int8), scales
+
+
+def positive_scales(largest: np.ndarray) -> np.ndarray:
+    """Return the float32 scales with which `largest` becomes 127."""
+    return np.maximum(largest / 127, TINY).astype(np.float32)
+
+
+def uint8_blocks(table: np.ndarray) -> Quantized:
     """(V, D) float32 -> uint8 (V, D) with zero point 128, and the scales (V, blocks)."""
     rows, width = table.shape
     blocks = np.pad(table, ((0, 0), (0, -width % EMBEDDING_BLOCK))).reshape(rows, -1, EMBEDDING_BLOCK)
-    scales = np.maximum(np.abs(blocks).max(axis=2) / 127, np.finfo(np.float32).tiny).astype(np.float32)
+    scales = positive_scales(np.abs(blocks).max(axis=2))
     integers = (np.rint(blocks / scales[..., None]) + 128).astype(np.uint8).reshape(rows, -1)
     return np.ascontiguousarray(integers[:, :width]), scales

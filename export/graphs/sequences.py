@@ -6,61 +6,103 @@ Encoders have the attention of the target. Models with a decoder have standard o
 from collections.abc import Callable
 
 import numpy as np
-import onnx_ir as ir
+from onnx_ir import Value
 
-from ..targets.sequences import READS_CHOICES
+from ..targets.sequences import READS_CHOICES, READS_TARGETS
 from .activations import activation
 from .attention import encoder_attention, self_attention, source_attention, source_heads
-from .context import GraphContext, Values
-from .images import image_outputs
-from .layers import Attention, embed, linear, logits, norm, projected, row_linear, stack
-from .positions import causal_bias, key_flags, masked, offsets, padded_positions, token_positions
+from .context import GraphContext, Tokens, Values, flat
+from .images import image_labels, image_states
+from .layers import Attention, decoder_states, embed, linear, logits, norm, pooled, projected, row_linear, stack
+from .positions import causal_bias, offsets, padded_positions, source_bias, token_positions
 
-# Graph, prefix of the stack, ids, positions and mask; images have none of the last three.
-EncoderAttention = Callable[[GraphContext, str, ir.Value | None, ir.Value | None, ir.Value | None], Attention]
+EncoderAttention = Callable[[GraphContext, Tokens | None], Attention]  # images have no tokens
 
 
-def sequence_outputs(g: GraphContext, inputs: Values, attention: EncoderAttention) -> list[ir.Value]:
+def sequence_outputs(g: GraphContext, inputs: Values, attention: EncoderAttention) -> list[Value]:
     """Return the outputs of the model's head, in the order of its spec."""
-    if g.config.model_type == "vanilla-vision":
-        return image_outputs(g, inputs["pixel_values"], attention(g, "", None, None, None))
-    if g.config.model_type == "vanilla-encoder":
-        return encoder_outputs(g, inputs, attention)
-    return seq2seq_outputs(g, inputs) if g.config.is_seq2seq else decoder_outputs(g, inputs)
+    if g.config.architecture == READS_CHOICES:
+        return choice_logits(g, inputs, attention)
+    write_head = HEADS[g.config.head]
+    match g.config.model_type:
+        case "vanilla-vision":
+            return write_head(g, image_states(g, inputs["pixel_values"], attention(g, None)), inputs)
+        case "vanilla-decoder":
+            return write_head(g, causal_states(g, inputs), inputs)
+        case "vanilla-seq2seq":
+            states, source = seq2seq_states(g, inputs)
+            return [states, source] if g.config.architecture == READS_TARGETS else write_head(g, states, inputs)
+    return write_head(g, encoder_states(g, inputs, attention), inputs)
 
 
-# -------------------------------------------------------------------------------------------------------------- encoders
+# ---------------------------------------------------------------------------------------------------------------- bodies
 
 
-def encoder_states(g: GraphContext, prefix: str, depth: int, inputs: Values, attention: EncoderAttention) -> ir.Value:
+def encoder_states(g: GraphContext, inputs: Values, attention: EncoderAttention) -> Value:
     """Write an encoder of tokens: (B, S) -> (B, S, D)."""
+    prefix, ids, mask = g.config.encoder_prefix, inputs["input_ids"], inputs["attention_mask"]
+    tokens = Tokens(ids, mask, token_positions(g, ids, mask))
+    x = embed(g, prefix, ids, tokens.positions, inputs.get("token_type_ids"))
+    return stack(g, prefix, x, attention(g, tokens))
+
+
+def source_encoder(g: GraphContext, inputs: Values, attention: EncoderAttention) -> list[Value]:
+    """Write the encoder of a seq2seq model, and the keys and values that all layers of its decoder read."""
+    return flat(source_heads(g, encoder_states(g, inputs, attention)))
+
+
+def causal_states(g: GraphContext, inputs: Values) -> Value:
+    """Write a decoder that reads whole sequences: (B, S) -> (B, S, D)."""
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
-    positions = token_positions(g, ids, mask)
-    x = embed(g, prefix, ids, positions, inputs.get("token_type_ids"))
-    return stack(g, prefix, depth, x, {"self_attn": attention(g, prefix, ids, positions, mask)})
+    positions = padded_positions(g, ids, mask)
+    bias = causal_bias(g, offsets(g, ids), mask)
+    return decoder_states(g, ids, positions, self_attention(g, positions, bias))
 
 
-def encoder_outputs(g: GraphContext, inputs: Values, attention: EncoderAttention) -> list[ir.Value]:
-    if g.config.architecture != READS_CHOICES:
-        states = encoder_states(g, g.config.prefix, g.config.num_hidden_layers, inputs, attention)
-        return HEADS[g.config.architecture.removeprefix("VanillaEncoder")](g, states, inputs["attention_mask"])
+def seq2seq_states(g: GraphContext, inputs: Values) -> tuple[Value, Value]:
+    """Return the states of the decoder, (B, T, D), and of the encoder, (B, S, D)."""
+    source = encoder_states(g, inputs, encoder_attention)
+    targets, mask = inputs.get("decoder_input_ids"), inputs.get("decoder_attention_mask")
+    if targets is None or mask is None:
+        targets = shifted_right(g, inputs["input_ids"])
+        positions = token_positions(g, targets, None)
+    else:
+        positions = padded_positions(g, targets, mask)
+    self_attn = self_attention(g, positions, causal_bias(g, offsets(g, targets), mask))
+    cross_attn = source_attention(g, source_heads(g, source), source_bias(g, inputs["attention_mask"]))
+    return decoder_states(g, targets, positions, self_attn, cross_attn), source
+
+
+def shifted_right(g: GraphContext, ids: Value) -> Value:
+    """Return `ids` (B, T) moved right by one, after the token that a decoder starts from."""
+    op, config = g.op, g.config
+    if config.wrap_last_token:
+        is_token = op.cast(op("Not", op("Equal", ids, config.pad_token_id)), "int64")
+        count = op("ReduceSum", is_token, [1], keepdims=1)
+        start = op("GatherElements", ids, op("Max", op("Sub", count, 1), 0), axis=1)
+    else:
+        start = op("Expand", np.array([[config.decoder_start_token_id]]), op.shape(op.size(ids, 0), 1))
+    return op("Concat", start, op("Slice", ids, [0], [-1], [1]), axis=1)
+
+
+# ----------------------------------------------------------------------------------------------------------------- heads
+
+
+def model_outputs(g: GraphContext, states: Value, inputs: Values) -> list[Value]:
+    """Return the states, and the pooled state if the model has a pooler."""
+    return [states, pooled(g, states)] if getattr(g.config, "pooler_act", None) else [states]
+
+
+def choice_logits(g: GraphContext, inputs: Values, attention: EncoderAttention) -> list[Value]:
+    """Write an encoder that reads several sequences for each row, (B, C, S), and the logits of each, (B, C)."""
     op = g.op
     rows_and_choices = op("Shape", inputs["input_ids"], end=2)
     rows = {name: op("Reshape", value, op.shape(-1, op("Shape", value, start=2))) for name, value in inputs.items()}
-    states = encoder_states(g, g.config.prefix, g.config.num_hidden_layers, rows, attention)
+    states = encoder_states(g, rows, attention)
     return [op("Reshape", row_linear(g, pooled(g, states), "choice_classifier"), rows_and_choices)]
 
 
-def pooled(g: GraphContext, states: ir.Value) -> ir.Value:
-    """Return the state of the first token, (B, D), after the pooler if there is one (Devlin et al. 2019)."""
-    first = g.op("Gather", states, 0, axis=1)
-    if not g.config.pooler_act:
-        return first
-    name = f"{g.config.prefix}pooler"
-    return activation(g, row_linear(g, first, f"{name}.dense"), g.config.pooler_act, f"{name}.activation")
-
-
-def vocabulary_logits(g: GraphContext, states: ir.Value) -> ir.Value:
+def vocabulary_logits(g: GraphContext, states: Value) -> Value:
     """Return the logits of masked tokens, after BERT's transform or a projection to the width of embeddings."""
     if not (act := g.config.lm_transform_act):
         return logits(g, projected(g, states, "transform"))
@@ -68,19 +110,48 @@ def vocabulary_logits(g: GraphContext, states: ir.Value) -> ir.Value:
     return logits(g, norm(g, inner, "transform.norm"))
 
 
-def token_labels(g: GraphContext, states: ir.Value) -> ir.Value:
+def is_next(g: GraphContext, states: Value) -> Value:
+    """Return the logits of whether the second sentence follows the first, (B, 2)."""
+    return row_linear(g, pooled(g, states), "next_sentence")
+
+
+def token_labels(g: GraphContext, states: Value) -> Value:
     """Return the logits of each token's labels, after ELECTRA's transform if there is one."""
     if act := getattr(g.config, "token_transform_act", None):
         states = activation(g, linear(g, states, "transform.0"), act, "transform.1")
     return linear(g, states, "classifier")
 
 
-def sequence_labels(g: GraphContext, states: ir.Value, mask: ir.Value) -> ir.Value:
-    is_mean = g.config.classifier_pooling == "mean"
-    return row_linear(g, mean(g, states, mask) if is_mean else pooled(g, states), "classifier")
+def answers(g: GraphContext, states: Value, inputs: Values) -> list[Value]:
+    """Return the scores of each token as the start and as the end of the answer, (B, S) each."""
+    scores = linear(g, states, "qa_outputs")
+    return [g.op("Gather", scores, end, axis=2) for end in range(2)]
 
 
-def mean(g: GraphContext, states: ir.Value, mask: ir.Value) -> ir.Value:
+def sequence_labels(g: GraphContext, states: Value, inputs: Values) -> list[Value]:
+    """Return the logits of a sequence's labels, from one state of each row."""
+    op, ids, mask = g.op, inputs["input_ids"], inputs["attention_mask"]
+    match g.config.model_type:
+        case "vanilla-encoder":
+            is_mean = g.config.classifier_pooling == "mean"
+            return [row_linear(g, mean(g, states, mask) if is_mean else pooled(g, states), "classifier")]
+        case "vanilla-decoder":
+            return [linear(g, last_state(g, states, token_flags(g, ids, mask)), "score")]
+    end_tokens = np.atleast_1d(np.array(g.config.eos_token_id, np.int64))
+    is_end = op.any(op("Equal", op("Unsqueeze", ids, [-1]), end_tokens), [-1], keepdims=0)
+    last = last_state(g, states, op("And", is_end, op.cast(mask, "bool")))
+    return [row_linear(g, op("Tanh", row_linear(g, last, "dense")), "classifier")]
+
+
+def token_flags(g: GraphContext, ids: Value, mask: Value) -> Value:
+    """Return which tokens are not padding, (B, S)."""
+    is_token = g.op.cast(mask, "bool")
+    if g.config.pad_token_id is None:
+        return is_token
+    return g.op("And", is_token, g.op("Not", g.op("Equal", ids, g.config.pad_token_id)))
+
+
+def mean(g: GraphContext, states: Value, mask: Value) -> Value:
     """Return the mean of the states (B, S, D) that are not padding, (B, D).
 
     It is a product of matrices: `ReduceSum` adds in one order for one row and in another for several. Two equal rows of weights
@@ -93,101 +164,25 @@ def mean(g: GraphContext, states: ir.Value, mask: ir.Value) -> ir.Value:
     return op("Div", sums, op("Max", count, 1.0))
 
 
-def answers(g: GraphContext, states: ir.Value) -> list[ir.Value]:
-    """Return the scores of each token as the start and as the end of the answer, (B, S) each."""
-    scores = linear(g, states, "qa_outputs")
-    return [g.op("Gather", scores, end, axis=2) for end in range(2)]
-
-
-# By the name of the class after "VanillaEncoder": the states (B, S, D) and the mask -> the outputs.
-HEADS: dict[str, Callable[[GraphContext, ir.Value, ir.Value], list[ir.Value]]] = {
-    "Model": lambda g, states, mask: [states, pooled(g, states)] if g.config.pooler_act else [states],
-    "ForMaskedLM": lambda g, states, mask: [vocabulary_logits(g, states)],
-    "ForPreTraining": lambda g, states, mask: [
-        vocabulary_logits(g, states),
-        row_linear(g, pooled(g, states), "next_sentence"),
-    ],
-    "ForNextSentencePrediction": lambda g, states, mask: [row_linear(g, pooled(g, states), "next_sentence")],
-    "ForSequenceClassification": lambda g, states, mask: [sequence_labels(g, states, mask)],
-    "ForTokenClassification": lambda g, states, mask: [token_labels(g, states)],
-    "ForQuestionAnswering": lambda g, states, mask: answers(g, states),
-}
-
-
-# ------------------------------------------------------------------------------------------------- models with a decoder
-
-
-def decoder_outputs(g: GraphContext, inputs: Values) -> list[ir.Value]:
-    op, config = g.op, g.config
-    ids, mask = inputs["input_ids"], inputs["attention_mask"]
-    positions = padded_positions(g, ids, mask)
-    bias = causal_bias(g, config.prefix, offsets(g, ids), mask)
-    attentions = {"self_attn": self_attention(g, positions, bias)}
-    states = stack(g, config.prefix, config.num_hidden_layers, embed(g, config.prefix, ids, positions), attentions)
-    kind = config.architecture.removeprefix("VanillaDecoder")
-    if kind == "Model":
-        return [states]
-    if kind == "ForTokenClassification":
-        return [token_labels(g, states)]
-    if kind == "ForQuestionAnswering":
-        return answers(g, states)
-    is_token = op.cast(mask, "bool")
-    if config.pad_token_id is not None:
-        is_token = op("And", is_token, op("Not", op("Equal", ids, config.pad_token_id)))
-    return [linear(g, last_state(g, states, is_token), "score")]
-
-
-def last_state(g: GraphContext, states: ir.Value, flags: ir.Value) -> ir.Value:
+def last_state(g: GraphContext, states: Value, flags: Value) -> Value:
     """Return the state at the last true flag of each row, or the first state, (B, D); `flags` are (B, T)."""
-    op = g.op
-    indices = op("Mul", op.cast(flags, "int64"), op.range(op.size(flags, 1)))
+    indices = g.op("Mul", g.op.cast(flags, "int64"), g.op.range(g.op.size(flags, 1)))
     return state_at(g, states, g.target.dialect.last_index(g, indices))
 
 
-def state_at(g: GraphContext, states: ir.Value, indices: ir.Value) -> ir.Value:
+def state_at(g: GraphContext, states: Value, indices: Value) -> Value:
     """Return one state of each row, (B, D); `indices` are (B,)."""
     return g.op("GatherND", states, g.op("Unsqueeze", indices, [1]), batch_dims=1)
 
 
-def seq2seq_outputs(g: GraphContext, inputs: Values) -> list[ir.Value]:
-    config, prefix = g.config, g.config.prefix
-    ids, mask = inputs["input_ids"], inputs["attention_mask"]
-    source = encoder_states(g, f"{prefix}encoder.", config.encoder_layers, inputs, encoder_attention)
-    targets, target_mask = inputs.get("decoder_input_ids"), inputs.get("decoder_attention_mask")
-    if targets is None or target_mask is None:
-        targets = shifted_right(g, ids)
-        positions = token_positions(g, targets, None)
-    else:
-        positions = padded_positions(g, targets, target_mask)
-    name = f"{prefix}decoder."
-    attentions = {
-        "self_attn": self_attention(g, positions, causal_bias(g, name, offsets(g, targets), target_mask)),
-        "cross_attn": source_attention(g, source_heads(g, name, source), masked(g, key_flags(g, mask))),
-    }
-    states = stack(g, name, config.decoder_layers, embed(g, name, targets, positions), attentions)
-    return seq2seq_head(g, states, source, inputs)
-
-
-def seq2seq_head(g: GraphContext, states: ir.Value, source: ir.Value, inputs: Values) -> list[ir.Value]:
-    op, config = g.op, g.config
-    kind = config.architecture.removeprefix("VanillaSeq2Seq")
-    if kind == "Model":
-        return [states, source]
-    if kind == "ForQuestionAnswering":
-        return answers(g, states)
-    end_tokens = np.atleast_1d(np.array(config.eos_token_id, np.int64))
-    is_end = op.any(op("Equal", op("Unsqueeze", inputs["input_ids"], [-1]), end_tokens), [-1], keepdims=0)
-    last = last_state(g, states, op("And", is_end, op.cast(inputs["attention_mask"], "bool")))
-    return [row_linear(g, op("Tanh", row_linear(g, last, "dense")), "classifier")]
-
-
-def shifted_right(g: GraphContext, ids: ir.Value) -> ir.Value:
-    """Return `ids` (B, T) moved right by one, after the token that a decoder starts from."""
-    op, config = g.op, g.config
-    if config.wrap_last_token:
-        is_token = op.cast(op("Not", op("Equal", ids, config.pad_token_id)), "int64")
-        count = op("ReduceSum", is_token, [1], keepdims=1)
-        start = op("GatherElements", ids, op("Max", op("Sub", count, 1), 0), axis=1)
-    else:
-        start = op("Expand", np.array([[config.decoder_start_token_id]]), op.shape(op.size(ids, 0), 1))
-    return op("Concat", start, op("Slice", ids, [0], [-1], [1]), axis=1)
+# What follows "For" in the name of the class: the states (B, S, D) and the inputs -> the outputs.
+HEADS: dict[str, Callable[[GraphContext, Value, Values], list[Value]]] = {
+    "": model_outputs,
+    "MaskedLM": lambda g, states, inputs: [vocabulary_logits(g, states)],
+    "PreTraining": lambda g, states, inputs: [vocabulary_logits(g, states), is_next(g, states)],
+    "NextSentencePrediction": lambda g, states, inputs: [is_next(g, states)],
+    "SequenceClassification": sequence_labels,
+    "TokenClassification": lambda g, states, inputs: [token_labels(g, states)],
+    "QuestionAnswering": answers,
+    "ImageClassification": lambda g, states, inputs: [image_labels(g, states)],
+}

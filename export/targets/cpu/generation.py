@@ -1,59 +1,53 @@
 """The cpu target's graphs inside of the one graph that generates, see `generation`."""
 
 import onnx_ir as ir
+from onnx_ir import Value
 
-from ...generation.ops import inline, split
-from ...generation.step import Inputs, empty_cache, own_caches, present_caches
+from ...generation.ops import append, append_step
+from ...generation.step import Inputs, OwnCaches
 from ...graphs.ops import Ops
-
-INT32 = ir.DataType.INT32
 
 
 class CpuSeq2SeqStep:
-    """The `Step` of an encoder-decoder: caches that grow. A loop gives no operator its own input to write to, so that room for
-    later tokens would be copied at each step; `MultiHeadAttention` copies what there is."""
+    """The `Step` of an encoder-decoder, with caches that grow.
+
+    A loop gives no operator its own input to write to, so room for later tokens would be copied at each step.
+    `MultiHeadAttention` copies only the tokens so far.
+    """
+
+    num_masks = 0
 
     def __init__(self, graphs: dict[str, ir.Model]):
         self.graphs = graphs
-        self.own = own_caches(graphs["decoder"])
+        self.caches = OwnCaches(graphs["decoder"])
         grow_caches(graphs["decoder"].graph)
 
-    def begin(self, inputs: Inputs) -> list[ir.Value]:
-        """As `Step`."""
+    def begin(self, inputs: Inputs) -> list[Value]:
+        """Compute the keys and values of the source."""
         self.inputs = inputs
-        ops = inputs.ops
-        given = {"input_ids": inputs.ids, "attention_mask": inputs.mask}
-        nodes, outputs = inline(ops, self.graphs["encoder"], given)
-        ops.nodes += nodes
+        outputs = append(inputs.ops, self.graphs["encoder"], inputs.tokens)
         self.cross = {name.replace("present", "past_key_values"): value for name, value in outputs.items()}
-        return [empty_cache(ops, value, inputs.rows) for value in self.own]
+        return self.caches.empty(inputs, per_beam=True)
 
-    def advance(self, ops: Ops, tokens: ir.Value, states: list[ir.Value], place: ir.Value) -> tuple[ir.Value, list[ir.Value]]:
-        """As `Step`."""
+    def advance(self, ops: Ops, tokens: Value, states: list[Value], place: Value) -> tuple[Value, list[Value]]:
+        """Beams of one input read the same source."""
         length = ops.cast(ops("Reshape", place, [1]), "int32")
         bindings = {"input_ids": tokens, "past_length": length, "encoder_attention_mask": self.inputs.mask, **self.cross}
-        bindings |= {value.name: cache for value, cache in zip(self.own, states)}
-        nodes, outputs = inline(ops, self.graphs["decoder"], bindings)
-        fixed, nodes = split(nodes, {tokens, length, *states})
-        self.inputs.ops.nodes += fixed
-        ops.nodes += nodes
-        return outputs["logits"], present_caches(outputs, self.own)
-
-    def reorder(self, ops: Ops, states: list[ir.Value], parents: ir.Value, place: ir.Value) -> list[ir.Value]:
-        """As `Step`."""
-        return self.inputs.reordered(ops, states, parents)
+        bindings |= self.caches.bind(states)
+        outputs = append_step(self.inputs, ops, self.graphs["decoder"], bindings, {tokens, length, *states})
+        return outputs["logits"], self.caches.present(outputs)
 
 
 def grow_caches(graph: ir.Graph) -> None:
-    """Replaces attention over caches with room by that over caches which it returns longer."""
+    """Replace attention over caches with room by attention that returns longer caches."""
     for node in graph:
         if node.op_type == "DecoderMaskedMultiHeadAttention":
             query, key, value, _, bias, *past = node.inputs[:7]
             node.op_type = "MultiHeadAttention"
             node.attributes.pop("past_present_share_buffer")
             node.resize_inputs(8)
-            for index, given in enumerate([query, key, value, None, None, bias, *past]):
-                node.replace_input_with(index, given)
+            for index, operand in enumerate([query, key, value, None, None, bias, *past]):
+                node.replace_input_with(index, operand)
     inputs = {value.name: value for value in graph.inputs}
     writers = inputs["cache_indirection"]  # whose first axis is that of the mask, which is all that may still be read of it
     writers.replace_all_uses_with(inputs["encoder_attention_mask"])
@@ -62,54 +56,48 @@ def grow_caches(graph: ir.Graph) -> None:
 
 
 class CpuDecoderStep:
-    """The `Step` of a decoder: caches that grow, in which each row has its own length."""
+    """The `Step` of a decoder, with caches that grow, in which each row has its own length."""
+
+    num_masks = 0
 
     def __init__(self, graphs: dict[str, ir.Model]):
         self.graph = graphs["decoder"]
-        self.own = own_caches(self.graph)
+        self.caches = OwnCaches(self.graph)
 
-    def begin(self, inputs: Inputs) -> list[ir.Value]:
-        """As `Step`. There is no step of no token: the one token of a prompt is in its cache before it is written."""
+    def begin(self, inputs: Inputs) -> list[Value]:
+        """Read each prompt without its last token. A prompt of one token is read, and overwritten by the first step."""
         self.inputs = inputs
         ops = inputs.ops
         length = ops("Max", ops("Sub", ops.size(inputs.ids, 1), 1), 1)
-        places = ops("Range", 0, ops("Squeeze", length), 1)
+        places = ops.range(length)
         bindings = {
             "input_ids": ops("Slice", padded_on_the_right(ops, inputs.ids, inputs.lengths), [0], length, [1]),
             "position_ids": ops("Expand", inputs.known(ops, places), ops("Concat", inputs.batch, length, axis=0)),
             "last_position": ops.cast(ops("Reshape", ops("Max", ops("Sub", inputs.lengths, 2), 0), [-1]), "int32"),
             "total_length": ops.cast(length, "int32"),
-            **{value.name: empty_cache(ops, value, inputs.batch) for value in self.own},
+            **self.caches.bind(self.caches.empty(inputs, per_beam=False)),
         }
-        nodes, outputs = inline(ops, self.graph.clone(), bindings)
-        ops.nodes += nodes
+        outputs = append(ops, self.graph.clone(), bindings)
         self.longest = ops("Reshape", ops("ReduceMax", inputs.lengths, keepdims=0), [1])
         self.last = inputs.repeated(ops("Sub", inputs.lengths, 1))
-        return [inputs.repeated(cache) for cache in present_caches(outputs, self.own)]
+        return [inputs.repeated(cache) for cache in self.caches.present(outputs)]
 
-    def advance(self, ops: Ops, tokens: ir.Value, states: list[ir.Value], place: ir.Value) -> tuple[ir.Value, list[ir.Value]]:
-        """As `Step`."""
+    def advance(self, ops: Ops, tokens: Value, states: list[Value], place: Value) -> tuple[Value, list[Value]]:
+        """Each row's token goes behind the tokens that the row has."""
         last = ops("Add", self.last, place)
         bindings = {
             "input_ids": tokens,
             "position_ids": self.inputs.known(ops, last),
             "last_position": ops.cast(ops("Reshape", last, [-1]), "int32"),
             "total_length": ops.cast(ops("Add", self.longest, place), "int32"),
-            **{value.name: cache for value, cache in zip(self.own, states)},
+            **self.caches.bind(states),
         }
-        nodes, outputs = inline(ops, self.graph, bindings)
-        fixed, nodes = split(nodes, set(bindings.values()))
-        self.inputs.ops.nodes += fixed
-        ops.nodes += nodes
-        return outputs["logits"], present_caches(outputs, self.own)
-
-    def reorder(self, ops: Ops, states: list[ir.Value], parents: ir.Value, place: ir.Value) -> list[ir.Value]:
-        """As `Step`."""
-        return self.inputs.reordered(ops, states, parents)
+        outputs = append_step(self.inputs, ops, self.graph, bindings, bindings.values())
+        return outputs["logits"], self.caches.present(outputs)
 
 
-def padded_on_the_right(ops: Ops, ids: ir.Value, lengths: ir.Value) -> ir.Value:
-    """`ids` (B, S), whose rows have so many tokens (B, 1) after their padding."""
+def padded_on_the_right(ops: Ops, ids: Value, lengths: Value) -> Value:
+    """Move the padding of `ids` (B, S) behind the tokens, of which each row has `lengths` (B, 1)."""
     size = ops("Shape", ids, start=1)
-    places = ops("Add", ops("Range", 0, ops("Squeeze", size), 1), ops("Sub", size, lengths))
+    places = ops("Add", ops.range(size), ops("Sub", size, lengths))
     return ops("GatherElements", ids, ops("Mod", places, size), axis=1)

@@ -6,11 +6,10 @@
 from dataclasses import replace
 from functools import partial
 
-import onnx_ir as ir
+from onnx_ir import Value
 
-from ...graphs.context import GraphContext, Pairs, Precision, TargetGraphs, Values, WriteGraph
-from ...graphs.decoders import caches, flat, seq2seq_states, source_encoder
-from ...graphs.layers import STANDARD, embed, fused_rms_norm, logits, stack
+from ...graphs.context import Caches, GraphContext, Precision, TargetGraphs, Values, WriteGraph, flat
+from ...graphs.layers import STANDARD, decoder_states, fused_rms_norm, logits
 from ...graphs.onnxruntime_attention import (
     beam_attention,
     beam_cross_attention,
@@ -20,63 +19,54 @@ from ...graphs.onnxruntime_attention import (
     tiled_attention,
 )
 from ...graphs.precisions import BLOCK_INT4, FLOAT, ROW_INT8
-from ...graphs.sequences import sequence_outputs, state_at
+from ...graphs.sequences import sequence_outputs, source_encoder, state_at
 
 DIALECT = replace(STANDARD, rms_norm=fused_rms_norm)
 
 
-def decoder(g: GraphContext, inputs: Values) -> list[ir.Value]:
+def decoder(g: GraphContext, inputs: Values) -> list[Value]:
     """Write a decoder that returns the logits after the last token of each row."""
-    op = g.op
-    states, present = decoder_states(g, inputs)
-    last = op.cast(inputs["last_position"], "int64")
-    last = op("Min", last, op("Sub", op.size(inputs["input_ids"], 1), 1))  # a later step has one token
-    return [logits(g, state_at(g, states, last)), *flat(present)]
+    states, present = row_states(g, inputs)
+    last = g.op.cast(inputs["last_position"], "int64")
+    last = g.op("Min", last, g.op("Sub", g.op.size(inputs["input_ids"], 1), 1))  # a later step has one token
+    return [logits(g, state_at(g, states, last)), *present]
 
 
-def decoder_lookup(g: GraphContext, inputs: Values) -> list[ir.Value]:
-    """Write a decoder that returns the logits after all tokens."""
-    states, present = decoder_states(g, inputs)
-    return [logits(g, states), *flat(present)]
-
-
-def decoder_states(g: GraphContext, inputs: Values) -> tuple[ir.Value, Pairs]:
-    present: Pairs = []
-    attend = grouped_attention(g, "model.", inputs, caches(inputs), present)
-    x = embed(g, "model.", inputs["input_ids"], inputs["position_ids"])
-    return stack(g, "model.", g.config.num_hidden_layers, x, {"self_attn": attend}), present
-
-
-def seq2seq_beams(g: GraphContext, inputs: Values) -> list[ir.Value]:
-    """Write one token of each beam, all beams as long."""
-    present: Pairs = []
-    positions = g.op("Unsqueeze", g.op.cast(inputs["past_length"], "int64"), [0])
-    self_attn = beam_attention(g, "model.decoder.", inputs, caches(inputs, ".decoder."), present)
-    cross_attn = beam_cross_attention(g, inputs["encoder_attention_mask"], caches(inputs, ".encoder."))
-    states = seq2seq_states(g, inputs["input_ids"], positions, self_attn, cross_attn)
-    return [next_logits(g, states), *flat(present)]
-
-
-def seq2seq_step(g: GraphContext, inputs: Values) -> list[ir.Value]:
-    """Write one token of each row; rows and their sources differ in length."""
-    present: Pairs = []
-    sources: Pairs = []
-    self_attn = grouped_attention(g, "model.decoder.", inputs, caches(inputs, ".decoder."), present)
-    cross_attn = row_cross_attention(g, inputs, caches(inputs, ".encoder."), sources)
-    states = seq2seq_states(g, inputs["input_ids"], inputs["position_ids"], self_attn, cross_attn)
-    return [next_logits(g, states), *flat(present), *flat(sources)]
-
-
-def seq2seq_lookup(g: GraphContext, inputs: Values) -> list[ir.Value]:
+def lookup(g: GraphContext, inputs: Values) -> list[Value]:
     """Write several tokens of each row, with the logits after each."""
-    present: Pairs = []
-    self_attn = grouped_attention(g, "model.decoder.", inputs, caches(inputs, ".decoder."), present)
-    cross_attn = cross_attention(g, inputs["encoder_attention_mask"], caches(inputs, ".encoder."))
-    states = seq2seq_states(g, inputs["input_ids"], inputs["position_ids"], self_attn, cross_attn)
-    return [logits(g, states), *flat(present)]
+    states, present = row_states(g, inputs)
+    return [logits(g, states), *present]
 
 
-def next_logits(g: GraphContext, states: ir.Value) -> ir.Value:
+def step(g: GraphContext, inputs: Values) -> list[Value]:
+    """Write one token of each row; rows and their sources differ in length."""
+    states, present = row_states(g, inputs)
+    return [next_logits(g, states), *present]
+
+
+def row_states(g: GraphContext, inputs: Values) -> tuple[Value, list[Value]]:
+    """Return the states of rows that differ in length, and their caches. Sources have caches in steps only."""
+    caches, source = Caches(inputs), Caches(inputs, is_source=True)
+    attentions = [grouped_attention(g, inputs, caches)]
+    if "last_source_position" in inputs:
+        attentions.append(row_cross_attention(g, inputs, source))
+    elif g.config.is_seq2seq:
+        attentions.append(cross_attention(g, inputs["encoder_attention_mask"], source.past))
+    states = decoder_states(g, inputs["input_ids"], inputs["position_ids"], *attentions)
+    return states, flat(caches.present + source.present)
+
+
+def beams(g: GraphContext, inputs: Values) -> list[Value]:
+    """Write one token of each beam, all beams as long."""
+    caches, source = Caches(inputs), Caches(inputs, is_source=True)
+    positions = g.op("Unsqueeze", g.op.cast(inputs["past_length"], "int64"), [0])
+    self_attn = beam_attention(g, inputs, caches)
+    cross_attn = beam_cross_attention(g, inputs["encoder_attention_mask"], source.past)
+    states = decoder_states(g, inputs["input_ids"], positions, self_attn, cross_attn)
+    return [next_logits(g, states), *flat(caches.present)]
+
+
+def next_logits(g: GraphContext, states: Value) -> Value:
     """Return the logits (rows, V) after the one token of each row, (rows, 1, D)."""
     return logits(g, g.op("Squeeze", states, [1]))
 
@@ -84,11 +74,11 @@ def next_logits(g: GraphContext, states: ir.Value) -> ir.Value:
 WRITE: dict[str, WriteGraph] = {
     "sequence": partial(sequence_outputs, attention=tiled_attention),
     "decoder": decoder,
-    "lookup": decoder_lookup,
+    "lookup": lookup,
     "seq2seq encoder": partial(source_encoder, attention=tiled_attention),
-    "seq2seq decoder": seq2seq_beams,
-    "seq2seq step": seq2seq_step,
-    "seq2seq lookup": seq2seq_lookup,
+    "seq2seq decoder": beams,
+    "seq2seq step": step,
+    "seq2seq lookup": lookup,
 }
 PRECISIONS: dict[str, Precision] = {"fp32": FLOAT, "int8": ROW_INT8, "int4": BLOCK_INT4}
 

@@ -1,4 +1,4 @@
-"""What the cpu target's decoder graphs take and return; what reads whole sequences is as for every target, see `sequences`.
+"""The inputs and outputs of the cpu target's decoder graphs. Graphs that read whole sequences are in `sequences`.
 
 They write caches of fixed size in place (`past_key_values` and `present` are one buffer of `max_length` positions) and return
 the logits of each row's last token that is not padding only.
@@ -16,7 +16,7 @@ The graph `lookup` reads several tokens of one row at once, over the caches of t
 
 import dataclasses
 
-from ..fixed_caches import fixed_cache_specs, states
+from ..caches import NAMES, cache_specs, fixed_cache_specs
 from ..sequences import sequence_specs
 from ..spec import GraphSpec, TensorSpec
 
@@ -31,8 +31,10 @@ def graph_specs(config: dict, architecture: str) -> dict[str, GraphSpec]:
 
 
 def step_role(config: dict, architecture: str) -> str | None:
-    """The role of the graph whose rows can join and leave between two steps; `None` for a model that does not generate, and for
-    heads that `GroupQueryAttention` cannot hold."""
+    """Return the role of the graph whose rows can join and leave between two steps.
+
+    It is `None` for a model that does not generate, and for heads that `GroupQueryAttention` cannot hold.
+    """
     if sequence_specs(config, architecture) or config["head_dim"] % 8 or config["value_head_dim"] != config["head_dim"]:
         return None
     return "decoder" if config["model_type"] == "vanilla-decoder" else "step"
@@ -43,11 +45,12 @@ def step_spec(config: dict) -> GraphSpec:
         TensorSpec("last_source_position", "int32", ("rows",)),
         TensorSpec("total_source_length", "int32", (1,)),
     )
-    layers = config["decoder_layers"]
-    prefixes = {"decoder": "max_length", "encoder": "max_source"}
     past, present = (
-        [each for part, axis in prefixes.items() for each in states(config, layers, f"{name}.{{}}.{part}.", "rows", axis)]
-        for name in ("past_key_values", "present")
+        (
+            *cache_specs(config, name, "rows", {"decoder.": "max_length"}),
+            *cache_specs(config, name, "rows", {"encoder.": "max_source"}),
+        )
+        for name in NAMES
     )
     logits = TensorSpec("logits", "float32", ("rows", config["vocab_size"]))
     return GraphSpec(STEP_FILE, (*decoder_inputs(1), *source, *past), (logits, *present))

@@ -6,14 +6,14 @@ Outputs may lie where inputs were read from, as in `graphs.step_outputs`.
 """
 
 import numpy as np
-import onnx_ir as ir
+from onnx_ir import Value
 
 from ...graphs.context import GraphContext, Values
 from ...graphs.ops import Ops
 from ...runtime.options import EXCLUDED_SCORE
 
 
-def beam_search(g: GraphContext, inputs: Values) -> list[ir.Value]:
+def beam_search(g: GraphContext, inputs: Values) -> list[Value]:
     op, first_slot, length = g.op, inputs["first_slot"], inputs["length"]
     beams = op.size(inputs["scores"], 1)
     candidates, last, histories = best_candidates(op, inputs)
@@ -24,8 +24,7 @@ def beam_search(g: GraphContext, inputs: Values) -> list[ir.Value]:
     next_scores, kept = op.outputs(2, "TopK", unfinished, beams, axis=-1)
     input_ids = op("GatherElements", last, kept, axis=1)
     ones = op.cast(op("GreaterOrEqual", input_ids, 0), "int64")
-    slots = op("Sub", op("Add", op("Unsqueeze", first_slot, [1]), op("CumSum", ones, 1)), 1)
-    is_new = op("Equal", inputs["slot_numbers"], op("Unsqueeze", slots, [-1]))
+    is_new = slots_from(op, inputs, first_slot, ones)
     next_visible = op("Or", gather(op, histories, kept), is_new)
     next_tokens = op("TensorScatter", inputs["tokens"], op("Unsqueeze", input_ids, [1, 3]), first_slot, axis=-2)
 
@@ -37,7 +36,7 @@ def beam_search(g: GraphContext, inputs: Values) -> list[ir.Value]:
     return [input_ids, next_scores, next_visible, next_tokens, *finished, can_improve, next_length]
 
 
-def best_candidates(op: Ops, inputs: Values) -> tuple[ir.Value, ir.Value, ir.Value]:
+def best_candidates(op: Ops, inputs: Values) -> tuple[Value, Value, Value]:
     """Return the scores of the best continuations of all beams, their last tokens and the histories before these."""
     count = op("Shape", inputs["is_best"])
     log_p, best = op.outputs(2, "TopK", op("LogSoftmax", inputs["logits"], axis=-1), count, axis=-1)
@@ -48,9 +47,7 @@ def best_candidates(op: Ops, inputs: Values) -> tuple[ir.Value, ir.Value, ir.Val
     return candidates, last, gather(op, op("And", inputs["visible"], is_history), op("Div", indices, count))
 
 
-def finished_hypotheses(
-    op: Ops, inputs: Values, candidates: ir.Value, last: ir.Value, histories: ir.Value, ends: ir.Value
-) -> list[ir.Value]:
+def finished_hypotheses(op: Ops, inputs: Values, candidates: Value, last: Value, histories: Value, ends: Value) -> list[Value]:
     """Return scores, histories, last tokens and lengths of the best finished hypotheses, those that end here among them."""
     beams, length = op.size(inputs["scores"], 1), inputs["length"]
     is_finished = op("And", op("And", ends, inputs["is_best"]), inputs["can_improve"])
@@ -64,13 +61,13 @@ def finished_hypotheses(
     return [finished_scores, visible, tokens, op("GatherElements", lengths, indices, axis=1)]
 
 
-def improvable(op: Ops, inputs: Values, scores: ir.Value, finished: list[ir.Value]) -> ir.Value:
+def improvable(op: Ops, inputs: Values, scores: Value, finished: list[Value]) -> Value:
     """Return whether the best unfinished hypothesis may still beat the worst finished one, (B, 1)."""
     penalty = inputs["length_penalty"]
     finished_scores, _, _, finished_lengths = finished
     never_stops = op("And", inputs["never_stops_early"], op("Greater", penalty, np.float32(0)))
     longest = op.cast(op("Where", never_stops, inputs["max_length"], inputs["length"]), "float32")
-    possible = op("Div", op("Slice", scores, [0], [1], [1]), op("Pow", longest, penalty))
+    possible = op("Div", op.first(scores), op("Pow", longest, penalty))
     worst = op("ReduceMin", finished_scores, [1], keepdims=1)
     worst = op("Where", op("Greater", finished_lengths, 0), worst, EXCLUDED_SCORE)
     is_better = op.any(op("Greater", possible, worst), [1])
@@ -79,6 +76,12 @@ def improvable(op: Ops, inputs: Values, scores: ir.Value, finished: list[ir.Valu
     return op("And", op("And", inputs["can_improve"], is_better), continues)
 
 
-def gather(op: Ops, states: ir.Value, indices: ir.Value) -> ir.Value:
+def slots_from(op: Ops, inputs: Values, first: Value, ones: Value) -> Value:
+    """Return flags (B, T, slots) of the slots of T tokens, the first of each row in `first` (B,); `ones` are (B, T)."""
+    slots = op("Sub", op("Add", op("Unsqueeze", first, [1]), op("CumSum", ones, 1)), 1)
+    return op("Equal", inputs["slot_numbers"], op("Unsqueeze", slots, [-1]))
+
+
+def gather(op: Ops, states: Value, indices: Value) -> Value:
     """Return the entries of `states` (B, T, ...) at `indices` (B, N), (B, N, ...)."""
     return op("GatherND", states, op("Unsqueeze", indices, [-1]), batch_dims=1)

@@ -6,29 +6,27 @@ Shapes never change from one step to the next, so that a step can be replayed as
 from functools import partial
 
 import numpy as np
-import onnx_ir as ir
+from onnx_ir import Value
 
-from ...graphs.attention import source_attention
-from ...graphs.context import Dialect, GraphContext, Pairs, Precision, TargetGraphs, Values, WriteGraph
-from ...graphs.decoders import caches, flat, seq2seq_states, source_encoder
-from ...graphs.fused_attention import encoder_attention
-from ...graphs.layers import STANDARD, Attention, embed, fused_rms_norm, linear, logits, stack
+from ...graphs.attention import fused_attention
+from ...graphs.context import Caches, Dialect, GraphContext, Precision, TargetGraphs, Values, WriteGraph, flat
+from ...graphs.layers import STANDARD, decoder_states, fused_rms_norm, linear, logits
 from ...graphs.onnxruntime_attention import cross_attention, slot_attention
-from ...graphs.positions import angles, in_dtype, key_flags, masked, position_bias
-from ...graphs.precisions import FLOAT, WEIGHT_ONLY
-from ...graphs.sequences import sequence_outputs
-from .beams import beam_search, gather
+from ...graphs.positions import angles, in_dtype, masked, position_bias
+from ...graphs.precisions import FLOAT, WEIGHT_ONLY, columns
+from ...graphs.sequences import sequence_outputs, source_encoder
+from .beams import beam_search, gather, slots_from
 
 MASK_VALUE = -30000.0  # added to the scores of slots that are not read: half of what float16 holds, so no sum overflows
 MAX_SPLIT_OUTPUTS = 32  # with more, the provider's `Split` copies sizes from the host, which cannot be replayed
 FUSED_GELUS = {"gelu": "BiasGelu", **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "FastGelu")}
 
 
-def packed_linear_each(g: GraphContext, x: ir.Value, *names: str) -> list[ir.Value]:
+def packed_linear_each(g: GraphContext, x: Value, *names: str) -> list[Value]:
     """Write the maps with the same number of outputs as one, and split it."""
     by_width: dict[int, list[str]] = {}
     for name in names:
-        by_width.setdefault(g.store.weights.shape(f"{name}.weight")[0], []).append(name)
+        by_width.setdefault(columns(g, [name]), []).append(name)
     parts = [part for group in by_width.values() for part in in_parts(group, MAX_SPLIT_OUTPUTS)]
     results = {name: value for part in parts for name, value in zip(part, split_linear(g, x, part))}
     return [results[name] for name in names]
@@ -38,19 +36,17 @@ def in_parts(names: list[str], size: int) -> list[list[str]]:
     return [names[start : start + size] for start in range(0, len(names), size)]
 
 
-def split_linear(g: GraphContext, x: ir.Value, names: list[str]) -> list[ir.Value]:
+def split_linear(g: GraphContext, x: Value, names: list[str]) -> list[Value]:
     if len(names) == 1:
         return [linear(g, x, *names)]
     return g.op.outputs(len(names), "Split", linear(g, x, *names), axis=-1, num_outputs=len(names))
 
 
-def fused_add_and_norm(
-    g: GraphContext, x: ir.Value, inner: ir.Value, last: str, after: str | None
-) -> tuple[ir.Value, ir.Value]:
+def fused_add_and_norm(g: GraphContext, x: Value, inner: Value, last: str, after: str | None) -> tuple[Value, Value]:
     """Write a bias, a sum and a norm as one operator."""
     if after is None:
         return STANDARD.add_and_norm(g, x, inner, last, after)
-    product = g.target.precision.matmul(g, inner, [f"{last}.weight"], None)
+    product = g.target.precision.matmul(g, inner, [last], None)
     is_rms = g.config.norm_type == "rms_norm"
     shift = [] if is_rms else [g.weight(f"{after}.bias")]
     operands = [product, x, g.weight(f"{after}.weight"), *shift, g.bias(last)]
@@ -61,21 +57,21 @@ def fused_add_and_norm(
     return total, normed
 
 
-def fused_activated_linear(g: GraphContext, x: ir.Value, name: str, act: str) -> ir.Value:
+def fused_activated_linear(g: GraphContext, x: Value, name: str, act: str) -> Value:
     """Write a bias and GELU as one operator."""
     bias = g.bias(name)
     if act not in FUSED_GELUS or bias is None:
         return STANDARD.activated_linear(g, x, name, act)
-    return g.contrib(FUSED_GELUS[act], g.target.precision.matmul(g, x, [f"{name}.weight"], None), bias)
+    return g.contrib(FUSED_GELUS[act], g.target.precision.matmul(g, x, [name], None), bias)
 
 
-def fused_rotate(g: GraphContext, states: ir.Value, positions: ir.Value) -> ir.Value:
+def fused_rotate(g: GraphContext, states: Value, positions: Value) -> Value:
     """Write rotary positions as one operator."""
     factors = g.op.once(("rotary", positions), lambda: rotary_factors(g, states, positions))
     return g.op("RotaryEmbedding", states, *factors, num_heads=g.config.num_attention_heads, interleaved=1)
 
 
-def rotary_factors(g: GraphContext, states: ir.Value, positions: ir.Value) -> list[ir.Value]:
+def rotary_factors(g: GraphContext, states: Value, positions: Value) -> list[Value]:
     """Return the cosines and sines, (B, T, d / 2). Positions that the graph computes may be those of one row, (1, T)."""
     if positions.producer() is not None:
         positions = g.op("Expand", positions, g.op("Shape", states, end=2))
@@ -83,7 +79,7 @@ def rotary_factors(g: GraphContext, states: ir.Value, positions: ir.Value) -> li
     return [in_dtype(g, g.op(name, turned)) for name in ("Cos", "Sin")]
 
 
-def last_index(g: GraphContext, indices: ir.Value) -> ir.Value:
+def last_index(g: GraphContext, indices: Value) -> Value:
     """Return the largest index of each row. The provider has no `ArgMax` of int64."""
     return g.op("ReduceMax", indices, [1], keepdims=0)
 
@@ -93,50 +89,37 @@ DIALECT = Dialect(
 )
 
 
-def in_float32(g: GraphContext, value: ir.Value) -> ir.Value:
+def in_float32(g: GraphContext, value: Value) -> Value:
     return value if g.op.dtype == np.float32 else g.op.cast(value, "float32")
 
 
-def sequence(g: GraphContext, inputs: Values) -> list[ir.Value]:
+def sequence(g: GraphContext, inputs: Values) -> list[Value]:
     pixels = {name: in_dtype(g, value) for name, value in inputs.items() if name == "pixel_values"}
-    return [in_float32(g, value) for value in sequence_outputs(g, {**inputs, **pixels}, encoder_attention)]
+    return [in_float32(g, value) for value in sequence_outputs(g, {**inputs, **pixels}, fused_attention)]
 
 
-def decoder(g: GraphContext, inputs: Values) -> list[ir.Value]:
-    present: Pairs = []
-    attend = slot_attention(g, inputs, slot_bias(g, "model.", inputs["visible"]), caches(inputs), present)
-    x = embed(g, "model.", inputs["input_ids"], inputs["position_ids"])
-    states = stack(g, "model.", g.config.num_hidden_layers, x, {"self_attn": attend})
-    return [*step_outputs(g, inputs, states), *flat(present)]
+def decoder(g: GraphContext, inputs: Values) -> list[Value]:
+    """Write a decoder whose caches have slots."""
+    caches = Caches(inputs)
+    attentions = [slot_attention(g, inputs, slot_bias(g, inputs["visible"]), caches)]
+    if g.config.is_seq2seq:
+        source = Caches(inputs, is_source=True)
+        attentions.append(cross_attention(g, inputs["encoder_attention_mask"], source.past))
+    states = decoder_states(g, inputs["input_ids"], inputs["position_ids"], *attentions)
+    return [*step_outputs(g, inputs, states), *flat(caches.present)]
 
 
-def seq2seq_decoder(g: GraphContext, inputs: Values) -> list[ir.Value]:
-    present: Pairs = []
-    bias = slot_bias(g, "model.decoder.", inputs["visible"])
-    own = slot_attention(g, inputs, bias, caches(inputs, ".decoder."), present)
-    cross = cached_source_attention(g, inputs["encoder_attention_mask"], caches(inputs, ".encoder."))
-    states = seq2seq_states(g, inputs["input_ids"], inputs["position_ids"], own, cross)
-    return [*step_outputs(g, inputs, states), *flat(present)]
-
-
-def cached_source_attention(g: GraphContext, mask: ir.Value, states: Pairs) -> Attention:
-    """Write cross-attention, in standard operators for values that are not as wide as keys."""
-    if g.config.head_dim == g.config.value_head_dim:
-        return cross_attention(g, mask, states)
-    return source_attention(g, states, masked(g, key_flags(g, mask)))
-
-
-def slot_bias(g: GraphContext, prefix: str, visible: ir.Value) -> ir.Value:
+def slot_bias(g: GraphContext, visible: Value) -> Value:
     """Return what is added to the scores, (B, 1 or H, T, slots). The slots of a token's history are in its order."""
     op = g.op
     is_visible = op("Unsqueeze", visible, [1])
     if not g.config.has_relative_positions:
         return masked(g, is_visible)
     later = op("CumSum", op.cast(visible, "int64"), -1, reverse=1, exclusive=1)
-    return op("Where", is_visible, position_bias(g, prefix, op("Neg", later), is_causal=True), MASK_VALUE)
+    return op("Where", is_visible, position_bias(g, op("Neg", later), is_causal=True), MASK_VALUE)
 
 
-def step_outputs(g: GraphContext, inputs: Values, states: ir.Value) -> list[ir.Value]:
+def step_outputs(g: GraphContext, inputs: Values, states: Value) -> list[Value]:
     """Return the logits after some of the tokens, and the next step's inputs if their most likely tokens follow.
 
     Outputs may lie where inputs were read from: each follows from the most likely tokens, so it is written after all reading.
@@ -147,8 +130,7 @@ def step_outputs(g: GraphContext, inputs: Values, states: ir.Value) -> list[ir.V
     ones = op.cast(op("GreaterOrEqual", best, 0), "int64")
     last = op("Sub", op("Add", first_slot, inputs["count"]), 1)
     slot = op("Add", last, op("Gather", ones, 0, axis=1))
-    slots = op("Sub", op("Add", op("Unsqueeze", slot, [1]), op("CumSum", ones, 1)), 1)  # of the most likely tokens
-    is_new = op("Equal", inputs["slot_numbers"], op("Unsqueeze", slots, [-1]))
+    is_new = slots_from(op, inputs, slot, ones)
     positions = op("Add", gather(op, inputs["position_ids"], logits_of), ones)
     visible = op("Or", gather(op, inputs["visible"], logits_of), is_new)
     tokens = op("TensorScatter", inputs["tokens"], op("Unsqueeze", best, [1, 3]), slot, axis=-2)
@@ -159,8 +141,8 @@ WRITE: dict[str, WriteGraph] = {
     "sequence": sequence,
     "decoder": decoder,
     "beams": beam_search,
-    "seq2seq encoder": partial(source_encoder, attention=encoder_attention),
-    "seq2seq decoder": seq2seq_decoder,
+    "seq2seq encoder": partial(source_encoder, attention=fused_attention),
+    "seq2seq decoder": decoder,
     "seq2seq beams": beam_search,
 }
 FLOATS = ("fp32", "fp16", "bf16")

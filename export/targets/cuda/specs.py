@@ -1,4 +1,4 @@
-"""What the cuda target's graphs take and return; what reads whole sequences is as for every target, see `sequences`.
+"""The inputs and outputs of the cuda target's graphs. Graphs that read whole sequences are in `sequences`.
 
 There is one cache for each input, not for each beam: `past_key_values` have `slots`, `first_slot` is where the keys and values
 of the first of `count` new tokens go, `visible` says which slots each token reads, and `tokens` has the token of each slot.
@@ -7,9 +7,7 @@ the likeliest token follows each of these. Caches have the type that is computed
 instead, and chooses `num_beams` of `candidates`.
 """
 
-from dataclasses import replace
-
-from ..fixed_caches import fixed_cache_specs
+from ..caches import fixed_cache_specs
 from ..sequences import sequence_specs
 from ..spec import GraphSpec, TensorSpec
 
@@ -17,21 +15,11 @@ CACHE_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def graph_specs(config: dict, architecture: str, activations: str) -> dict[str, GraphSpec]:
-    specs = sequence_specs(config, architecture) or decoder_specs(config)
-    return {role: with_cache_dtype(spec, CACHE_DTYPES[activations]) for role, spec in specs.items()}
+    return sequence_specs(config, architecture) or decoder_specs(config, CACHE_DTYPES[activations])
 
 
-def with_cache_dtype(spec: GraphSpec, dtype: str) -> GraphSpec:
-    """Caches are of the type that is computed in; logits and hidden states are float32 always."""
-
-    def typed(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        caches = ("past_key_values", "present")
-        return tuple(replace(tensor, dtype=dtype) if tensor.name.startswith(caches) else tensor for tensor in tensors)
-
-    return replace(spec, inputs=typed(spec.inputs), outputs=typed(spec.outputs))
-
-
-def decoder_specs(config: dict) -> dict[str, GraphSpec]:
+def decoder_specs(config: dict, dtype: str) -> dict[str, GraphSpec]:
+    """Return the graphs of a model that generates; `dtype` is that of its caches."""
     logits = TensorSpec("logits", "float32", ("batch_size", "logits", config["vocab_size"]))
 
     def state(prefix: str, count: str) -> tuple[TensorSpec, ...]:
@@ -49,12 +37,12 @@ def decoder_specs(config: dict) -> dict[str, GraphSpec]:
     slot_numbers = TensorSpec("slot_numbers", "int64", ("slots",))
     inputs = (input_ids, position_ids, count, first_slot, visible, logits_of, slot_numbers, tokens)
     outputs = (logits, *state("next_", "logits"))
-    specs = fixed_cache_specs(config, inputs, outputs, ("batch_size", "slots"))
+    specs = fixed_cache_specs(config, inputs, outputs, ("batch_size", "slots"), dtype)
     return {**specs, "beams": beam_search_spec(config["vocab_size"])}
 
 
 def beam_search_spec(vocab_size: int) -> GraphSpec:
-    """Of B inputs, K beams and C candidates, `options.Options.candidates`."""
+    """Return the spec for B inputs, K beams and C candidates, see `options.Options.candidates`."""
 
     def tensor(name: str, dtype: str, *shape: str | int) -> TensorSpec:
         return TensorSpec(name, dtype, shape)

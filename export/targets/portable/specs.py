@@ -1,4 +1,4 @@
-"""What each portable graph takes and returns, under the names that optimum and Transformers.js know.
+"""The inputs and outputs of portable graphs, under the names that optimum and Transformers.js know.
 
 | variant | file | takes | returns |
 |---|---|---|---|
@@ -16,6 +16,7 @@ Files are named after the precision of their weights, as on the Hub: `onnx/model
 
 from dataclasses import replace
 
+from ..caches import SOURCE_MASK, cache_specs
 from ..sequences import DECODER_FILE, FILE, sequence_specs, source_encoder_spec
 from ..spec import GraphSpec, TensorSpec
 
@@ -28,38 +29,25 @@ def graph_specs(config: dict, architecture: str, dtype: str) -> dict[str, GraphS
 
 
 def decoder_specs(config: dict) -> dict[str, GraphSpec]:
-    input_ids = TensorSpec("input_ids", "int64", ("batch_size", "target_length"))
+    length = "past_length + target_length"
+    ids = TensorSpec("input_ids", "int64", ("batch_size", "target_length"))
     if config["model_type"] == "vanilla-decoder":
-        mask = TensorSpec("attention_mask", "int64", ("batch_size", "past_length + target_length"))
-        positions = TensorSpec("position_ids", "int64", ("batch_size", "target_length"))
-        attentions = {"": ("past_length", "past_length + target_length")}
-        layers = config["num_hidden_layers"]
-        return {"decoder": decoder_spec(FILE, (input_ids, mask, positions), config, layers, attentions)}
-    mask = TensorSpec("encoder_attention_mask", "int64", ("batch_size", "source_length"))
+        mask = TensorSpec("attention_mask", "int64", ("batch_size", length))
+        inputs = (ids, mask, replace(ids, name="position_ids"))
+        return {"decoder": decoder_spec(FILE, inputs, config, {"": "past_length"}, {"": length})}
     states = TensorSpec("encoder_hidden_states", "float32", ("batch_size", "source_length", config["hidden_size"]))
-    attentions = {
-        "decoder.": ("past_length", "past_length + target_length"),
-        "encoder.": ("past_source_length", "source_length"),
-    }
+    before = {"decoder.": "past_length", "encoder.": "past_source_length"}
+    after = {"decoder.": length, "encoder.": "source_length"}
     return {
         "encoder": source_encoder_spec(config, (replace(states, name="last_hidden_state"),)),
-        "decoder": decoder_spec(DECODER_FILE, (input_ids, mask, states), config, config["decoder_layers"], attentions),
+        "decoder": decoder_spec(DECODER_FILE, (ids, SOURCE_MASK, states), config, before, after),
     }
 
 
 def decoder_spec(
-    file: str, inputs: tuple[TensorSpec, ...], config: dict, layers: int, attentions: dict[str, tuple[str, str]]
+    file: str, inputs: tuple[TensorSpec, ...], config: dict, before: dict[str, str], after: dict[str, str]
 ) -> GraphSpec:
-    """With the caches of each of `attentions`, whose lengths before and after the step are named."""
+    """Return the spec of a decoder; `before` and `after` have the lengths of the caches of each attention."""
     logits = TensorSpec("logits", "float32", ("batch_size", "target_length", config["vocab_size"]))
-    heads = config["num_attention_heads"]
-    widths = {"key": config["head_dim"], "value": config["value_head_dim"]}
-    past = []
-    present = []
-    for layer in range(layers):
-        for attention, (before, after) in attentions.items():
-            for part, width in widths.items():
-                name = f"{layer}.{attention}{part}"
-                past.append(TensorSpec(f"past_key_values.{name}", "float32", ("batch_size", heads, before, width)))
-                present.append(TensorSpec(f"present.{name}", "float32", ("batch_size", heads, after, width)))
-    return GraphSpec(file, (*inputs, *past), (logits, *present))
+    past = cache_specs(config, "past_key_values", "batch_size", before)
+    return GraphSpec(file, (*inputs, *past), (logits, *cache_specs(config, "present", "batch_size", after)))
