@@ -104,7 +104,7 @@ class GraphContext:
 
     Args:
         shortlist: the tokens that have logits; all if `None`.
-        calibration: what the inputs of matrices were on a text, see `calibration`; `None` without.
+        calibration: what the inputs of matrices were on a text, see `input_scales.Calibration`; `None` without.
     """
 
     op: Ops

@@ -12,7 +12,7 @@ import numpy as np
 from .quantization import TINY, Quantized, int8_columns
 
 SAMPLED = 256  # rows on which errors are measured
-COLUMNS = 4096  # columns of a matrix on which errors are measured
+MEASURED_COLUMNS = 4096  # columns of a matrix on which errors are measured
 MAX_ERROR = 0.01  # of one scale for all rows; from here on each row keeps a scale, if that loses less
 
 
@@ -207,8 +207,8 @@ def multiply_rows(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
 
 
 def sampled(matrices: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return the first `COLUMNS` columns of each matrix."""
-    return [matrix[:, :COLUMNS] for matrix in matrices]
+    """Return the first `MEASURED_COLUMNS` columns of each matrix."""
+    return [matrix[:, :MEASURED_COLUMNS] for matrix in matrices]
 
 
 def largest_error(products: Sequence[np.ndarray], rows: np.ndarray, matrices: Sequence[np.ndarray]) -> float:

@@ -107,7 +107,7 @@ def pooled(g: GraphContext, states: Value) -> Value:
 
 def linear_each(g: GraphContext, x: Value, *names: str) -> list[Value]:
     """Write x W + b of each of the maps `names`."""
-    g.op.once(("readers", x), lambda: names)
+    g.op.once(("readers", x), lambda: names)  # `precisions.calibrated_steps` chooses one scale of x for all of them
     return [linear(g, x, name) for name in names]
 
 

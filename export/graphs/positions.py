@@ -1,6 +1,7 @@
 """Positions of tokens, and what is added to the scores: biases of relative positions, and masks.
 
-Masks of decoders, their sliding windows included, are made by `causal_bias`, those of encoders by `bidirectional_bias`.
+`causal_bias` writes the masks of decoders, `bidirectional_bias` those of encoders, both with their sliding windows.
+`attention.block_attention` has a mask of its own.
 """
 
 import math

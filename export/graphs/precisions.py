@@ -25,7 +25,7 @@ from .quantization import (
 )
 from .weights import bare
 
-COLUMNS = 8  # MatMulNBits on CUDA multiplies by packed weights if their number of columns is a multiple
+COLUMN_MULTIPLE = 8  # MatMulNBits on CUDA multiplies by packed weights if their number of columns is a multiple
 
 
 def add_bias(g: GraphContext, product: Value, bias: Value | None) -> Value:
@@ -115,11 +115,11 @@ def block_int4_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Val
 def block_weight_matmul(bits: int, g: GraphContext, x: Value, names: Sequence[str], bias: Value | None) -> Value:
     """Write weights of `bits` bits with a scale for each block of a column, and x as it is.
 
-    A matrix is padded to a multiple of `COLUMNS`: the CUDA provider unpacks any other before each product.
+    A matrix is padded to a multiple of `COLUMN_MULTIPLE`: the CUDA provider unpacks any other before each product.
     """
     count = columns(g, names)
-    product = block_matmul(g, x, names, bits, multiple=COLUMNS)
-    return add_bias(g, g.op("Slice", product, [0], [count], [-1]) if count % COLUMNS else product, bias)
+    product = block_matmul(g, x, names, bits, multiple=COLUMN_MULTIPLE)
+    return add_bias(g, g.op("Slice", product, [0], [count], [-1]) if count % COLUMN_MULTIPLE else product, bias)
 
 
 def block_matmul(
