@@ -296,7 +296,7 @@ def test_matrices_of_integers_have_columns_in_multiples_of_8_and_outputs_only_th
     x = rng.standard_normal((3, 40)).astype(np.float32)
 
     def part(g, x):
-        return [WEIGHT_ONLY[bits].matmul(g, x, ["a.weight", "b.weight"], g.weight("bias"))]
+        return [WEIGHT_ONLY[bits].matmul(g, x, ["a", "b"], g.weight("bias"))]
 
     model = write(part, weights, {"x": x}, "cuda")
     assert {a.name: a.i for a in model.graph.node[0].attribute}["N"] == 32
