@@ -59,8 +59,7 @@ class Ops:
         """Return the initializer that holds `tensor`, one for each `key`."""
         if key not in self.initializers:
             name = tensor.name or f"constant.{len(self.initializers)}"
-            shape = ir.Shape(tensor.shape.numpy())
-            self.initializers[key] = Value(name=name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
+            self.initializers[key] = Value(name=name, const_value=tensor)
         return self.initializers[key]
 
     # Combinations of operators that many functions need.

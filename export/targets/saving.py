@@ -10,7 +10,9 @@ import onnx_ir as ir
 
 PROTOBUF_LIMIT = 1_900_000_000  # bytes of weights; a protobuf message can hold 2 GB
 MIN_EXTERNAL = 1024  # bytes; smaller tensors stay in the graph, where onnxruntime can fold them into others
-PAGE = 4096  # bytes; alignment in a file that is mapped into memory
+# Alignment in a file that is mapped into memory, in bytes: pages for large tensors, cache lines for others.
+PAGE, LINE = 4096, 64
+MIN_PAGED = 2**20  # bytes of a tensor that begins at a page
 GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9  # fields of ModelProto, GraphProto and TensorProto
 
 
@@ -74,8 +76,8 @@ def data_files(graph: Path) -> list[str]:
 
 
 def write_external(file: BinaryIO, path: Path, name: str, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
-    """Append `tensor` to `file`, which is open at `path`, at a multiple of the page size."""
-    file.write(bytes(-file.tell() % PAGE))
+    """Append `tensor` to `file`, which is open at `path`, aligned for a map into memory."""
+    file.write(bytes(-file.tell() % (PAGE if tensor.nbytes >= MIN_PAGED else LINE)))
     offset, shape = file.tell(), ir.Shape(tensor.shape.numpy())
     write_content(file, tensor)
     return ir.ExternalTensor(path.name, offset, tensor.nbytes, tensor.dtype, shape=shape, name=name, base_dir=path.parent)
