@@ -1,4 +1,5 @@
-"""How often each operator occurs in graphs shaped as the paper's base model, BERT-base and GPT-2: a lost fusion is seen."""
+"""How often each operator occurs in graphs shaped as the paper's base model, BERT-base and GPT-2: a
+lost fusion is seen."""
 
 import collections
 
@@ -11,15 +12,34 @@ from vanilla_transformer_export.graphs.build import GraphFormat, GraphSource, wr
 from vanilla_transformer_export.graphs.config import Config
 from vanilla_transformer_export.targets.registry import get_target
 
-SIZES = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}  # do not change the counts
-LEARNED = {"position_embedding_type": "learned", "hidden_act": "gelu", "scale_embedding": False, "layer_norm_eps": 1e-12}
+SIZES = {
+    "vocab_size": 32,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_attention_heads": 4,
+}  # do not change the counts
+LEARNED = {
+    "position_embedding_type": "learned",
+    "hidden_act": "gelu",
+    "scale_embedding": False,
+    "layer_norm_eps": 1e-12,
+}
 MODELS = {
     "base": ("VanillaSeq2SeqForConditionalGeneration", {}),
     "bert": (
         "VanillaEncoderForMaskedLM",
-        {**LEARNED, "num_hidden_layers": 12, "type_vocab_size": 2, "lm_transform_act": "gelu", "embedding_norm": True},
+        {
+            **LEARNED,
+            "num_hidden_layers": 12,
+            "type_vocab_size": 2,
+            "lm_transform_act": "gelu",
+            "embedding_norm": True,
+        },
     ),
-    "gpt2": ("VanillaDecoderForCausalLM", {**LEARNED, "num_hidden_layers": 12, "norm_first": True, "hidden_act": "gelu_new"}),
+    "gpt2": (
+        "VanillaDecoderForCausalLM",
+        {**LEARNED, "num_hidden_layers": 12, "norm_first": True, "hidden_act": "gelu_new"},
+    ),
 }
 # Model, target, dtype and role, then the counts.
 TABLE = """
@@ -149,7 +169,9 @@ def checkpoints(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name, target, dtype, role", EXPECTED)
-def test_graphs_have_the_operators_that_they_are_known_for(checkpoints, name, target, dtype, role, tmp_path):
+def test_graphs_have_the_operators_that_they_are_known_for(
+    checkpoints, name, target, dtype, role, tmp_path
+):
     found = written(checkpoints / name, target, dtype, role, tmp_path)
     assert found == EXPECTED[name, target, dtype, role]
 

@@ -1,7 +1,9 @@
-"""The languages of ISO 639-1: their codes of two letters, those of three, and their names in English (CLDR).
+"""The languages of ISO 639-1: their codes of two letters, those of three, and their names in
+English (CLDR).
 
-Of three letters: those of ISO 639-2, and that of the language which CLDR takes for a group of languages, as `arb`, Standard
-Arabic, for `ar`. The macrolanguages of ISO 639-3, such as Pashto, `ps`, are listed with their individual languages.
+Of three letters: those of ISO 639-2, and that of the language which CLDR takes for a group of
+languages, as `arb`, Standard Arabic, for `ar`. The macrolanguages of ISO 639-3, such as Pashto,
+`ps`, are listed with their individual languages.
 """
 
 from collections.abc import Iterable
@@ -40,7 +42,9 @@ zh zho/chi/cmn Chinese; zu zul Zulu
 """
 ROWS = [row.strip().split(" ", 2) for row in TABLE.split(";")]
 NAMES = {code: name for code, _, name in ROWS}
-TWO_LETTERS = {long: code for code, longs, _ in ROWS for long in longs.split("/")}  # by the codes of three
+TWO_LETTERS = {
+    long: code for code, longs, _ in ROWS for long in longs.split("/")
+}  # by the codes of three
 
 MEMBERS = """
 ak fat twi; ar aao abh abv acm acq acw acx acy adf aeb aec afb apc apd arb arq ars ary arz auz avl ayh ayl ayn ayp pga
@@ -55,13 +59,17 @@ yih; za zch zeh zgb zgm zgn zhd zhn zlj zln zlq zqe zyb zyg zyj zyn zzj; zh cdo 
 hnm hsn luh lzh mnp nan sjc wuu yue
 """
 # The two-letter code of the macrolanguage of each individual language (ISO 639-3).
-MACROLANGUAGES = {member: code for code, *members in map(str.split, MEMBERS.split(";")) for member in members}
+MACROLANGUAGES = {
+    member: code for code, *members in map(str.split, MEMBERS.split(";")) for member in members
+}
 
 
 def shorten_codes(codes: Iterable[str]) -> dict[str, str]:
-    """Return the two-letter code of each of a model's language codes, or the code itself if the language has none.
+    """Return the two-letter code of each of a model's language codes, or the code itself if the
+    language has none.
 
-    An individual language gets the code of its macrolanguage if the model has no other language of that macrolanguage.
+    An individual language gets the code of its macrolanguage if the model has no other language of
+    that macrolanguage.
     """
     short = {code: TWO_LETTERS.get(code, code) for code in codes}
     macrolanguages = {code: MACROLANGUAGES.get(code) for code in short}
