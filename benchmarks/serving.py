@@ -85,8 +85,8 @@ def parse(arguments):
 
 def measure(options, part: str, model: str) -> dict:
     run = Run(
-        options.root, read_captions(options.captions, options.sentences), options.seconds, options.repeats, options.minutes,
-        options.servers,
+        options.root, read_captions(options.captions, options.sentences), options.seconds,
+        options.repeats, options.minutes, options.servers,
     )  # fmt: skip
     print(f"{datetime.datetime.now():%H:%M:%S}  {part} {model}", file=sys.stderr)
     if model == "decoder":

@@ -93,11 +93,13 @@ def marian_of(config) -> MarianMTModel:
     """Of the same shape. Its labels begin with the padding token."""
     return MarianMTModel(
         MarianConfig(
-            vocab_size=config.vocab_size, d_model=config.hidden_size, encoder_layers=config.encoder_layers,
-            decoder_layers=config.decoder_layers, encoder_attention_heads=config.num_attention_heads,
-            decoder_attention_heads=config.num_attention_heads, encoder_ffn_dim=config.intermediate_size,
-            decoder_ffn_dim=config.intermediate_size, activation_function=config.hidden_act, dropout=config.dropout,
-            scale_embedding=True, pad_token_id=config.pad_token_id, eos_token_id=config.eos_token_id,
+            vocab_size=config.vocab_size, d_model=config.hidden_size,
+            encoder_layers=config.encoder_layers, decoder_layers=config.decoder_layers,
+            encoder_attention_heads=config.num_attention_heads,
+            decoder_attention_heads=config.num_attention_heads,
+            encoder_ffn_dim=config.intermediate_size, decoder_ffn_dim=config.intermediate_size,
+            activation_function=config.hidden_act, dropout=config.dropout, scale_embedding=True,
+            pad_token_id=config.pad_token_id, eos_token_id=config.eos_token_id,
             decoder_start_token_id=config.pad_token_id,
         )
     )  # fmt: skip

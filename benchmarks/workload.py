@@ -9,17 +9,17 @@ import numpy as np
 # Zero rows of a tied embedding have the logit 0, which is never the largest of thousands: no row
 # ends early, and no engine needs a rule against the end token.
 SEQ2SEQ = dict(
-    vocab_size=32000, d_model=512, encoder_layers=6, decoder_layers=6, encoder_ffn_dim=2048, decoder_ffn_dim=2048,
-    encoder_attention_heads=8, decoder_attention_heads=8, activation_function="relu", scale_embedding=True,
-    max_position_embeddings=2560, pad_token_id=31999, decoder_start_token_id=31999, eos_token_id=None,
-    forced_eos_token_id=None,
+    vocab_size=32000, d_model=512, encoder_layers=6, decoder_layers=6, encoder_ffn_dim=2048,
+    decoder_ffn_dim=2048, encoder_attention_heads=8, decoder_attention_heads=8,
+    activation_function="relu", scale_embedding=True, max_position_embeddings=2560,
+    pad_token_id=31999, decoder_start_token_id=31999, eos_token_id=None, forced_eos_token_id=None,
 )  # fmt: skip
 GPT2 = dict(
     vocab_size=50257, n_layer=12, n_embd=768, n_head=12, bos_token_id=None, eos_token_id=None
 )
 BERT = dict(
-    vocab_size=30522, num_hidden_layers=12, hidden_size=768, num_attention_heads=12, intermediate_size=3072,
-    max_position_embeddings=2048,
+    vocab_size=30522, num_hidden_layers=12, hidden_size=768, num_attention_heads=12,
+    intermediate_size=3072, max_position_embeddings=2048,
 )  # fmt: skip
 # kind: (class of transformers, fields, fields over them for --quick)
 MODELS = {

@@ -199,8 +199,9 @@ def edit_graph(directory: Path, file: str, change) -> None:
 # --------------------------------------------------------------------------------------------- text
 
 WORDS = {
-    "a": "ein", "the": "der", "man": "Mann", "dog": "Hund", "boy": "Bub", "bird": "Vogel", "red": "rote", "old": "alte",
-    "big": "große", "sees": "sieht", "wants": "möchte", "finds": "findet",
+    "a": "ein", "the": "der", "man": "Mann", "dog": "Hund", "boy": "Bub", "bird": "Vogel",
+    "red": "rote", "old": "alte", "big": "große", "sees": "sieht", "wants": "möchte",
+    "finds": "findet",
 }  # fmt: skip
 
 

@@ -40,9 +40,15 @@ def cases(architectures):
 DTYPES_AND_SEEDS = pytest.mark.parametrize(
     "dtype, seed",
     [
-        pytest.param(dtype, seed, marks=pytest.mark.slow if is_slow else (), id=f"{str(dtype).removeprefix('torch.')}-{seed}")
+        pytest.param(
+            dtype,
+            seed,
+            marks=pytest.mark.slow if is_slow else (),
+            id=f"{str(dtype).removeprefix('torch.')}-{seed}",
+        )
         for dtype, seed, is_slow in (
-            (torch.float32, 0, False), (torch.float64, 1, False), (torch.float32, 1, True), (torch.float64, 0, True),
+            (torch.float32, 0, False), (torch.float64, 1, False), (torch.float32, 1, True),
+            (torch.float64, 0, True),
         )
     ],
 )  # fmt: skip
@@ -65,9 +71,9 @@ def random_config(family, architecture, seed):
     labels = dict(num_labels=2 if "QuestionAnswering" in architecture else 3)
     if "patch_size" in names:
         fields = dict(
-            hidden_size=width, num_hidden_layers=rng.randint(1, 3), hidden_act=act, num_attention_heads=heads,
-            layer_norm_eps=rng.choice([1e-12, 1e-5]), num_channels=rng.choice([1, 3]), qkv_bias=seed % 2 == 0,
-            image_size=13, patch_size=4,
+            hidden_size=width, num_hidden_layers=rng.randint(1, 3), hidden_act=act,
+            num_attention_heads=heads, layer_norm_eps=rng.choice([1e-12, 1e-5]),
+            num_channels=rng.choice([1, 3]), qkv_bias=seed % 2 == 0, image_size=13, patch_size=4,
         )  # fmt: skip
         if (
             family == "dinov2"
@@ -80,44 +86,50 @@ def random_config(family, architecture, seed):
         return config_class(**labels, **fields)
     if "type_vocab_size" in names:  # as BERT
         fields = dict(
-            hidden_size=width, intermediate_size=rng.randint(10, 30), num_hidden_layers=rng.randint(1, 3),
-            num_attention_heads=heads, hidden_act=act, max_position_embeddings=positions,
-            type_vocab_size=rng.choice([1, 2, 3]), layer_norm_eps=rng.choice([1e-12, 1e-5]),
+            hidden_size=width, intermediate_size=rng.randint(10, 30),
+            num_hidden_layers=rng.randint(1, 3), num_attention_heads=heads, hidden_act=act,
+            max_position_embeddings=positions, type_vocab_size=rng.choice([1, 2, 3]),
+            layer_norm_eps=rng.choice([1e-12, 1e-5]),
         )  # fmt: skip
         fields |= dict(embedding_size=narrow) if "embedding_size" in names else {}
     elif family == "mpnet":
         fields = dict(
-            hidden_size=width, intermediate_size=rng.randint(10, 30), num_hidden_layers=rng.randint(1, 3),
-            num_attention_heads=heads, hidden_act=act, max_position_embeddings=positions, pad_token_id=rng.choice([0, 1]),
+            hidden_size=width, intermediate_size=rng.randint(10, 30),
+            num_hidden_layers=rng.randint(1, 3), num_attention_heads=heads, hidden_act=act,
+            max_position_embeddings=positions, pad_token_id=rng.choice([0, 1]),
         )  # fmt: skip
     elif family == "distilbert":
         fields = dict(
-            dim=width, hidden_dim=rng.randint(10, 30), n_layers=rng.randint(1, 3), n_heads=heads, activation=act,
-            max_position_embeddings=positions, sinusoidal_pos_embds=rng.random() < 0.5,
+            dim=width, hidden_dim=rng.randint(10, 30), n_layers=rng.randint(1, 3), n_heads=heads,
+            activation=act, max_position_embeddings=positions,
+            sinusoidal_pos_embds=rng.random() < 0.5,
         )  # fmt: skip
     elif family == "gpt2":
         fields = dict(
-            n_embd=width, n_inner=rng.choice([None, 17]), n_layer=rng.randint(1, 3), n_head=heads, n_positions=positions,
-            activation_function=act, scale_attn_weights=rng.random() < 0.5, bos_token_id=1, eos_token_id=2,
-            scale_attn_by_inverse_layer_idx=rng.random() < 0.5, reorder_and_upcast_attn=rng.random() < 0.5, pad_token_id=0,
+            n_embd=width, n_inner=rng.choice([None, 17]), n_layer=rng.randint(1, 3), n_head=heads,
+            n_positions=positions, activation_function=act, scale_attn_weights=rng.random() < 0.5,
+            bos_token_id=1, eos_token_id=2, scale_attn_by_inverse_layer_idx=rng.random() < 0.5,
+            reorder_and_upcast_attn=rng.random() < 0.5, pad_token_id=0,
         )  # fmt: skip
     elif family == "biogpt":
         fields = dict(
-            hidden_size=width, intermediate_size=rng.randint(10, 30), num_hidden_layers=rng.randint(1, 3),
-            num_attention_heads=heads, hidden_act=act, max_position_embeddings=positions, scale_embedding=rng.random() < 0.5,
+            hidden_size=width, intermediate_size=rng.randint(10, 30),
+            num_hidden_layers=rng.randint(1, 3), num_attention_heads=heads, hidden_act=act,
+            max_position_embeddings=positions, scale_embedding=rng.random() < 0.5,
         )  # fmt: skip
     elif family == "xglm":
         fields = dict(
-            d_model=width, ffn_dim=rng.randint(10, 30), num_layers=rng.randint(1, 3), attention_heads=heads,
-            max_position_embeddings=positions, activation_function=act, scale_embedding=rng.random() < 0.5,
-            pad_token_id=rng.choice([1, 3]),
+            d_model=width, ffn_dim=rng.randint(10, 30), num_layers=rng.randint(1, 3),
+            attention_heads=heads, max_position_embeddings=positions, activation_function=act,
+            scale_embedding=rng.random() < 0.5, pad_token_id=rng.choice([1, 3]),
         )  # fmt: skip
     elif family == "opt":
         norm_first = rng.random() < 0.5
         fields = dict(
-            hidden_size=width, ffn_dim=rng.randint(10, 30), num_hidden_layers=rng.randint(1, 3), num_attention_heads=heads,
-            max_position_embeddings=positions, activation_function=act, word_embed_proj_dim=narrow,
-            do_layer_norm_before=norm_first, enable_bias=rng.random() < 0.5,
+            hidden_size=width, ffn_dim=rng.randint(10, 30), num_hidden_layers=rng.randint(1, 3),
+            num_attention_heads=heads, max_position_embeddings=positions, activation_function=act,
+            word_embed_proj_dim=narrow, do_layer_norm_before=norm_first,
+            enable_bias=rng.random() < 0.5,
             _remove_final_layer_norm=norm_first and rng.random() < 0.5,
         )  # fmt: skip
     elif (
@@ -127,16 +139,20 @@ def random_config(family, architecture, seed):
             1, 3
         )  # at least those of the decoder, for which theirs makes as many caches
         fields = dict(
-            d_model=width, d_kv=rng.choice([4, 16]), num_heads=heads, d_ff=rng.randint(10, 30), num_layers=layers,
-            num_decoder_layers=rng.randint(1, layers), feed_forward_proj=["gated-gelu", "relu", "gated-silu"][seed % 3],
-            relative_attention_num_buckets=8, relative_attention_max_distance=6, decoder_start_token_id=0,
+            d_model=width, d_kv=rng.choice([4, 16]), num_heads=heads, d_ff=rng.randint(10, 30),
+            num_layers=layers, num_decoder_layers=rng.randint(1, layers),
+            feed_forward_proj=["gated-gelu", "relu", "gated-silu"][seed % 3],
+            relative_attention_num_buckets=8, relative_attention_max_distance=6,
+            decoder_start_token_id=0,
         )  # fmt: skip
     else:
         inner = rng.randint(10, 30)
         fields = dict(
-            d_model=width, encoder_layers=rng.randint(1, 3), decoder_layers=rng.randint(1, 3), encoder_ffn_dim=inner,
-            decoder_ffn_dim=inner, encoder_attention_heads=heads, decoder_attention_heads=heads, activation_function=act,
-            max_position_embeddings=positions, scale_embedding=rng.random() < 0.5, decoder_start_token_id=2,
+            d_model=width, encoder_layers=rng.randint(1, 3), decoder_layers=rng.randint(1, 3),
+            encoder_ffn_dim=inner, decoder_ffn_dim=inner, encoder_attention_heads=heads,
+            decoder_attention_heads=heads, activation_function=act,
+            max_position_embeddings=positions, scale_embedding=rng.random() < 0.5,
+            decoder_start_token_id=2,
         )  # fmt: skip
         if family == "marian":
             last = vocabulary - 1

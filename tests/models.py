@@ -120,8 +120,9 @@ def decoder_half(pair, model_class, attention="sdpa"):
     """The decoder of a pair of stacks as a model of its own, with the same weights."""
     body = getattr(pair, "model", pair)
     config = VanillaDecoderConfig(**pair.config.to_dict() | dict(
-        model_type="vanilla-decoder", is_encoder_decoder=False, num_hidden_layers=pair.config.decoder_layers,
-        add_cross_attention=True, auto_map=None, architectures=None,
+        model_type="vanilla-decoder", is_encoder_decoder=False,
+        num_hidden_layers=pair.config.decoder_layers, add_cross_attention=True, auto_map=None,
+        architectures=None,
     ))  # fmt: skip
     decoder = model_class(config).eval()
     decoder.set_attn_implementation(attention)

@@ -23,8 +23,8 @@ RELATIVE = dict(
 )
 # As T5 v1.1: heads that together are wider than the residual stream.
 T5 = dict(
-    **RELATIVE, norm_type="rms_norm", norm_first=True, gated=True, hidden_act="gelu_new", linear_bias=False, head_dim=12,
-    scale_embedding=False,
+    **RELATIVE, norm_type="rms_norm", norm_first=True, gated=True, hidden_act="gelu_new",
+    linear_bias=False, head_dim=12, scale_embedding=False,
 )  # fmt: skip
 MODELS = {
     "seq2seq": ("VanillaSeq2SeqForConditionalGeneration", dict(encoder_layers=1, decoder_layers=2)),

@@ -66,7 +66,10 @@ RESULT = {
     "environment": {"CT2_USE_MKL": "1"},
     "date": "2026-01-01",
     "options": {"threads": 2, "repeats": 3, "quick": False},
-    "hardware": {"cpu": "A CPU", "cores": 2, "instructions": ["avx2"], "l3_bytes": 2**25, "memory_bytes": 2**33},
+    "hardware": {
+        "cpu": "A CPU", "cores": 2, "instructions": ["avx2"], "l3_bytes": 2**25,
+        "memory_bytes": 2**33
+    },
     "versions": {"torch": "2.0"},
     "models": {},
     "exports": {"seq2seq": {"cpu-int8": {"seconds": 12.34, "bytes": 45_600_000}}},
@@ -74,7 +77,10 @@ RESULT = {
         cell("ctranslate2-int8", 1, (0.5, 1.0, 2.0), 150),  # 10 tokens in 1 s
         cell("ctranslate2-int8", 8, (1.0, 2.0, 4.0), 200),
         cell("cpu-int8", 1, (0.2, 0.25, 0.5), 300, agreement=0.9),
-        dict(shape="seq2seq", kind="seq2seq", engine="cpu-int8", batch=8, length=32, new_tokens=10, beams=1, missing="no"),
+        dict(
+            shape="seq2seq", kind="seq2seq", engine="cpu-int8", batch=8, length=32, new_tokens=10,
+            beams=1, missing="no"
+        ),
         cell("cpu-int8", 1, (1.0, 2.0, 4.0), 100, shape="length"),
     ],
     "load": [],

@@ -55,12 +55,12 @@ def test_parameter_counts_are_those_of_table_3(preset, changes, millions):
 
 
 COMMON_DEFAULTS = dict(
-    max_position_embeddings=512, position_ids_from="place", rope_theta=10_000.0, relative_attention_num_buckets=32,
-    relative_attention_max_distance=128, sliding_window=None, scale_embedding=True, embedding_norm=False, norm_first=False,
-    final_norm=False, norm_type="layer_norm", layer_norm_eps=1e-5, gated=False, linear_bias=True,
-    initializer_range=0.02, lm_head_bias=True,
-    activation_dropout=0.0, classifier_dropout=0.1, tie_word_embeddings=True, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-    sep_token_id=None,
+    max_position_embeddings=512, position_ids_from="place", rope_theta=10_000.0,
+    relative_attention_num_buckets=32, relative_attention_max_distance=128, sliding_window=None,
+    scale_embedding=True, embedding_norm=False, norm_first=False, final_norm=False,
+    norm_type="layer_norm", layer_norm_eps=1e-5, gated=False, linear_bias=True,
+    initializer_range=0.02, lm_head_bias=True, activation_dropout=0.0, classifier_dropout=0.1,
+    tie_word_embeddings=True, pad_token_id=0, bos_token_id=1, eos_token_id=2, sep_token_id=None,
 )  # fmt: skip
 DEFAULTS = {
     VanillaEncoderConfig: dict(
@@ -90,8 +90,9 @@ def test_what_came_after_the_paper_is_off_by_default(config_class):
 def test_every_field_has_a_default_that_is_tested_here(config_class):
     """And what a field does is tested where it does it; a new one has to come by here first."""
     paper = {
-        "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "value_head_dim", "hidden_act",
-        "embedding_size", "position_embedding_type", "embedding_dropout", "dropout", "attention_dropout",
+        "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim",
+        "value_head_dim", "hidden_act", "embedding_size", "position_embedding_type",
+        "embedding_dropout", "dropout", "attention_dropout",
     }  # fmt: skip
     depth = (
         {"encoder_layers", "decoder_layers"}
@@ -271,9 +272,9 @@ OTHER = {
 @every_config
 def test_the_fields_that_came_after_the_paper_come_back_the_same(config_class, positions, tmp_path):
     changes = dict(
-        position_embedding_type=positions, rope_theta=500, relative_attention_num_buckets=16, sliding_window=4,
-        relative_attention_max_distance=20, final_norm=True, linear_bias=False, norm_type="rms_norm", gated=True,
-        embedding_size=10,
+        position_embedding_type=positions, rope_theta=500, relative_attention_num_buckets=16,
+        sliding_window=4, relative_attention_max_distance=20, final_norm=True, linear_bias=False,
+        norm_type="rms_norm", gated=True, embedding_size=10,
     )  # fmt: skip
     changes |= OTHER[config_class]
     config_class(vocab_size=50, d_model=24, h=3, **changes).save_pretrained(tmp_path)
@@ -292,11 +293,12 @@ def test_a_final_norm_that_is_not_the_default_comes_back(norm_first, tmp_path):
 @every_config
 def test_a_saved_config_comes_back_the_same(config_class, tmp_path):
     config = config_class(
-        vocab_size=50, d_model=24, d_ff=40, h=3, d_k=5, d_v=7, hidden_act="gelu", position_embedding_type="learned",
-        max_position_embeddings=33, scale_embedding=False, embedding_norm=True, norm_first=True, layer_norm_eps=1e-6,
-        lm_head_bias=False, embedding_dropout=0.2, dropout=0.3, attention_dropout=0.4, activation_dropout=0.05,
-        classifier_dropout=0.0, tie_word_embeddings=False, pad_token_id=3, bos_token_id=None, eos_token_id=[4, 5],
-        sep_token_id=6, num_labels=3, something_of_the_users="kept",
+        vocab_size=50, d_model=24, d_ff=40, h=3, d_k=5, d_v=7, hidden_act="gelu",
+        position_embedding_type="learned", max_position_embeddings=33, scale_embedding=False,
+        embedding_norm=True, norm_first=True, layer_norm_eps=1e-6, lm_head_bias=False,
+        embedding_dropout=0.2, dropout=0.3, attention_dropout=0.4, activation_dropout=0.05,
+        classifier_dropout=0.0, tie_word_embeddings=False, pad_token_id=3, bos_token_id=None,
+        eos_token_id=[4, 5], sep_token_id=6, num_labels=3, something_of_the_users="kept",
     )  # fmt: skip
     config.save_pretrained(tmp_path)
     loaded = AutoConfig.from_pretrained(tmp_path)
@@ -380,8 +382,8 @@ ERRORS = {
     "special token as text": (dict(pad_token_id="3"), ["pad_token_id", "int", "'3'"]),
 }
 for name in [
-    "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "value_head_dim",
-    "max_position_embeddings", "sliding_window", "embedding_size",
+    "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim",
+    "value_head_dim", "max_position_embeddings", "sliding_window", "embedding_size",
 ]:  # fmt: skip
     ERRORS |= {
         f"{name} {value}": ({name: value}, [name, "at least 1", str(value)]) for value in (0, -4)

@@ -36,23 +36,35 @@ FIXED = {
     "xlm-roberta": dict(position_embedding_type="learned", **AFTER_PADDING),
     "camembert": dict(position_embedding_type="learned", **AFTER_PADDING),
     "mpnet": dict(position_embedding_type="learned_relative", **AFTER_PADDING),
-    "gpt2": dict(position_embedding_type="learned", scale_embedding=False, norm_first=True, lm_head_bias=False),
+    "gpt2": dict(
+        position_embedding_type="learned",
+        scale_embedding=False,
+        norm_first=True,
+        lm_head_bias=False,
+    ),
     "opt": dict(
-        position_embedding_type="learned", position_ids_from="mask", scale_embedding=False, norm_first=True,
-        lm_head_bias=False, embedding_dropout=0.0,
+        position_embedding_type="learned", position_ids_from="mask", scale_embedding=False,
+        norm_first=True, lm_head_bias=False, embedding_dropout=0.0,
     ),
     "bart": dict(position_embedding_type="learned", embedding_norm=True),
-    "mbart": dict(position_embedding_type="learned", embedding_norm=True, norm_first=True, wrap_last_token=True),
+    "mbart": dict(
+        position_embedding_type="learned",
+        embedding_norm=True,
+        norm_first=True,
+        wrap_last_token=True,
+    ),
     "marian": dict(),
     "m2m_100": dict(
-        position_embedding_type="learned", position_ids_from="ids", norm_first=True, lm_head_bias=False, pad_token_id=1,
+        position_embedding_type="learned", position_ids_from="ids", norm_first=True,
+        lm_head_bias=False, pad_token_id=1,
     ),
     "pegasus": dict(norm_first=True),
     "vit": dict(),
 }  # fmt: skip
 FIXED["t5"] = FIXED["mt5"] = dict(
-    position_embedding_type="relative", relative_attention_num_buckets=8, relative_attention_max_distance=6, gated=True,
-    norm_type="rms_norm", norm_first=True, linear_bias=False, lm_head_bias=False, scale_embedding=False, head_dim=16,
+    position_embedding_type="relative", relative_attention_num_buckets=8,
+    relative_attention_max_distance=6, gated=True, norm_type="rms_norm", norm_first=True,
+    linear_bias=False, lm_head_bias=False, scale_embedding=False, head_dim=16,
     hidden_act="gelu_new",
 )  # fmt: skip
 TEXT_FIELDS = ("vocab_size", "max_position_embeddings", "tie_word_embeddings")
@@ -75,9 +87,10 @@ def our_model(family, architecture, seed, dtype=torch.float32, **changes):
     heads = rng.choice([1, 3, 5])
     activation = rng.choice(["relu", "gelu", "silu"])
     fields = dict(
-        vocab_size=rng.randint(30, 60), hidden_size=heads * rng.choice([4, 6]), num_attention_heads=heads,
-        intermediate_size=rng.randint(10, 30), hidden_act=activation, max_position_embeddings=rng.randint(24, 40),
-        tie_word_embeddings=seed % 2 == 0, num_labels=2 if "QuestionAnswering" in architecture else 3,
+        vocab_size=rng.randint(30, 60), hidden_size=heads * rng.choice([4, 6]),
+        num_attention_heads=heads, intermediate_size=rng.randint(10, 30), hidden_act=activation,
+        max_position_embeddings=rng.randint(24, 40), tie_word_embeddings=seed % 2 == 0,
+        num_labels=2 if "QuestionAnswering" in architecture else 3,
     )  # fmt: skip
     if "Seq2Seq" in architecture:
         fields |= dict(
@@ -237,54 +250,64 @@ def test_there_and_back_again_every_tensor_is_the_same(family, architecture, see
 
 WRONG = {
     "bert": dict(
-        position_embedding_type="sinusoidal", scale_embedding=True, embedding_norm=False, norm_first=True, final_norm=True,
-        linear_bias=False, sliding_window=4, activation_dropout=0.2, embedding_dropout=0.3, head_dim=2, value_head_dim=3,
-        pooler_act="relu", lm_transform_act=None, lm_head_bias=False, classifier_pooling="mean", embedding_size=7,
+        position_embedding_type="sinusoidal", scale_embedding=True, embedding_norm=False,
+        norm_first=True, final_norm=True, linear_bias=False, sliding_window=4,
+        activation_dropout=0.2, embedding_dropout=0.3, head_dim=2, value_head_dim=3,
+        pooler_act="relu", lm_transform_act=None, lm_head_bias=False, classifier_pooling="mean",
+        embedding_size=7,
     ),
     "xlm-roberta": dict(
-        position_embedding_type="sinusoidal", position_ids_from="place", scale_embedding=True, embedding_norm=False,
-        norm_first=True, lm_transform_act="relu", lm_head_bias=False,
+        position_embedding_type="sinusoidal", position_ids_from="place", scale_embedding=True,
+        embedding_norm=False, norm_first=True, lm_transform_act="relu", lm_head_bias=False,
     ),
     "mpnet": dict(
-        position_embedding_type="relative", position_ids_from="place", pad_token_id=0, relative_attention_num_buckets=8,
-        relative_attention_max_distance=64, type_vocab_size=2, classifier_dropout=0.3, lm_transform_act="relu",
+        position_embedding_type="relative", position_ids_from="place", pad_token_id=0,
+        relative_attention_num_buckets=8, relative_attention_max_distance=64, type_vocab_size=2,
+        classifier_dropout=0.3, lm_transform_act="relu",
     ),
     "gpt2": dict(
-        position_embedding_type="rotary", scale_embedding=True, embedding_norm=True, norm_first=False, final_norm=False,
-        linear_bias=False, sliding_window=4, activation_dropout=0.2, lm_head_bias=True, head_dim=2, add_cross_attention=True,
+        position_embedding_type="rotary", scale_embedding=True, embedding_norm=True,
+        norm_first=False, final_norm=False, linear_bias=False, sliding_window=4,
+        activation_dropout=0.2, lm_head_bias=True, head_dim=2, add_cross_attention=True,
         embedding_size=7,
     ),
     "opt": dict(
-        position_embedding_type="rotary", position_ids_from="place", scale_embedding=True, embedding_norm=True,
-        layer_norm_eps=1e-6, sliding_window=4, activation_dropout=0.2, embedding_dropout=0.3, lm_head_bias=True, head_dim=2,
-        add_cross_attention=True,
+        position_embedding_type="rotary", position_ids_from="place", scale_embedding=True,
+        embedding_norm=True, layer_norm_eps=1e-6, sliding_window=4, activation_dropout=0.2,
+        embedding_dropout=0.3, lm_head_bias=True, head_dim=2, add_cross_attention=True,
     ),
     "mbart": dict(
-        position_embedding_type="none", embedding_norm=False, norm_first=False, final_norm=False, wrap_last_token=False,
+        position_embedding_type="none", embedding_norm=False, norm_first=False, final_norm=False,
+        wrap_last_token=False,
     ),
     "bart": dict(
-        embedding_size=7,
-        wrap_last_token=True,
-        position_embedding_type="none", embedding_norm=False, norm_first=True, final_norm=True, linear_bias=False,
-        sliding_window=4, embedding_dropout=0.3, layer_norm_eps=1e-6, share_encoder_decoder_embeddings=False, value_head_dim=3,
+        embedding_size=7, wrap_last_token=True, position_embedding_type="none",
+        embedding_norm=False, norm_first=True, final_norm=True, linear_bias=False, sliding_window=4,
+        embedding_dropout=0.3, layer_norm_eps=1e-6, share_encoder_decoder_embeddings=False,
+        value_head_dim=3,
     ),
     "marian": dict(
-        position_embedding_type="learned", embedding_norm=True, norm_first=True, linear_bias=False, layer_norm_eps=1e-6,
-        wrap_last_token=True, embedding_size=7,
+        position_embedding_type="learned", embedding_norm=True, norm_first=True, linear_bias=False,
+        layer_norm_eps=1e-6, wrap_last_token=True, embedding_size=7,
     ),
     "m2m_100": dict(
-        position_embedding_type="sinusoidal", position_ids_from="place", embedding_norm=True, norm_first=False,
-        final_norm=False, linear_bias=False, lm_head_bias=True, wrap_last_token=True, layer_norm_eps=1e-6,
+        position_embedding_type="sinusoidal", position_ids_from="place", embedding_norm=True,
+        norm_first=False, final_norm=False, linear_bias=False, lm_head_bias=True,
+        wrap_last_token=True, layer_norm_eps=1e-6,
     ),
-    "pegasus": dict(position_embedding_type="learned", embedding_norm=True, norm_first=False, final_norm=False),
+    "pegasus": dict(
+        position_embedding_type="learned", embedding_norm=True, norm_first=False, final_norm=False
+    ),
     "t5": dict(
-        position_embedding_type="none", norm_type="layer_norm", norm_first=False, final_norm=False, embedding_norm=True,
-        scale_embedding=True, linear_bias=True, lm_head_bias=True, sliding_window=4, wrap_last_token=True, hidden_act="gelu",
+        position_embedding_type="none", norm_type="layer_norm", norm_first=False, final_norm=False,
+        embedding_norm=True, scale_embedding=True, linear_bias=True, lm_head_bias=True,
+        sliding_window=4, wrap_last_token=True, hidden_act="gelu",
         share_encoder_decoder_embeddings=False, value_head_dim=3, embedding_size=7,
     ),
     "vit": dict(
-        num_first_tokens=2, norm_type="rms_norm", norm_first=False, final_norm=False, gated=True, linear_bias=False,
-        interpolate_pos_encoding=True, activation_dropout=0.2, embedding_dropout=0.3, head_dim=2, value_head_dim=3,
+        num_first_tokens=2, norm_type="rms_norm", norm_first=False, final_norm=False, gated=True,
+        linear_bias=False, interpolate_pos_encoding=True, activation_dropout=0.2,
+        embedding_dropout=0.3, head_dim=2, value_head_dim=3,
     ),
 }  # fmt: skip
 HEAD = {

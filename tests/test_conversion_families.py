@@ -43,8 +43,8 @@ def registered(monkeypatch):
 
 def test_a_line_and_a_module_are_all_that_a_family_needs(registered, tmp_path):
     theirs = transformers.Data2VecTextConfig(
-        vocab_size=50, hidden_size=12, num_attention_heads=3, num_hidden_layers=2, intermediate_size=20,
-        max_position_embeddings=30,
+        vocab_size=50, hidden_size=12, num_attention_heads=3, num_hidden_layers=2,
+        intermediate_size=20, max_position_embeddings=30,
     )  # fmt: skip
     theirs = random_model("Data2VecTextForMaskedLM", theirs, torch.float64)
     theirs.save_pretrained(tmp_path / "theirs")

@@ -20,12 +20,15 @@ from vanilla_transformer_export.cli import main
 
 TEXTS = ["a man sees the dog", "the park", "number 12 in the park"]
 FIELDS = {  # what Marian writes of a transformer-base, in its order and more
-    "dec-depth": 2, "dim-emb": 12, "enc-depth": 3, "layer-normalization": False, "right-left": False, "tied-embeddings": False,
-    "tied-embeddings-all": True, "tied-embeddings-src": False, "transformer-aan-depth": 2, "transformer-decoder-autoreg":
-    "self-attention", "transformer-dim-ffn": 20, "transformer-ffn-activation": "swish", "transformer-ffn-depth": 2,
-    "transformer-heads": 3, "transformer-no-projection": False, "transformer-postprocess": "dan",
+    "dec-depth": 2, "dim-emb": 12, "enc-depth": 3, "layer-normalization": False,
+    "right-left": False, "tied-embeddings": False, "tied-embeddings-all": True,
+    "tied-embeddings-src": False, "transformer-aan-depth": 2,
+    "transformer-decoder-autoreg": "self-attention", "transformer-dim-ffn": 20,
+    "transformer-ffn-activation": "swish", "transformer-ffn-depth": 2, "transformer-heads": 3,
+    "transformer-no-projection": False, "transformer-postprocess": "dan",
     "transformer-postprocess-emb": "d", "transformer-preprocess": "", "transformer-tied-layers": [],
-    "transformer-train-position-embeddings": False, "type": "transformer", "ulr": False, "ulr-dim-emb": 0,
+    "transformer-train-position-embeddings": False, "type": "transformer", "ulr": False,
+    "ulr-dim-emb": 0,
 }  # fmt: skip
 
 
@@ -79,17 +82,18 @@ def written(pieces, tmp_path_factory):
 def marian_model(pad):
     """With a last row of zeros, that of padding, which Marian's own models do not have."""
     config = MarianConfig(
-        vocab_size=pad + 1, d_model=12, encoder_layers=3, decoder_layers=2, encoder_ffn_dim=20, decoder_ffn_dim=20,
-        encoder_attention_heads=3, decoder_attention_heads=3, activation_function="swish", scale_embedding=True,
-        pad_token_id=pad, eos_token_id=0, bos_token_id=0, decoder_start_token_id=pad, forced_eos_token_id=0,
+        vocab_size=pad + 1, d_model=12, encoder_layers=3, decoder_layers=2, encoder_ffn_dim=20,
+        decoder_ffn_dim=20, encoder_attention_heads=3, decoder_attention_heads=3,
+        activation_function="swish", scale_embedding=True, pad_token_id=pad, eos_token_id=0,
+        bos_token_id=0, decoder_start_token_id=pad, forced_eos_token_id=0,
     )  # fmt: skip
     model = random_model("MarianMTModel", config)
     with torch.no_grad():
         model.model.shared.weight[pad] = 0
         model.final_logits_bias[0, pad] = 0
     model.generation_config = GenerationConfig(
-        num_beams=3, max_length=512, bad_words_ids=[[pad]], forced_eos_token_id=0, pad_token_id=pad, eos_token_id=0,
-        bos_token_id=0, decoder_start_token_id=pad,
+        num_beams=3, max_length=512, bad_words_ids=[[pad]], forced_eos_token_id=0, pad_token_id=pad,
+        eos_token_id=0, bos_token_id=0, decoder_start_token_id=pad,
     )  # fmt: skip
     return model
 
@@ -194,11 +198,13 @@ def with_field(**fields):
 
 
 WRONG_FIELDS = {
-    "type": "s2s", "tied-embeddings-all": False, "layer-normalization": True, "right-left": True, "transformer-ffn-depth": 3,
-    "transformer-decoder-autoreg": "rnn", "transformer-no-projection": True, "transformer-postprocess": "da",
-    "transformer-postprocess-emb": "nd", "transformer-preprocess": "n", "transformer-tied-layers": [1, 1, 2],
-    "transformer-train-position-embeddings": True, "transformer-ffn-activation": "gelu", "transformer-heads": 0,
-    "dim-emb": "wide", "ulr-dim-emb": 8,
+    "type": "s2s", "tied-embeddings-all": False, "layer-normalization": True, "right-left": True,
+    "transformer-ffn-depth": 3, "transformer-decoder-autoreg": "rnn",
+    "transformer-no-projection": True, "transformer-postprocess": "da",
+    "transformer-postprocess-emb": "nd", "transformer-preprocess": "n",
+    "transformer-tied-layers": [1, 1, 2], "transformer-train-position-embeddings": True,
+    "transformer-ffn-activation": "gelu", "transformer-heads": 0, "dim-emb": "wide",
+    "ulr-dim-emb": 8,
 }  # fmt: skip
 
 

@@ -56,9 +56,10 @@ SCRIPTS = {
 }
 SOURCES, TARGET = ["ru", "el", "ar", "hi", "te", "zh"], "de"
 ODD = [
-    "", " ", "   ", "\t\n", "a", "  two  spaces ", "ｗｉｄｅ", "ﬁ ①½", "e\u0301 a\u0308", "\u3000собака", "ꙮ",
-    "𓀀𓀁 ok", "a\u00a0b", "собака </s> кошка", "<unk>", "\u200b", "\u0c2a\u0c46\u0c56\u0c32", "Wörter, die " "nur das " "Ziel hat",
-    "großen", "собакаBallкошка", "Hund", "собака Hund кошка", "99 %", "‘…’",
+    "", " ", "   ", "\t\n", "a", "  two  spaces ", "ｗｉｄｅ", "ﬁ ①½", "e\u0301 a\u0308",
+    "\u3000собака", "ꙮ", "𓀀𓀁 ok", "a\u00a0b", "собака </s> кошка", "<unk>", "\u200b",
+    "\u0c2a\u0c46\u0c56\u0c32", "Wörter, die nur das Ziel hat", "großen", "собакаBallкошка", "Hund",
+    "собака Hund кошка", "99 %", "‘…’",
 ]  # fmt: skip
 
 

@@ -24,8 +24,8 @@ RELATIVE = {
 LEARNED = {"position_embedding_type": "learned", "max_position_embeddings": 60}
 ROTARY = {"position_embedding_type": "rotary"}
 T5 = {
-    **RELATIVE, "norm_type": "rms_norm", "norm_first": True, "gated": True, "hidden_act": "gelu_new", "linear_bias": False,
-    "scale_embedding": False, "lm_head_bias": False,
+    **RELATIVE, "norm_type": "rms_norm", "norm_first": True, "gated": True,
+    "hidden_act": "gelu_new", "linear_bias": False, "scale_embedding": False, "lm_head_bias": False,
 }  # fmt: skip
 COMMON = {
     "paper": {},

@@ -21,7 +21,9 @@ from vanilla_transformer_export.languages import languages_of
 
 TEXTS = ["the dog sees a bird", "a man reads", "der Hund sieht einen Vogel im Park"]
 LINES = [f"{subject} {verb} {thing} {place}." for subject in ("the dog", "a man", "der Hund", "eine Frau")
-         for verb in ("sees", "reads", "sieht", "liest") for thing in ("a bird", "the book", "einen Vogel")
+         for verb in ("sees", "reads", "sieht", "liest") for thing in (
+             "a bird", "the book", "einen Vogel"
+         )
          for place in ("in the park", "at home", "im Park", "zu Hause")]  # fmt: skip
 SETTINGS = dict(max_new_tokens=8, min_new_tokens=6, num_beams=1)
 

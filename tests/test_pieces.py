@@ -92,8 +92,8 @@ def words():
 
 
 KINDS = [
-    byte_level, bytes_that_are_no_text_left_out, byte_fallback, sentence_pieces, sentence_pieces_without_outer_spaces,
-    word_pieces, words_with_ends, words,
+    byte_level, bytes_that_are_no_text_left_out, byte_fallback, sentence_pieces,
+    sentence_pieces_without_outer_spaces, word_pieces, words_with_ends, words,
 ]  # fmt: skip
 each_kind = pytest.mark.parametrize("made", KINDS, ids=lambda made: made.__name__)
 made_once = functools.cache(lambda made: made())

@@ -56,9 +56,10 @@ def ours(vocab_size):
 
 def bart(vocab_size):
     config = BartConfig(
-        vocab_size=vocab_size, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=300,
-        pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=2, forced_eos_token_id=2, init_std=0.5,
+        vocab_size=vocab_size, d_model=16, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16,
+        decoder_ffn_dim=16, max_position_embeddings=300, pad_token_id=0, bos_token_id=1,
+        eos_token_id=2, decoder_start_token_id=2, forced_eos_token_id=2, init_std=0.5,
     )  # fmt: skip
     return BartForConditionalGeneration(config)
 
@@ -463,7 +464,10 @@ def test_other_names_stay_unknown(task):
 @pytest.fixture(scope="module")
 def multilingual():
     tokenizer = MBart50Tokenizer(
-        vocab=[("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁a", -1.0), ("▁man", -1.0), ("▁dog", -1.0)],
+        vocab=[
+            ("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁a", -1.0),
+            ("▁man", -1.0), ("▁dog", -1.0)
+        ],
         src_lang="en_XX", tgt_lang="fr_XX",
     )  # fmt: skip
     transformers.set_seed(0)

@@ -43,7 +43,9 @@ RELATIVE = (
 CHANGES = {
     "paper": ({}, {}),
     "pre-norm": PRE_NORM,
-    "pre-norm without a final norm": (dict(norm_first=True, final_norm=False), dict(norm_first=True)),
+    "pre-norm without a final norm": (
+        dict(norm_first=True, final_norm=False), dict(norm_first=True)
+    ),
     "post-norm with a final norm": (dict(final_norm=True), dict(final_norm=True)),
     "learned positions": (
         dict(position_embedding_type="learned", max_position_embeddings=7),
@@ -57,15 +59,23 @@ CHANGES = {
     "relative positions": RELATIVE,
     "no positions": (dict(position_embedding_type="none"), dict(positions="none")),
     "window of two": (dict(sliding_window=2), dict(window=2)),
-    "window of three, rotary": (dict(sliding_window=3, position_embedding_type="rotary"), dict(window=3, positions="rotary")),
-    "window of three, relative": (dict(sliding_window=3, **RELATIVE[0]), dict(window=3, **RELATIVE[1])),
+    "window of three, rotary": (
+        dict(sliding_window=3, position_embedding_type="rotary"), dict(window=3, positions="rotary")
+    ),
+    "window of three, relative": (
+        dict(sliding_window=3, **RELATIVE[0]), dict(window=3, **RELATIVE[1])
+    ),
     "learned and relative positions": (
         dict(RELATIVE[0], position_embedding_type="learned_relative", max_position_embeddings=7),
         dict(RELATIVE[1], positions="learned_relative"),
     ),
-    "root mean square": (dict(norm_type="rms_norm", norm_first=True), dict(rms_norm=True, norm_first=True, final_norm=True)),
+    "root mean square": (
+        dict(norm_type="rms_norm", norm_first=True),
+        dict(rms_norm=True, norm_first=True, final_norm=True),
+    ),
     "root mean square everywhere": (
-        dict(norm_type="rms_norm", embedding_norm=True, layer_norm_eps=0.1), dict(rms_norm=True, embedding_norm=True, eps=0.1)
+        dict(norm_type="rms_norm", embedding_norm=True, layer_norm_eps=0.1),
+        dict(rms_norm=True, embedding_norm=True, eps=0.1)
     ),
     "gated": (dict(gated=True, hidden_act="gelu"), dict(gated=True, activation="gelu")),
     "gated without biases": (dict(gated=True, linear_bias=False), dict(gated=True, bias=False)),
@@ -73,7 +83,9 @@ CHANGES = {
     "d_k != d_v != D / h": (dict(head_dim=3, value_head_dim=5), dict(d_k=3, d_v=5)),
     "d_k alone": (dict(head_dim=5), dict(d_k=5, d_v=5)),
     "three heads": (dict(num_attention_heads=3), dict(h=3, d_k=4, d_v=4)),
-    "five heads that do not divide D": (dict(h=5, head_dim=2, value_head_dim=3), dict(h=5, d_k=2, d_v=3)),
+    "five heads that do not divide D": (
+        dict(h=5, head_dim=2, value_head_dim=3), dict(h=5, d_k=2, d_v=3)
+    ),
     "embedding norm": (dict(embedding_norm=True), dict(embedding_norm=True)),
     "no embedding scale": (dict(scale_embedding=False), dict(scale_embedding=False)),
     "no biases in the layers": (dict(linear_bias=False), dict(bias=False)),
@@ -82,7 +94,8 @@ CHANGES = {
     "large epsilon": (dict(layer_norm_eps=0.1), dict(eps=0.1)),
     "everything": (
         dict(norm_first=True, position_embedding_type="learned", max_position_embeddings=9, hidden_act="gelu", head_dim=3,
-             value_head_dim=5, num_attention_heads=3, embedding_norm=True, scale_embedding=False, lm_head_bias=False,
+             value_head_dim=5, num_attention_heads=3, embedding_norm=True, scale_embedding=False,
+             lm_head_bias=False,
              tie_word_embeddings=False, linear_bias=False, final_norm=False, sliding_window=4),
         dict(norm_first=True, positions="learned", activation="gelu", h=3, d_k=3, d_v=5, embedding_norm=True,
              scale_embedding=False, lm_head_bias=False, tied=False, bias=False, window=4),
@@ -90,24 +103,38 @@ CHANGES = {
     "everything, rotary": (
         dict(norm_first=True, position_embedding_type="rotary", head_dim=4, value_head_dim=5, num_attention_heads=3,
              linear_bias=False, sliding_window=3, layer_norm_eps=1e-3),
-        dict(norm_first=True, final_norm=True, positions="rotary", h=3, d_k=4, d_v=5, bias=False, window=3, eps=1e-3),
+        dict(
+            norm_first=True, final_norm=True, positions="rotary", h=3, d_k=4, d_v=5, bias=False,
+            window=3, eps=1e-3
+        ),
     ),
     "narrow embeddings": (dict(embedding_size=8), dict(e=8)),
-    "narrow embeddings and a norm": (dict(embedding_size=8, embedding_norm=True), dict(e=8, embedding_norm=True)),
+    "narrow embeddings and a norm": (
+        dict(embedding_size=8, embedding_norm=True), dict(e=8, embedding_norm=True)
+    ),
     "wide embeddings, learned positions, untied": (
         dict(embedding_size=14, position_embedding_type="learned", max_position_embeddings=7, scale_embedding=False,
              tie_word_embeddings=False, norm_first=True),
-        dict(e=14, positions="learned", scale_embedding=False, tied=False, norm_first=True, final_norm=True),
+        dict(
+            e=14, positions="learned", scale_embedding=False, tied=False, norm_first=True,
+            final_norm=True
+        ),
     ),
     # Of one variant only.
     "token types": (dict(type_vocab_size=3), {}),
-    "token types and a norm": (dict(type_vocab_size=3, embedding_norm=True), dict(embedding_norm=True)),
-    "transform in front of the projection": (dict(lm_transform_act="gelu"), dict(lm_transform="gelu")),
+    "token types and a norm": (
+        dict(type_vocab_size=3, embedding_norm=True), dict(embedding_norm=True)
+    ),
+    "transform in front of the projection": (
+        dict(lm_transform_act="gelu"), dict(lm_transform="gelu")
+    ),
     "narrow embeddings, token types and a transform": (
         dict(embedding_size=8, embedding_norm=True, type_vocab_size=3, lm_transform_act="gelu"),
         dict(e=8, embedding_norm=True, lm_transform="gelu"),
     ),
-    "each side its own embeddings": (dict(share_encoder_decoder_embeddings=False), dict(shared=False)),
+    "each side its own embeddings": (
+        dict(share_encoder_decoder_embeddings=False), dict(shared=False)
+    ),
 }  # fmt: skip
 ENCODER_ONLY = ["token types", "token types and a norm", "transform in front of the projection"]
 ENCODER_ONLY += ["narrow embeddings, token types and a transform"]
@@ -263,9 +290,9 @@ def test_the_pooler_is_a_linear_map_and_an_activation_of_the_first_state(act, pa
 # ------------------------------------------------------------------------------------------- caches
 
 CACHED = [
-    "paper", "everything", "everything, rotary", "d_k != d_v != D / h", "learned positions", "rotary " "positions",
-    "relative positions", "no positions", "window of two", "window of three, rotary", "window of " "three, " "relative",
-    "narrow embeddings",
+    "paper", "everything", "everything, rotary", "d_k != d_v != D / h", "learned positions",
+    "rotary positions", "relative positions", "no positions", "window of two",
+    "window of three, rotary", "window of three, relative", "narrow embeddings",
 ]  # fmt: skip
 
 

@@ -115,8 +115,16 @@ for directory in map(Path, sys.argv[1:]):
 CHANGES = {  # each kind of positions, and all that a checkpoint of the variant may have
     "encoder": dict(N=2, position_embedding_type="relative", type_vocab_size=2, pooler_act="tanh", lm_transform_act="gelu",
                     token_transform_act="gelu"),
-    "decoder": dict(N=2, position_embedding_type="rotary", sliding_window=3, add_cross_attention=True, final_norm=True),
-    "seq2seq": dict(encoder_layers=1, decoder_layers=2, linear_bias=False, share_encoder_decoder_embeddings=False),
+    "decoder": dict(
+        N=2, position_embedding_type="rotary", sliding_window=3, add_cross_attention=True,
+        final_norm=True
+    ),
+    "seq2seq": dict(
+        encoder_layers=1,
+        decoder_layers=2,
+        linear_bias=False,
+        share_encoder_decoder_embeddings=False,
+    ),
     "vision": dict(N=2, image_size=[8, 13], patch_size=4, num_first_tokens=2, pooler_act="tanh"),
 }  # fmt: skip
 

@@ -408,8 +408,8 @@ def test_attention_of_one_token_over_rows_of_any_length(heads, width, source):
     rng, room = np.random.default_rng(0), 300
     names = ["q", "k", "v", "past_key", "past_value"]
     node = onnx.helper.make_node(
-        "GroupQueryAttention", [*names, "last", "total"], ["y", "key", "value"], domain="com.microsoft",
-        num_heads=heads, kv_num_heads=heads,
+        "GroupQueryAttention", [*names, "last", "total"], ["y", "key", "value"],
+        domain="com.microsoft", num_heads=heads, kv_num_heads=heads,
     )  # fmt: skip
     new, cache = ["rows", "new", heads * width], ["rows", heads, room, width]
     inputs = [

@@ -26,17 +26,41 @@ def shouted(html):
         ("<p class=\"x>y\" title='a'>a dog</P >\n", "<p class=\"x>y\" title='a'>A DOG</P >\n"),
         ("<p>a <b>big</b> dog</p>", "<p>A <b>BIG</b> DOG</p>"),
         ("<p>\n  a dog\n  runs\t</p>", "<p>\n  A DOG RUNS\t</p>"),  # a line break is white space
-        ("<!DOCTYPE html><!-- a --><!--><p>b<![CDATA[c]]><?d?>", "<!DOCTYPE html><!-- a " "--><!--><p>B<![CDATA[c]]><?d?>"),
-        ("<script>if (a<b) '</p>'</scripts></SCRIPT >a", "<script>if (a<b) " "'</p>'</scripts></SCRIPT >A"),
-        ("<style>p{}</style><textarea>a<p>b</textarea>c", "<style>p{}</style><textarea>a<p>b</textarea>C"),
-        ("<pre>a</pre><code>b <i>c</i></code>d<kbd>e</kbd>", "<pre>a</pre><code>b " "<i>c</i></code>D<kbd>e</kbd>"),
+        (
+            "<!DOCTYPE html><!-- a --><!--><p>b<![CDATA[c]]><?d?>",
+            "<!DOCTYPE html><!-- a --><!--><p>B<![CDATA[c]]><?d?>",
+        ),
+        (
+            "<script>if (a<b) '</p>'</scripts></SCRIPT >a",
+            "<script>if (a<b) '</p>'</scripts></SCRIPT >A",
+        ),
+        (
+            "<style>p{}</style><textarea>a<p>b</textarea>c",
+            "<style>p{}</style><textarea>a<p>b</textarea>C",
+        ),
+        (
+            "<pre>a</pre><code>b <i>c</i></code>d<kbd>e</kbd>",
+            "<pre>a</pre><code>b <i>c</i></code>D<kbd>e</kbd>",
+        ),
         ("a<br>b<img alt=c>d<hr/>e", "A<br>B<img alt=c>D<hr/>E"),
         ("<i translate=no>a <b>b</b></i>c", "<i translate=no>a <b>b</b></i>C"),
-        ("<i TRANSLATE='No'>a<b translate=yes>b</b>c</i>", "<i TRANSLATE='No'>a<b " "translate=yes>B</b>c</i>"),
-        ('<i class="x notranslate">a</i><i class=translate>b</i>', '<i class="x ' 'notranslate">a</i><i ' 'class=translate>B</i>'),
-        ("<i data-translate=no>a</i><i title='translate=no'>b</i>", "<i " "data-translate=no>A</i><i " "title='translate=no'>B</i>"),
+        (
+            "<i TRANSLATE='No'>a<b translate=yes>b</b>c</i>",
+            "<i TRANSLATE='No'>a<b translate=yes>B</b>c</i>",
+        ),
+        (
+            '<i class="x notranslate">a</i><i class=translate>b</i>',
+            '<i class="x notranslate">a</i><i class=translate>B</i>',
+        ),
+        (
+            "<i data-translate=no>a</i><i title='translate=no'>b</i>",
+            "<i data-translate=no>A</i><i title='translate=no'>B</i>",
+        ),
         ("<ul><li translate=no>a<li>b</ul>", "<ul><li translate=no>a<li>B</ul>"),
-        ("<p translate=no>a<p>b<div translate=no>c<p>d</div>e", "<p translate=no>a<p>B<div " "translate=no>c<p>d</div>E"),
+        (
+            "<p translate=no>a<p>b<div translate=no>c<p>d</div>e",
+            "<p translate=no>a<p>B<div translate=no>c<p>d</div>E",
+        ),
         ("<div translate=no><p>a</div>b</p></i>c", "<div translate=no><p>a</div>B</p></i>C"),
         ("<svg/>a<svg><text>b</text></svg>c", "<svg/>A<svg><text>b</text></svg>C"),
         ("3 < 4 a <5 b<", "3 &lt; 4 A &lt;5 B&lt;"),
@@ -50,7 +74,7 @@ def shouted(html):
         ("a </ b", "A </ b"),
         ("<title>a</title><noscript>b</noscript>", "<title>A</title><noscript>B</noscript>"),
     ],
-)  # fmt: skip
+)
 def test_text_between_tags_is_replaced(html, expected):
     assert shouted(html) == expected
     runs = text_runs(html)

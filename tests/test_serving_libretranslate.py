@@ -621,7 +621,7 @@ def test_languages_that_are_given_must_be_those_of_the_model(alone, monkeypatch)
         ({"api_key": 5}, "api_key is 5, expected a valid string"),
     ],
     ids=ascii,
-)  # fmt: skip
+)
 def test_a_wrong_value_is_named(client, changes, said):
     assert said in message(client.post("/translate", json={"q": "w5", **ENGLISH, **changes}))
 
@@ -640,18 +640,30 @@ def test_a_missing_field_is_named(client, field):
         ("application/json", b"", "the body is not JSON: EOF"),
         ("application/json", b'{"q": "w5",', "the body is not JSON: EOF"),
         ("application/json", b'{"q": "\xff"}', "the body is not JSON: "),
-        ("application/json", b'{"q": "\\ud83d", "source": "en", "target": "de"}', "half of a " "character"),
+        (
+            "application/json",
+            b'{"q": "\\ud83d", "source": "en", "target": "de"}',
+            "half of a character",
+        ),
         ("application/json", b"[" * 100_000, "the body is not JSON: recursion limit exceeded"),
         ("application/json", b"[1]", "the body is [1], expected"),
         ("text/plain", b"w5", "the body is not JSON: "),
-        ("application/x-www-form-urlencoded", b"q=%ff&source=en&target=de", "the body is no form " "in UTF-8"),
-        ("application/x-www-form-urlencoded", b"q=\xff&source=en&target=de", "the body is " "no form " "in UTF-8"),
+        (
+            "application/x-www-form-urlencoded",
+            b"q=%ff&source=en&target=de",
+            "the body is no form in UTF-8",
+        ),
+        (
+            "application/x-www-form-urlencoded",
+            b"q=\xff&source=en&target=de",
+            "the body is no form in UTF-8",
+        ),
         ("application/x-www-form-urlencoded", b"", "q is missing"),
         ("multipart/form-data", b"w5", "boundary"),
         ("multipart/form-data; boundary=x", b"w5", ""),
     ],
     ids=ascii,
-)  # fmt: skip
+)
 def test_a_body_that_is_none_is_an_error(client, kind, content, said):
     assert said in message(
         client.post("/translate", content=content, headers={"Content-Type": kind})

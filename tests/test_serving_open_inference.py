@@ -386,11 +386,21 @@ def one(**changes):
 
 WRONG = {
     "no inputs": ({}, 400, "inputs is missing"),
-    "another model": ({"model_name": "causal", "inputs": [TEXT]}, 400, "model_name is 'causal', " "expected " "'encoder', as in"),
+    "another model": (
+        {"model_name": "causal", "inputs": [TEXT]},
+        400,
+        "model_name is 'causal', expected 'encoder', as in",
+    ),
     "empty": ({"inputs": []}, 400, "inputs is []"),
-    "a name": (one(name="input_id"), 400, "no input 'input_id', expected some of text, " "input_ids, " "attention_mask; did"),
+    "a name": (
+        one(name="input_id"),
+        400,
+        "no input 'input_id', expected some of text, input_ids, attention_mask; did",
+    ),
     "twice": ({"inputs": [INPUT, INPUT]}, 400, "two inputs input_ids, expected one"),
-    "both": ({"inputs": [TEXT, INPUT]}, 400, "inputs are text, input_ids, expected text or " "the others"),
+    "both": (
+        {"inputs": [TEXT, INPUT]}, 400, "inputs are text, input_ids, expected text or the others"
+    ),
     "datatype": (one(datatype="INT32"), 400, "input_ids has datatype 'INT32', expected INT64"),
     "no data": (one(data=None), 400, "data of input_ids is None, expected a list of values"),
     "a text": (one(data=[5, "6"]), 400, "data of input_ids has '6', expected values of INT64"),
@@ -398,28 +408,70 @@ WRONG = {
     "a flag": (one(data=[5, True]), 400, "data of input_ids has True, expected values of INT64"),
     "large": (one(data=[5, 2**64]), 400, "data of input_ids has a number that INT64 cannot hold"),
     "few": (one(data=[5]), 400, "data of input_ids has shape [1], expected [1, 2] or [2]"),
-    "ragged": (one(data=[[5], [6, 7]], shape=[2, 2]), 400, "data of input_ids has shape [2], " "expected [2, " "2] or [4]"),
-    "turned": (one(data=[[5], [6]]), 400, "data of input_ids has shape [2, 1], expected [1, " "2] or [2]"),
-    "zero": (one(data=[], shape=[0, 2]), 400, "input_ids has shape [0, 2], expected sizes of at " "least 1"),
-    "axes": (one(shape=[2]), 400, "input_ids must have shape (batch_size, source_length), got " "shape (2,)"),
-    "vocabulary": (one(data=[5, VOCABULARY]), 400, f"input_ids must be in [0, {VOCABULARY - 1}], " f"got 5 to " f"{VOCABULARY}"),
-    "only a mask": (one(name="attention_mask", data=[1, 1]), 400, "takes input_ids, which was " "not given"),
+    "ragged": (
+        one(data=[[5], [6, 7]], shape=[2, 2]),
+        400,
+        "data of input_ids has shape [2], expected [2, 2] or [4]",
+    ),
+    "turned": (
+        one(data=[[5], [6]]), 400, "data of input_ids has shape [2, 1], expected [1, 2] or [2]"
+    ),
+    "zero": (
+        one(data=[], shape=[0, 2]), 400, "input_ids has shape [0, 2], expected sizes of at least 1"
+    ),
+    "axes": (
+        one(shape=[2]), 400, "input_ids must have shape (batch_size, source_length), got shape (2,)"
+    ),
+    "vocabulary": (
+        one(data=[5, VOCABULARY]),
+        400,
+        f"input_ids must be in [0, {VOCABULARY - 1}], got 5 to {VOCABULARY}",
+    ),
+    "only a mask": (
+        one(name="attention_mask", data=[1, 1]), 400, "takes input_ids, which was not given"
+    ),
     "no tokens": ({"inputs": EMPTY}, 400, "row 0 of attention_mask is all 0"),
     "rows": (one(data=[5] * 9, shape=[9, 1]), 413, "input_ids has 9 rows, expected at most 8"),
-    "an output": ({**one(), "outputs": [{"name": "embeding"}]}, 400, "no output 'embeding', " "expected " "some of"),
-    "outputs": ({**one(), "outputs": [{"name": "embedding"}] * 2}, 400, "two outputs embedding, " "expected one"),
-    "a parameter": ({**one(), "parameters": {"truncat": True}}, 400, "parameters has 'truncat', " "expected " "some of " "truncate"),
+    "an output": (
+        {**one(), "outputs": [{"name": "embeding"}]}, 400, "no output 'embeding', expected some of"
+    ),
+    "outputs": (
+        {**one(), "outputs": [{"name": "embedding"}] * 2},
+        400,
+        "two outputs embedding, expected one",
+    ),
+    "a parameter": (
+        {**one(), "parameters": {"truncat": True}},
+        400,
+        "parameters has 'truncat', expected some of truncate",
+    ),
     "a cut": ({**one(), "parameters": {"truncate": True}}, 400, "truncate is true without text"),
-    "truncate": ({"inputs": [TEXT], "parameters": {"truncate": 1}}, 400, "truncate is 1, " "expected true " "or false"),
-    "binary output": ({**one(), "parameters": {"binary_data_output": "no"}}, 400, "binary_data_output " "is 'no'"),
+    "truncate": (
+        {"inputs": [TEXT], "parameters": {"truncate": 1}},
+        400,
+        "truncate is 1, expected true or false",
+    ),
+    "binary output": (
+        {**one(), "parameters": {"binary_data_output": "no"}}, 400, "binary_data_output is 'no'"
+    ),
     "classification": (
         {**one(), "outputs": [{"name": "embedding", "parameters": {"classification": 3}}]},
         400,
         "classification of embedding is not supported",
     ),
-    "memory": (one(data=None, parameters={"shared_memory_region": "x"}), 400, "input_ids is in " "shared memory"),
-    "binary size": (one(data=None, parameters={"binary_data_size": 8}), 400, "of input_ids is 8, " "expected " "at most 0"),
-    "axes of text": ({"inputs": [{**TEXT, "shape": [1, 1]}]}, 400, "text has shape [1, 1], " "expected [n]"),
+    "memory": (
+        one(data=None, parameters={"shared_memory_region": "x"}),
+        400,
+        "input_ids is in shared memory",
+    ),
+    "binary size": (
+        one(data=None, parameters={"binary_data_size": 8}),
+        400,
+        "of input_ids is 8, expected at most 0",
+    ),
+    "axes of text": (
+        {"inputs": [{**TEXT, "shape": [1, 1]}]}, 400, "text has shape [1, 1], expected [n]"
+    ),
     "a field": ({**one(), "input": 1}, 400, "input is 1, expected no such field"),
     "list": ([], 400, "the body is [], expected an object with inputs"),
     "nothing": (b"", 400, "the body is not JSON"),

@@ -374,9 +374,10 @@ def test_what_a_request_has_not_is_as_generation_config_says_and_then_as_openai_
 
 def test_every_option_of_generate_is_a_field(url, decoder):
     values = dict(
-        top_k=5, min_p=0.1, repetition_penalty=1.3, no_repeat_ngram_size=2, bad_words_ids=[[4, 5]], min_new_tokens=4,
-        min_length=2, forced_bos_token_id=6, forced_eos_token_id=7, suppress_tokens=[8], begin_suppress_tokens=[9],
-        renormalize_logits=True, eos_token_id=[EOS, 11], num_beams=1, length_penalty=0.5, early_stopping=True,
+        top_k=5, min_p=0.1, repetition_penalty=1.3, no_repeat_ngram_size=2, bad_words_ids=[[4, 5]],
+        min_new_tokens=4, min_length=2, forced_bos_token_id=6, forced_eos_token_id=7,
+        suppress_tokens=[8], begin_suppress_tokens=[9], renormalize_logits=True,
+        eos_token_id=[EOS, 11], num_beams=1, length_penalty=0.5, early_stopping=True,
     )  # fmt: skip
     assert set(values) == set(openai_api.OPTIONS)
     for name, value in values.items():

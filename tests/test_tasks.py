@@ -744,19 +744,59 @@ def test_a_task_of_another_head_is_refused_and_names_this_one(made):
 @pytest.mark.parametrize(
     "name, call, said",
     [
-        ("classify", lambda r: r.classify(["a"], top_k=0), "top_k must be a whole number of at " "least " "1, got 0"),
-        ("classify", lambda r: r.classify(["a"], function_to_apply="soft"), "function_to_apply is " "'soft', " "expected one of"),
-        ("classify", lambda r: r.zero_shot(["a"], []), r"candidate_labels must be strings, at " r"least one, " r"got \[\]"),
-        ("classify", lambda r: r.zero_shot(["a"], "b", "no place"), "hypothesis_template must " "have {} " "where the " "label goes"),
-        ("tag", lambda r: r.tag(["a"], "simpel"), "aggregation_strategy is 'simpel', " "expected .*; " "did " "you mean " "'simple'"),
+        (
+            "classify",
+            lambda r: r.classify(["a"], top_k=0),
+            "top_k must be a whole number of at least 1, got 0",
+        ),
+        (
+            "classify",
+            lambda r: r.classify(["a"], function_to_apply="soft"),
+            "function_to_apply is 'soft', expected one of",
+        ),
+        (
+            "classify",
+            lambda r: r.zero_shot(["a"], []),
+            r"candidate_labels must be strings, at least one, got \[\]",
+        ),
+        (
+            "classify",
+            lambda r: r.zero_shot(["a"], "b", "no place"),
+            "hypothesis_template must have {} where the label goes",
+        ),
+        (
+            "tag",
+            lambda r: r.tag(["a"], "simpel"),
+            "aggregation_strategy is 'simpel', expected .*; did you mean 'simple'",
+        ),
         ("tag", lambda r: r.tag(["a"], stride=3), "a stride is for entities, expected another"),
-        ("tag", lambda r: r.tag(["a"], "first", stride=-1), "stride must be a whole number of at " "least 0"),
-        ("fill_mask", lambda r: r.fill_mask(["<mask>"], top_k=9999), "top_k must be .* of " "at least " "1 " "and at " "most 100"),
-        ("fill_mask", lambda r: r.fill_mask(["<mask>"], targets=[]), "targets are .*, " "expected at " "least " "one token"),
-        ("answer", lambda r: r.answer(["a"], ["b"], max_answer_len=0), "max_answer_len must be a " "whole number"),
-        ("answer", lambda r: r.answer(["a"], ["b"], max_seq_len=5, doc_stride=6), "doc_stride " "must be " "at most " "max_seq_len, 5"),
+        (
+            "tag",
+            lambda r: r.tag(["a"], "first", stride=-1),
+            "stride must be a whole number of at least 0",
+        ),
+        (
+            "fill_mask",
+            lambda r: r.fill_mask(["<mask>"], top_k=9999),
+            "top_k must be .* of at least 1 and at most 100",
+        ),
+        (
+            "fill_mask",
+            lambda r: r.fill_mask(["<mask>"], targets=[]),
+            "targets are .*, expected at least one token",
+        ),
+        (
+            "answer",
+            lambda r: r.answer(["a"], ["b"], max_answer_len=0),
+            "max_answer_len must be a whole number",
+        ),
+        (
+            "answer",
+            lambda r: r.answer(["a"], ["b"], max_seq_len=5, doc_stride=6),
+            "doc_stride must be at most max_seq_len, 5",
+        ),
     ],
-)  # fmt: skip
+)
 def test_wrong_options_are_named(made, name, call, said):
     with pytest.raises(UsageError, match=said):
         call(made(name)[1])
@@ -765,13 +805,29 @@ def test_wrong_options_are_named(made, name, call, said):
 @pytest.mark.parametrize(
     "name, call, said",
     [
-        ("fill_mask", lambda r: r.fill_mask(["a man"]), "text 0 of 1 has no mask, expected " "<mask> in it"),
-        ("fill_mask", lambda r: r.fill_mask([f"<mask> {'a ' * 200}"]), "text 0 of 1: 20[0-9] " "tokens.* " "the 160 " "learned"),
-        ("answer", lambda r: r.answer(["a"], ["b", "c"]), "1 questions and 2 contexts, expected " "as many"),
+        (
+            "fill_mask",
+            lambda r: r.fill_mask(["a man"]),
+            "text 0 of 1 has no mask, expected <mask> in it",
+        ),
+        (
+            "fill_mask",
+            lambda r: r.fill_mask([f"<mask> {'a ' * 200}"]),
+            "text 0 of 1: 20[0-9] tokens.* the 160 learned",
+        ),
+        (
+            "answer",
+            lambda r: r.answer(["a"], ["b", "c"]),
+            "1 questions and 2 contexts, expected as many",
+        ),
         ("answer", lambda r: r.answer(["a"], [""]), "context 0 of 1 is '', expected words"),
-        ("answer", lambda r: r.answer(["a b"], ["b " * 50], max_seq_len=12, doc_stride=9), "leaves " "[0-9]+ " "tokens for"),
+        (
+            "answer",
+            lambda r: r.answer(["a b"], ["b " * 50], max_seq_len=12, doc_stride=9),
+            "leaves [0-9]+ tokens for",
+        ),
     ],
-)  # fmt: skip
+)
 def test_texts_that_do_not_fit_are_named(made, name, call, said):
     with pytest.raises(ValueError, match=said):
         call(made(name)[1])
@@ -928,19 +984,49 @@ def test_predict_reads_and_writes_lines_of_json(made, tmp_path, capsys):
 @pytest.mark.parametrize(
     "name, arguments, said, code",
     [
-        ("classify", ["a", "--task", "tag"], "tag is not what a " "VanillaEncoderForSequenceClassification is for", 2),
+        (
+            "classify",
+            ["a", "--task", "tag"],
+            "tag is not what a VanillaEncoderForSequenceClassification is for",
+            2,
+        ),
         ("classify", ["a", "--task", "nothing"], "expected one of classify, zero-shot", 2),
-        ("classify", ["a", "--set", "top=1"], "classify has no option 'top', expected some " "of top_k", 2),
-        ("classify", ["a", "--task", "zero-shot"], "zero_shot needs candidate_labels, expected " "--set " "candidate", 2),
+        (
+            "classify",
+            ["a", "--set", "top=1"],
+            "classify has no option 'top', expected some of top_k",
+            2,
+        ),
+        (
+            "classify",
+            ["a", "--task", "zero-shot"],
+            "zero_shot needs candidate_labels, expected --set candidate",
+            2,
+        ),
         ("classify", ["a", "--input", "in"], "--input goes without texts", 2),
         ("classify", ["a", "--output", "out"], "--output needs --input", 2),
         ("classify", ["a", "--force"], "--force needs --input and --output", 2),
         ("classify", ['{"text": "a"'], "begins with { and is no JSON object", 1),
-        ("classify", ['{"question": "a"}'], "has the keys ['question'], expected text, or text " "and " "text_pair", 1),
-        ("answer", ["who ?"], "'who ?' is no JSON object, expected one with question and context", 1),
-        ("answer", ['{"question": "a", "context": ""}'], "among the arguments 1: context 0 of 1 " "is '', " "expected words", 1),
+        (
+            "classify",
+            ['{"question": "a"}'],
+            "has the keys ['question'], expected text, or text and text_pair",
+            1,
+        ),
+        (
+            "answer",
+            ["who ?"],
+            "'who ?' is no JSON object, expected one with question and context",
+            1,
+        ),
+        (
+            "answer",
+            ['{"question": "a", "context": ""}'],
+            "among the arguments 1: context 0 of 1 is '', expected words",
+            1,
+        ),
     ],
-)  # fmt: skip
+)
 def test_wrong_calls_of_predict_are_one_line(made, capsys, name, arguments, said, code):
     with pytest.raises(SystemExit) as stopped:
         main(["predict", str(made(name)[1].path.parent), *arguments])

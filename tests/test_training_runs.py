@@ -57,8 +57,9 @@ def corpus(tmp_path_factory):
 def recipe_of(corpus, model=None, **training):
     """Three epochs by default."""
     settings = dict(
-        tokens_per_update=512, tokens_per_batch=256, num_train_epochs=3, learning_rate=5e-3, warmup_steps=20,
-        lr_scheduler_type="inverse_sqrt", label_smoothing_factor=0.1, save_strategy="epoch", logging_steps=5, seed=0,
+        tokens_per_update=512, tokens_per_batch=256, num_train_epochs=3, learning_rate=5e-3,
+        warmup_steps=20, lr_scheduler_type="inverse_sqrt", label_smoothing_factor=0.1,
+        save_strategy="epoch", logging_steps=5, seed=0,
     )  # fmt: skip
     data = {"train": list(map(str, corpus[0])), "validation": list(map(str, corpus[1]))}
     tokenizer, generation = (

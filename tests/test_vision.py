@@ -805,9 +805,11 @@ def test_the_command_draws_over_a_file_and_refuses_what_is_none(checkpoints, tmp
     ):
         with pytest.raises((FileNotFoundError, UsageError), match=said):
             save_attention_maps(
-                checkpoints / "classifier", tmp_path / "new.png", *words[: words.index("--kind") if "--kind" in words else 2],
+                checkpoints / "classifier",
+                tmp_path / "new.png",
+                *words[: words.index("--kind") if "--kind" in words else 2],
                 kind="cross" if "--kind" in words else None,
-            )  # fmt: skip
+            )
     with pytest.raises(ValueError, match="test_vision.py is no whole image: cannot identify"):
         save_attention_maps(checkpoints / "classifier", tmp_path / "new.png", __file__)
 

@@ -52,8 +52,8 @@ def write(
             )
         opsets = {"": g.opset, **({CONTRIB: 1} if target != "portable" else {})}
         graph = ir.Graph(
-            list(values.values()), outputs, nodes=op.nodes, initializers=list(op.initializers.values()), opset_imports=opsets,
-            name="g",
+            list(values.values()), outputs, nodes=op.nodes,
+            initializers=list(op.initializers.values()), opset_imports=opsets, name="g",
         )  # fmt: skip
         return ir.to_proto(ir.external_data.load_to_model(ir.Model(graph, ir_version=10)))
 

@@ -544,10 +544,13 @@ class VanillaSeq2SeqConfig(VanillaTextConfig):
         for Multi30k."""
         presets = {
             "base": {},
-            "big": dict(hidden_size=1024, intermediate_size=4096, num_attention_heads=16, dropout=0.3, embedding_dropout=0.3),
+            "big": dict(
+                hidden_size=1024, intermediate_size=4096, num_attention_heads=16, dropout=0.3,
+                embedding_dropout=0.3
+            ),
             "tiny": dict(
-                vocab_size=9700, hidden_size=128, intermediate_size=256, num_attention_heads=4, encoder_layers=4,
-                decoder_layers=4, dropout=0.3, embedding_dropout=0.3,
+                vocab_size=9700, hidden_size=128, intermediate_size=256, num_attention_heads=4,
+                encoder_layers=4, decoder_layers=4, dropout=0.3, embedding_dropout=0.3,
             ),
         }  # fmt: skip
         if name not in presets:

@@ -9,7 +9,8 @@ from onnx_ir import Value
 from .context import GraphContext
 
 OPERATORS = {
-    "relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid", "hardswish": "HardSwish", "mish": "Mish", "leaky_relu": "LeakyRelu",
+    "relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid", "hardswish": "HardSwish", "mish": "Mish",
+    "leaky_relu": "LeakyRelu",
 }  # fmt: skip
 
 

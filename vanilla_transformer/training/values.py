@@ -117,8 +117,9 @@ GENERATION = {
 # Fields of `Trainer`'s that a run sets itself, that have no effect on one, or that a recipe cannot
 # hold.
 NOT_TAKEN = {
-    "output_dir", "predict_with_generate", "remove_unused_columns", "generation_config", "parallelism_config",
-    "resume_from_checkpoint", "do_train", "do_eval", "do_predict", "local_rank", "deepspeed", "fsdp", "fsdp_config",
+    "output_dir", "predict_with_generate", "remove_unused_columns", "generation_config",
+    "parallelism_config", "resume_from_checkpoint", "do_train", "do_eval", "do_predict",
+    "local_rank", "deepspeed", "fsdp", "fsdp_config",
 }  # fmt: skip
 REPORT_TO = Literal["none", "all", *INTEGRATION_TO_CALLBACK]
 # Types of fields of `Trainer`'s where its own are wider.

@@ -49,8 +49,8 @@ def labels(*names: str) -> dict:
 NLI, NAMES = labels("contradiction", "neutral", "entailment"), labels("O", "B-PER", "I-PER")
 # Keys and values as wide as each other, and together wider than the residual stream.
 T5 = dict(
-    position_embedding_type="relative", norm_type="rms_norm", norm_first=True, gated=True, hidden_act="gelu_new",
-    linear_bias=False, head_dim=16, value_head_dim=16,
+    position_embedding_type="relative", norm_type="rms_norm", norm_first=True, gated=True,
+    hidden_act="gelu_new", linear_bias=False, head_dim=16, value_head_dim=16,
 )  # fmt: skip
 # name: (class, kind of tokenizer, fields of the config)
 HEADS = {
@@ -58,13 +58,21 @@ HEADS = {
     "mask": ("VanillaEncoderForMaskedLM", "byte-bpe", dict(position_embedding_type="learned")),
     "labels": ("VanillaEncoderForSequenceClassification", "word", dict(type_vocab_size=2, **NAMES)),
     "nli": ("VanillaEncoderForSequenceClassification", "bpe", dict(type_vocab_size=2, **NLI)),
-    "names": ("VanillaEncoderForTokenClassification", "word", dict(position_embedding_type="rotary", **NAMES)),
+    "names": (
+        "VanillaEncoderForTokenClassification",
+        "word",
+        dict(position_embedding_type="rotary", **NAMES),
+    ),
     "answers": ("VanillaEncoderForQuestionAnswering", "word", dict(type_vocab_size=2)),
     "decoder": ("VanillaDecoderForCausalLM", "byte-bpe", dict(position_embedding_type="relative")),
-    "characters": ("VanillaDecoderForCausalLM", "character", dict(position_embedding_type="learned")),
+    "characters": (
+        "VanillaDecoderForCausalLM", "character", dict(position_embedding_type="learned")
+    ),
     "decoder-features": ("VanillaDecoderModel", "bpe", {}),
     "decoder-labels": ("VanillaDecoderForSequenceClassification", "bpe", NAMES),
-    "seq2seq": ("VanillaSeq2SeqForConditionalGeneration", "bpe", dict(position_embedding_type="rotary")),
+    "seq2seq": (
+        "VanillaSeq2SeqForConditionalGeneration", "bpe", dict(position_embedding_type="rotary")
+    ),
     "t5": ("VanillaSeq2SeqForConditionalGeneration", "bpe", T5),
     "m2m": (
         "VanillaSeq2SeqForConditionalGeneration", "bpe",
@@ -72,7 +80,9 @@ HEADS = {
     ),
     "mpnet": (
         "VanillaEncoderModel", "bpe",
-        dict(position_embedding_type="learned_relative", position_ids_from="ids", embedding_norm=True),
+        dict(
+            position_embedding_type="learned_relative", position_ids_from="ids", embedding_norm=True
+        ),
     ),
 }  # fmt: skip
 VOCABULARY = {"bpe": 100, "byte-bpe": 300, "word": 44, "character": None}
