@@ -78,9 +78,8 @@ class Compiled(Transformers):
         self.options = {"cache_implementation": "static"}
         if self.device == "cpu":
             self.model.forward = torch.compile(self.model.forward)
-        elif (
-            self.kind == "bert"
-        ):  # on a GPU, with a static cache, `generate` compiles the steps by itself, in this mode
+        elif self.kind == "bert":
+            # on a GPU, with a static cache, `generate` compiles the steps by itself, in this mode
             self.model.forward = torch.compile(self.model.forward, mode="reduce-overhead")
 
 

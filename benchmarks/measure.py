@@ -31,11 +31,8 @@ INSTRUCTIONS = (
     "amx_int8",
     "amx_bf16",
 )
-SETTINGS = (
-    "OMP_",
-    "MKL_",
-    "CT2_",
-)  # environment variables that change what an engine does, CT2_USE_MKL=1 among them
+# environment variables that change what an engine does, CT2_USE_MKL=1 among them
+SETTINGS = ("OMP_", "MKL_", "CT2_")
 WARM_UP = 64  # new tokens at most
 TOLERANCE = 1e-3  # of hidden states
 NO_TIME = "no time was left"

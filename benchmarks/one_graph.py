@@ -24,11 +24,8 @@ from vanilla_transformer_export import Runtime, export
 
 PACKAGES = ("vanilla-transformer", "onnxruntime", "numpy")
 CARD = Path(__file__).parents[1] / "model_cards" / "vanilla-seq2seq-tiny-multi30k-en-de"
-KINDS = {
-    "tiny": None,
-    "base": "seq2seq",
-    "decoder": "gpt2",
-}  # of the models of `workload`; `None` for the card
+# of the models of `workload`; `None` for the card
+KINDS = {"tiny": None, "base": "seq2seq", "decoder": "gpt2"}
 TARGETS = (("portable", "fp32"), ("cpu", "fp32"), ("cpu", "int8"))
 BATCHES = (1, 8, 32)
 LENGTH = 32  # tokens of a source or a prompt

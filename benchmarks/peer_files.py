@@ -143,9 +143,8 @@ def tokens(name, length):
 
 
 def inputs_of(length, mask):
-    rows = torch.arange(
-        2, dtype=torch.int32
-    )  # with 64 bits, what OpenVINO makes of it is slow and wrong
+    # with 64 bits, what OpenVINO makes of it is slow and wrong
+    rows = torch.arange(2, dtype=torch.int32)
     return {
         **tokens("input_ids", length),
         **tokens("position_ids", length),

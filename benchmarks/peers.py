@@ -34,9 +34,8 @@ class OpenVINO:
             "INFERENCE_NUM_THREADS": arrangement.workers * arrangement.threads,
             "NUM_STREAMS": arrangement.workers,
         }
-        if (
-            engine == "openvino-fp32"
-        ):  # where the processor can, it would compute in bfloat16, and keep caches in 8 bits
+        # where the processor can, it would compute in bfloat16, and keep caches in 8 bits
+        if engine == "openvino-fp32":
             settings |= {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
         openvino.Tensor(
             np.zeros(1, np.float32)
@@ -132,12 +131,8 @@ class Batch(ctypes.Structure):
     ]
 
 
-DEFAULTS = {
-    "n_ctx": 512,
-    "n_batch": 2048,
-    "n_ubatch": 512,
-    "n_seq_max": 1,
-}  # which say that the fields are where we look
+# which say that the fields are where we look
+DEFAULTS = {"n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1}
 PLACES = 256  # the room of a sequence is a multiple of it
 
 

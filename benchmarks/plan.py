@@ -3,12 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-CHECKPOINTS = (
-    "transformers",
-    "transformers-compile",
-    "vanilla",
-    "torch-graph",
-)  # they run what all files are made of
+# they run what all files are made of
+CHECKPOINTS = ("transformers", "transformers-compile", "vanilla", "torch-graph")
 
 
 @dataclass(frozen=True)
@@ -75,13 +71,14 @@ QUANTIZED = (
 GROWTH = ("length", "encoder-length", "batch")
 LARGE_ENGINES = ("transformers", "ctranslate2-int8", "openvino-ptq", "cpu-int8", "cpu-calibrated")
 GROWTH_ENGINES = (*LARGE_ENGINES, "ctranslate2-float32", "cpu-fp32")
+# which have a queue
 CAPTIONS_ENGINES = (
     "ctranslate2-float32",
     "ctranslate2-int8",
     "cpu-fp32",
     "cpu-int8",
     "cpu-calibrated",
-)  # which have a queue
+)
 # In the order of their size, since the most memory a process ever had is what is reported.
 CPU_SHAPES = {
     "seq2seq": [
@@ -92,9 +89,8 @@ CPU_SHAPES = {
     "length": [Cell("length", "seq2seq", 1, 32, new_tokens) for new_tokens in (128, 512, 2048)],
     "encoder-length": [Cell("encoder-length", "bert", 1, length, 0) for length in (128, 512, 2048)],
     "batch": [Cell("batch", "seq2seq", 128, 32, 64)],  # beside those of seq2seq
-    "captions": [
-        Cell("captions", "captions", 1000, 0, 0)
-    ],  # of lengths of their own, to their own end
+    # of lengths of their own, to their own end
+    "captions": [Cell("captions", "captions", 1000, 0, 0)],
     "load": [Cell("load", "seq2seq", 1, 32, 1)],
 }
 

@@ -53,10 +53,8 @@ def recipe_of(card: Path, data: Path) -> Recipe:
     recipe = Recipe(**json.loads((card / RECORD).read_text())["recipe"])
     recipe.data["directory"] = str(data / recipe.data["directory"])
     recipe.tokenizer, recipe.model = {}, {"path": str(card)}  # its tokenizer too
-    for name in (
-        "teachers",
-        *TEXT_AUGMENTATION,
-    ):  # they are not in model_cards/, and have no part in a score
+    # they are not in model_cards/, and have no part in a score
+    for name in ("teachers", *TEXT_AUGMENTATION):
         recipe.training.pop(name, None)
     return recipe
 

@@ -30,9 +30,8 @@ def prepare(model: str, card: Path, root: Path, texts: Sequence[str], quick: boo
     if model == "tiny":
         shutil.copytree(card, folder / "vanilla")
         change_json(folder / "vanilla/generation_config.json", num_beams=1)
-        convert(
-            folder / "vanilla", folder / "transformers", to="marian"
-        )  # which transformers and CTranslate2 know
+        # which transformers and CTranslate2 know
+        convert(folder / "vanilla", folder / "transformers", to="marian")
     else:
         workload.make_checkpoints("seq2seq", quick, folder)
         for checkpoint in ("vanilla", "transformers"):
@@ -47,9 +46,8 @@ def prepare(model: str, card: Path, root: Path, texts: Sequence[str], quick: boo
         if model == "tiny":
             register_tiny()
         for name in CTRANSLATE2.values():
-            kind = (
-                "seq2seq" if model == "base" else model
-            )  # the shipped one has no row of padding to remove
+            # the shipped one has no row of padding to remove
+            kind = "seq2seq" if model == "base" else model
             workload.convert_ctranslate2(
                 kind, folder / "transformers", folder / f"ctranslate2-{name}", name
             )

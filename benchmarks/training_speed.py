@@ -43,11 +43,8 @@ from vanilla_transformer_export.arguments import key_value
 PACKAGES = ("vanilla-transformer", "torch", "transformers", "accelerate", "datasets")
 STRATEGIES = ("random", "group_by_length")  # of the Trainer
 OUR_BATCHES = "our batches"
-BATCH_SIZES = (
-    8,
-    64,
-    512,
-)  # sentences: the Trainer's default, a common one, and about what the recipe's updates hold
+# sentences: the Trainer's default, a common one, and about what the recipe's updates hold
+BATCH_SIZES = (8, 64, 512)
 TOKENS = 40_000  # in a round, about
 
 

@@ -82,9 +82,8 @@ def make_checkpoints(kind: str, quick: bool, root: Path) -> dict:
     )
     with torch.no_grad():
         for parameter in model.parameters():
-            if (
-                parameter.requires_grad and parameter.dim() == 2
-            ):  # wide enough that inputs matter to what is generated
+            # wide enough that inputs matter to what is generated
+            if parameter.requires_grad and parameter.dim() == 2:
                 parameter.normal_(std=min(parameter.shape) ** -0.5)
         table = model.get_input_embeddings().weight
         table[:FIRST_TOKEN] = 0

@@ -57,9 +57,8 @@ def __getattr__(name: str) -> object:
     try:
         return getattr(importlib.import_module(f".{module}", __name__), name)
     except ImportError as error:
-        if error.name is None or error.name.startswith(
-            __name__
-        ):  # which says what to do itself, or is no missing package
+        # which says what to do itself, or is no missing package
+        if error.name is None or error.name.startswith(__name__):
             raise
         remedy = f"pip install 'vanilla-transformer[{extra}]'"
         raise ImportError(

@@ -15,11 +15,8 @@ from .errors import UsageError, did_you_mean
 from .program import flush_output
 
 FLAG = re.compile(r"--\w[\w-]*")
-LITERALS = {
-    "True": True,
-    "False": False,
-    "None": None,
-}  # as Python writes what JSON writes in small letters
+# as Python writes what JSON writes in small letters
+LITERALS = {"True": True, "False": False, "None": None}
 MAX_INT64 = 2**63 - 1
 SHOWN = 40  # characters of a wrong value in an error
 

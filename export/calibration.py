@@ -59,9 +59,8 @@ def translate(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, t
 
     What `generate` reads in rows that have ended is padding.
     """
-    max_new_tokens = min(
-        2 * ids.shape[1] + 10, model.config.max_position_embeddings - 1
-    )  # without an end token
+    # without an end token
+    max_new_tokens = min(2 * ids.shape[1] + 10, model.config.max_position_embeddings - 1)
     settings = {"num_beams": 1, "do_sample": False, "max_new_tokens": max_new_tokens}
     outputs = model.generate(ids, **settings)  # type: ignore[operator]  # of no type: a mixin's method
     lengths = [

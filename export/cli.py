@@ -199,9 +199,8 @@ def converters() -> tuple:
     from runpy import run_path
 
     package = find_spec("vanilla_transformer")
-    assert (
-        package is not None and package.submodule_search_locations is not None
-    )  # it is installed with this one
+    # it is installed with this one
+    assert package is not None and package.submodule_search_locations is not None
     return run_path(f"{package.submodule_search_locations[0]}/conversion/registry.py")["REGISTERED"]
 
 
@@ -213,9 +212,8 @@ def convert(args: argparse.Namespace) -> None:
     if is_file:
         conversion.check_state_dict(Path(args.source))
     check_convert_flags(args, is_file)
-    if args.dry_run and (
-        args.positional_output is None or args.output is None
-    ):  # one is of no use, two are wrong
+    # one is of no use, two are wrong
+    if args.dry_run and (args.positional_output is None or args.output is None):
         say(
             conversion.plan_conversion(
                 args.source, args.to, dict(args.set), args.leave_out, args.variant

@@ -46,23 +46,12 @@ CALLS = {
     "image-classification": "pipe('image.jpg')",
     "image-feature-extraction": "pipe('image.jpg')",
 }
-FRONT_MATTER = re.compile(
-    r"\s*---\r?\n(.*?)\r?\n---[ \t]*\r?(?:\n|$)", re.DOTALL
-)  # of a card: its metadata, in YAML
-OF_THE_BASE = (
-    "language",
-    "license",
-    "license_name",
-    "license_link",
-    "datasets",
-)  # that hold for its exports
-SAMPLING = (
-    "do_sample",
-    "temperature",
-    "top_k",
-    "top_p",
-    "repetition_penalty",
-)  # that genai has under the same names
+# of a card: its metadata, in YAML
+FRONT_MATTER = re.compile(r"\s*---\r?\n(.*?)\r?\n---[ \t]*\r?(?:\n|$)", re.DOTALL)
+# that hold for its exports
+OF_THE_BASE = ("language", "license", "license_name", "license_link", "datasets")
+# that genai has under the same names
+SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
 GENAI_CONFIG = "genai_config.json"
 NO_TOKENIZER = "no-tokenizer"
 
@@ -277,9 +266,8 @@ def write_card(
         f"manifest.json says",
         "with which versions, and how far they are from the checkpoint.",
     ]
-    inputs = (
-        directory / name for name in ("tokenizer.json", IMAGE_PROCESSOR)
-    )  # what makes them of texts and images
+    # what makes them of texts and images
+    inputs = (directory / name for name in ("tokenizer.json", IMAGE_PROCESSOR))
     if target.is_standard and task and any(file.is_file() for file in inputs):
         lines += [
             "",

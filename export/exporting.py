@@ -61,12 +61,8 @@ NO_TORCH = (
     "checkpoint "
     "where it is"
 )
-PACKAGES = (
-    "vanilla-transformer",
-    "torch",
-    "transformers",
-    "onnx",
-)  # whose versions the manifest has
+# whose versions the manifest has
+PACKAGES = ("vanilla-transformer", "torch", "transformers", "onnx")
 
 
 def export(
@@ -488,9 +484,8 @@ def write_companions(source: Source, made: Graphs, directory: Path) -> dict[str,
     """What stands beside the graphs: configs, tokenizer, sentence modules, and what other programs
     need. Returns what the manifest says of them and of the source."""
     if source.generates:
-        content = json.dumps(
-            source.generation, indent=2, sort_keys=True
-        )  # as transformers writes it
+        # as transformers writes it
+        content = json.dumps(source.generation, indent=2, sort_keys=True)
         (directory / GENERATION_CONFIG).write_text(f"{content}\n", encoding="utf-8")
     write_tokenizer(source, directory)
     modules = companions(source.directory)

@@ -375,9 +375,8 @@ def sequence_inputs(case: Case, ids: np.ndarray, mask: np.ndarray) -> dict[str, 
     config = case.config
     rng = case.rng
     feeds = {}
-    if (
-        config.is_encoder_decoder and "decoder_input_ids" not in names
-    ):  # ids that the decoder reads too, shifted
+    # ids that the decoder reads too, shifted
+    if config.is_encoder_decoder and "decoder_input_ids" not in names:
         ids = np.where(mask == 1, ids, config.pad_token_id)
         ids[np.arange(len(ids)), mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)] = as_list(
             config.eos_token_id
@@ -421,9 +420,8 @@ def compare_seq2seq(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
     first = case.rng.integers(1, 5)
     config = case.config
     tokens = case.rng.integers(0, config.vocab_size, (len(ids), first + sum(LATER_STEPS)))
-    if (
-        config.position_ids_from == "ids"
-    ):  # only after what is decoded is there padding, which would not count
+    # only after what is decoded is there padding, which would not count
+    if config.position_ids_from == "ids":
         tokens[tokens == config.pad_token_id] = (config.pad_token_id + 1) % config.vocab_size
     given = dict(
         attention_mask=source_mask, decoder_input_ids=torch.from_numpy(tokens), use_cache=False

@@ -96,9 +96,8 @@ def output_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # what is left in the buffer is not tried again
+        # what is left in the buffer is not tried again
+        with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         kind = OutputClosed if isinstance(error, BrokenPipeError) else OSError
         raise kind(f"standard output cannot be written: {error.strerror or error}") from None

@@ -11,9 +11,8 @@ from vanilla_transformer.configuration_vanilla_transformer import pair
 from vanilla_transformer.conversion import FAMILIES
 from vanilla_transformer.conversion.converter import converter_of
 
-ARCHITECTURES = {
-    family: converter_of(family).ARCHITECTURES for family in FAMILIES
-}  # of each: theirs, with ours
+# of each: theirs, with ours
+ARCHITECTURES = {family: converter_of(family).ARCHITECTURES for family in FAMILIES}
 BACK = {family: ARCHITECTURES[family] for family in FAMILIES if FAMILIES[family].converts_back}
 TWINS = ("xlm-roberta", "camembert", "mt5")  # RoBERTa and T5 by other names
 FLOAT32_NORMS = ("t5", "mt5")  # which bound what float64 can show
@@ -64,9 +63,8 @@ def random_config(family, architecture, seed):
     heads, vocabulary, positions = rng.choice([1, 3, 5]), rng.randint(30, 60), rng.randint(24, 40)
     width = heads * rng.choice([4, 6, 8])
     act = rng.choice(["gelu", "relu", "silu", "gelu_new"])
-    narrow = (
-        5 if seed % 2 == 0 or architecture.endswith(("MaskedLM", "CausalLM")) else width
-    )  # embeddings
+    # embeddings
+    narrow = 5 if seed % 2 == 0 or architecture.endswith(("MaskedLM", "CausalLM")) else width
     common = dict(vocab_size=vocabulary, tie_word_embeddings=seed % 2 == 0)
     labels = dict(num_labels=2 if "QuestionAnswering" in architecture else 3)
     if "patch_size" in names:
@@ -75,9 +73,8 @@ def random_config(family, architecture, seed):
             num_attention_heads=heads, layer_norm_eps=rng.choice([1e-12, 1e-5]),
             num_channels=rng.choice([1, 3]), qkv_bias=seed % 2 == 0, image_size=13, patch_size=4,
         )  # fmt: skip
-        if (
-            family == "dinov2"
-        ):  # which interpolates what is no square, in float32 and as if it were one
+        # which interpolates what is no square, in float32 and as if it were one
+        if family == "dinov2":
             return config_class(**labels, **fields, mlp_ratio=rng.choice([2, 3]))
         fields |= dict(image_size=rng.choice([13, [8, 15]]), patch_size=rng.choice([4, [4, 5]]))
         fields |= dict(
@@ -132,12 +129,10 @@ def random_config(family, architecture, seed):
             enable_bias=rng.random() < 0.5,
             _remove_final_layer_norm=norm_first and rng.random() < 0.5,
         )  # fmt: skip
-    elif (
-        family in FLOAT32_NORMS
-    ):  # heads that together are of another width; a scale of queries that no rounding changes
-        layers = rng.randint(
-            1, 3
-        )  # at least those of the decoder, for which theirs makes as many caches
+    elif family in FLOAT32_NORMS:
+        # heads that together are of another width; a scale of queries that no rounding changes
+        # at least those of the decoder, for which theirs makes as many caches
+        layers = rng.randint(1, 3)
         fields = dict(
             d_model=width, d_kv=rng.choice([4, 16]), num_heads=heads, d_ff=rng.randint(10, 30),
             num_layers=layers, num_decoder_layers=rng.randint(1, layers),
@@ -216,9 +211,8 @@ def given_to(model, position_ids=None):
         given["decoder_input_ids"] = torch.randint(first, last, (3, 6))
     if reads_twice(model):
         given["input_ids"][torch.arange(3), torch.tensor(LENGTHS) - 1] = config.eos_token_id
-    is_half = type(model).__name__.endswith("ForCausalLM") and hasattr(
-        config, "decoder_layers"
-    )  # as `BartForCausalLM`
+    # as `BartForCausalLM`
+    is_half = type(model).__name__.endswith("ForCausalLM") and hasattr(config, "decoder_layers")
     if getattr(config, "add_cross_attention", False) or is_half:
         dtype = next(model.parameters()).dtype
         given |= dict(encoder_hidden_states=torch.randn(3, 4, config.hidden_size, dtype=dtype))

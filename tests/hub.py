@@ -19,14 +19,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import yaml
 
 USER, TOKEN = "someone", "hf_of_someone"
-LARGE = {
-    ".safetensors",
-    ".onnx",
-    ".png",
-    ".bin",
-    ".model",
-    ".spm",
-}  # what .gitattributes gives to LFS
+# what .gitattributes gives to LFS
+LARGE = {".safetensors", ".onnx", ".png", ".bin", ".model", ".spm"}
 
 Files = dict[str, bytes]
 
@@ -254,9 +248,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.reply(200, content, {"ETag": f'"{blob(content)}"', "X-Repo-Commit": sha})
         oid = hashlib.sha256(content).hexdigest()
         self.hub.large[oid] = content
-        elsewhere = self.hub.endpoint.replace(
-            "127.0.0.1", "localhost"
-        )  # large files lie on another host
+        # large files lie on another host
+        elsewhere = self.hub.endpoint.replace("127.0.0.1", "localhost")
         linked = {"X-Linked-ETag": f'"{oid}"', "X-Linked-Size": len(content)}
         self.reply(302, b"", {"Location": f"{elsewhere}/lfs/{oid}", "X-Repo-Commit": sha, **linked})
 

@@ -71,10 +71,8 @@ LANGUAGE_MODELS = [
     VanillaSeq2SeqForConditionalGeneration,
 ]
 GENERATIVE = LANGUAGE_MODELS[1:]
-READS_TWICE = (
-    VanillaSeq2SeqForSequenceClassification,
-    VanillaSeq2SeqForQuestionAnswering,
-)  # their decoder has the same input
+# their decoder has the same input
+READS_TWICE = (VanillaSeq2SeqForSequenceClassification, VanillaSeq2SeqForQuestionAnswering)
 
 
 def name_of(model_class):
@@ -103,9 +101,8 @@ def build(model_class, attention="sdpa", **changes):
         )
         | depth
     )
-    if (
-        model_class is not VanillaSeq2SeqForSequenceClassification
-    ):  # which reads the state at an end token
+    # which reads the state at an end token
+    if model_class is not VanillaSeq2SeqForSequenceClassification:
         sizes |= dict(eos_token_id=None)  # what is generated ends where a test says
     model = model_class(model_class.config_class(**sizes | changes))
     with torch.no_grad():

@@ -115,9 +115,8 @@ def test_a_row_of_padding_with_very_negative_scores_is_finite_in_float16(attenti
     model = build(VanillaEncoderModel, attention)
     for layer in model.layers:
         layer.self_attn.q_proj.bias.data.fill_(8)
-        layer.self_attn.k_proj.bias.data.fill_(
-            -8
-        )  # every score is below -16, half the last step of float16
+        # every score is below -16, half the last step of float16
+        layer.self_attn.k_proj.bias.data.fill_(-8)
     mask = torch.ones(3, LENGTH, dtype=int)
     mask[1] = 0
     assert model.half()(tokens(), attention_mask=mask).last_hidden_state.isfinite().all()
@@ -189,9 +188,8 @@ def spy(monkeypatch):
         monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, name, attend)
         return seen
 
-    with torch.compiler.set_stance(
-        "force_eager"
-    ):  # masks of flex attention are not compiled for this
+    # masks of flex attention are not compiled for this
+    with torch.compiler.set_stance("force_eager"):
         yield put_in_place_of
 
 
@@ -443,9 +441,8 @@ def test_flash_attention_gives_what_eager_attention_gives(flash, model_class, ch
     assert_same(got[mask.bool()], expected[mask.bool()])
 
 
-@pytest.mark.parametrize(
-    "length", [1, 5, 6], ids=lambda length: f"target of {length}"
-)  # the source has 6
+# the source has 6
+@pytest.mark.parametrize("length", [1, 5, 6], ids=lambda length: f"target of {length}")
 @pytest.mark.parametrize("masked", [False, True], ids=["full", "padded source"])
 @pytest.mark.parametrize(
     "changes", [{}, POSITIONS["rotary, window"]], ids=["sinusoidal", "rotary, window"]

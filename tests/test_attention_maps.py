@@ -115,9 +115,8 @@ def test_seq2seq_has_three_kinds_of_maps(by_hand):
     expected = by_hand(
         reference.seq2seq_lm, model, source, ones[0], target, ones[1], range(len(target))
     )
-    decoder = [
-        expected[6 + 6 * layer :][:6] for layer in range(2)
-    ]  # three heads look at the target, then three at the source
+    # three heads look at the target, then three at the source
+    decoder = [expected[6 + 6 * layer :][:6] for layer in range(2)]
     check(found["encoder"], expected[:6])
     check(found["decoder"], decoder[0][:3] + decoder[1][:3])
     check(found["cross"], decoder[0][3:] + decoder[1][3:])

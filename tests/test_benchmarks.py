@@ -431,9 +431,8 @@ class Clocked:
 
     def run(self, ids, new_tokens, beams):
         self.runs += 1
-        return {
-            "seconds": self.seconds if self.runs > 1 else 100 * self.seconds
-        }  # a first run takes longer
+        # a first run takes longer
+        return {"seconds": self.seconds if self.runs > 1 else 100 * self.seconds}
 
     def close(self):
         self.is_closed = True
@@ -460,10 +459,8 @@ def test_an_engine_keeps_the_process_of_its_fastest_arrangement(tmp_path, monkey
     assert [each.is_closed for each in started] == [True, False]
     found = benchmark.workers(many, workers)["cpu-int8"]
     assert found.arrangement == Arrangement(2, 1)
-    assert [each.arrangement for each in started[2:]] == [
-        Arrangement(1, 2),
-        Arrangement(2, 1),
-    ]  # the third one was there
+    # the third one was there
+    assert [each.arrangement for each in started[2:]] == [Arrangement(1, 2), Arrangement(2, 1)]
     assert [each.is_closed for each in started] == [True, True, True, False]
 
 

@@ -64,9 +64,8 @@ def test_the_integers_hold_what_torch_computes_on_the_text(tmp_path, capsys):
         cli.main([*arguments, "--calibrate", str(tmp_path / "nowhere")])
     cli.main([*arguments, "--calibrate", str(text)])
     graph, counts = opened(tmp_path / "out/onnx/model.onnx")
-    assert (
-        counts["MatMulIntegerToFloat"] == 2 * 6
-    )  # of each layer queries, keys, values, output, two of feed-forward
+    # of each layer queries, keys, values, output, two of feed-forward
+    assert counts["MatMulIntegerToFloat"] == 2 * 6
     assert counts["QuantizeLinear"] == 2 * 4  # of three the same input
     model, tokenizer = load_checkpoint(CARD), load_tokenizer(CARD)
     rows = [torch.tensor([tokenizer(line)["input_ids"]]) for line in QUESTIONS]
@@ -231,9 +230,8 @@ def test_rows_keep_their_scales_where_a_few_large_ones_would_ruin_the_others():
     found, _ = product_by_calibration(rows[:200], rows, matrix, kept=1)
     assert np.median(relative_errors(found, exact)) < 0.001 < 0.01 < lost_with_one_scale
     choice = choose(Inputs.sample(rows, np.random.default_rng(0)), [matrix])
-    assert (
-        choice.steps is None and 0.01 < choice.error < lost_with_one_scale
-    )  # smoothing helps, and not enough
+    # smoothing helps, and not enough
+    assert choice.steps is None and 0.01 < choice.error < lost_with_one_scale
     assert choice.row_error == pytest.approx(np.median(relative_errors(found, exact)), rel=0.3)
     usual = np.delete(rows, np.s_[::10], axis=0)  # without the large rows one scale is enough
     assert choose(Inputs.sample(usual, np.random.default_rng(0)), [matrix]).error < 0.001
@@ -301,9 +299,8 @@ def test_errors_are_measured_on_rows_of_all_positions_and_texts(batch):
     kept = first.rows[:, 0]
     assert len(set(kept.tolist())) == len(kept) == SAMPLED
     per_position = np.bincount(kept.astype(int) % 10, minlength=10)
-    assert (
-        per_position.min() >= 8 and per_position.max() <= 45
-    )  # four deviations of the binomial distribution
+    # four deviations of the binomial distribution
+    assert per_position.min() >= 8 and per_position.max() <= 45
     assert 96 <= (kept < 3200).sum() <= 160
     assert (first.lowest.min(), first.highest.max()) == (0, 6399)
 
@@ -393,9 +390,8 @@ def test_export_ends_with_both_errors_and_the_number_of_products_with_a_scale_of
         for line in MANY:
             model(torch.tensor([tokenizer(line)["input_ids"]]))
     rows, matrix = np.concatenate(rows), layer.weight.detach().numpy().T
-    divisor = np.sqrt(
-        rows.max(axis=0).clip(1e-5) / np.abs(matrix).max(axis=1)
-    )  # SmoothQuant, equation 4
+    # SmoothQuant, equation 4
+    divisor = np.sqrt(rows.max(axis=0).clip(1e-5) / np.abs(matrix).max(axis=1))
     step = (rows / divisor).max() / 255
     weights = matrix * divisor[:, None]
     scales = np.abs(weights).max(axis=0) / 127

@@ -233,9 +233,10 @@ print(sorted({{"torch", "transformers", "onnx", "onnxruntime", "safetensors", "a
     assert (done.returncode, done.stderr) == (0, "")
     *lines, loaded = done.stdout.splitlines()
     assert loaded == "[]"
+    # not one flag
     breakable = [
         line for line in lines if line.startswith(" ") and not re.fullmatch(r" *\[[^][]*\]", line)
-    ]  # not one flag
+    ]
     assert max(map(len, breakable)) <= 80
     assert not [line for line in lines if "default: None" in line or "==" in line]
 

@@ -61,11 +61,12 @@ def decoder(path, kind="byte-bpe", **fields):
 # ---------------------------------------------------------------------------------- Transformers.js
 
 SUFFIXES = {"fp32": "", "int8": "_int8"}  # of files, in its src/utils/dtypes.js
+# of its model types
 SESSIONS = {
     "bert": ["model"],
     "opt": ["model"],
     "marian": ["encoder_model", "decoder_model_merged"],
-}  # of its model types
+}
 SIZES = {"vocab_size": 30, "hidden_size": 24, "num_attention_heads": 3}
 
 

@@ -322,9 +322,8 @@ def test_the_commands_of_a_card_run_dry(path, tmp_path, monkeypatch, capsys):
     assert cli.parse(calls[-1]).output == Path(path.parent.name)
     for arguments in calls[:-1]:
         stand_in(arguments)
-    calls = [
-        *{re.sub(r"\d", "", " ".join(call)): call for call in calls}.values()
-    ]  # one of those that differ by a number only
+    # one of those that differ by a number only
+    calls = [*{re.sub(r"\d", "", " ".join(call)): call for call in calls}.values()]
     before = {*os.listdir(), *(cli.parse(arguments).data.name for arguments in calls)}
     for arguments in calls:
         cli.main([*cut(arguments), "--dry-run"])

@@ -71,10 +71,8 @@ def test_a_converted_checkpoint_gives_the_same_outputs(family, architecture, dty
         got["logits"] = got["logits"].squeeze(-1)
     if architecture == "Dinov2Model":
         got["pooler_output"] = got["last_hidden_state"][:, 0]
-    if architecture in (
-        "MarianModel",
-        "PegasusModel",
-    ):  # its residual stream, which is what it returns, is reordered
+    # its residual stream, which is what it returns, is reordered
+    if architecture in ("MarianModel", "PegasusModel"):
         half = ours.config.hidden_size // 2
         got["last_hidden_state"] = got["last_hidden_state"].unflatten(-1, (half, 2)).mT.flatten(-2)
     assert expected.keys() <= got.keys() and expected

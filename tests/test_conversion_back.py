@@ -136,9 +136,8 @@ def our_model(family, architecture, seed, dtype=torch.float32, **changes):
         for module in model.modules():
             if isinstance(module, nn.LayerNorm | nn.RMSNorm):
                 module.weight += 1
-        if (
-            family in FLOAT32_NORMS and "Seq2Seq" in architecture
-        ):  # which has one matrix for both stacks
+        # which has one matrix for both stacks
+        if family in FLOAT32_NORMS and "Seq2Seq" in architecture:
             model.get_decoder().embeddings.embed_tokens.weight.copy_(
                 model.get_encoder().embeddings.embed_tokens.weight
             )
@@ -240,9 +239,8 @@ def test_there_and_back_again_every_tensor_is_the_same(family, architecture, see
             if "embed_positions" in name or "position_embeddings" in name
             else 0
         )
-        if (
-            family == "t5" and name == "decoder.final_layer_norm.weight"
-        ):  # scaled by what is no power of 2
+        # scaled by what is no power of 2
+        if family == "t5" and name == "decoder.final_layer_norm.weight":
             torch.testing.assert_close(there[name], back[name], rtol=1e-6, atol=0)
         else:
             assert torch.equal(there[name][offset:], back[name][offset:]), name

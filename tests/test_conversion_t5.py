@@ -26,9 +26,8 @@ from vanilla_transformer_export.targets.registry import get_target
 SIZES = dict(
     vocab_size=60, d_model=24, d_kv=16, num_heads=3, d_ff=40, num_layers=2, decoder_start_token_id=0
 )
-SHORT = dict(
-    relative_attention_num_buckets=8, relative_attention_max_distance=5
-)  # so that few tokens reach the last bucket
+# so that few tokens reach the last bucket
+SHORT = dict(relative_attention_num_buckets=8, relative_attention_max_distance=5)
 KINDS = {
     "t5": ("T5", dict(feed_forward_proj="relu")),
     "v1.1": ("T5", dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
@@ -305,9 +304,8 @@ def test_the_start_token_is_in_the_config_or_in_the_generation_config(tmp_path):
         convert(tmp_path / "theirs", tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
     edit_json(tmp_path / "theirs" / "config.json", architectures=["T5Model"])
-    assert (
-        plan_conversion(tmp_path / "theirs").model.config.decoder_start_token_id is None
-    )  # which reads what it is given
+    # which reads what it is given
+    assert plan_conversion(tmp_path / "theirs").model.config.decoder_start_token_id is None
 
 
 @pytest.mark.parametrize(
@@ -342,9 +340,8 @@ def test_info_counts_what_it_becomes(tmp_path):
     facts = info(tmp_path / "theirs")
     ours = converted(tmp_path)
     assert facts["total_parameters"] == sum(parameter.numel() for parameter in ours.parameters())
-    assert (
-        facts["total_parameters"] == theirs.num_parameters() + theirs.shared.weight.numel()
-    )  # of each stack one
+    # of each stack one
+    assert facts["total_parameters"] == theirs.num_parameters() + theirs.shared.weight.numel()
     assert info(tmp_path / "ours")["flops"] == facts["flops"]
 
 

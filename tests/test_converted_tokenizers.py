@@ -161,9 +161,8 @@ def test_marian_gives_the_ids_and_texts_of_its_class_in_six_scripts(marian, tmp_
 def test_marian_s_target_text_is_cut_by_the_target_s_model(marian, tmp_path):
     found = find_tokenizer(marian)
     found.save(tmp_path / "saved")
-    load_tokenizer(tmp_path / "saved").save_pretrained(
-        tmp_path / "again"
-    )  # as a run of training does
+    # as a run of training does
+    load_tokenizer(tmp_path / "saved").save_pretrained(tmp_path / "again")
     again = load_tokenizer(tmp_path / "again")
     theirs = MarianTokenizer.from_pretrained(marian)
     lines = [*sentences([TARGET], 100), *sentences(SOURCES, 50), *ODD]

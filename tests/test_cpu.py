@@ -64,9 +64,8 @@ def test_what_relative_positions_add_is_computed_once_and_an_rms_norm_is_one_ope
     )
     assert counts["MatMul"] == 7 * layers + 1  # of a gated feed-forward three
     found = graph(directory, "seq2seq-t5", 0)
-    assert {len(node.input) for node in found.node if node.op_type == "MultiHeadAttention"} == {
-        6
-    }  # with a bias
+    # with a bias
+    assert {len(node.input) for node in found.node if node.op_type == "MultiHeadAttention"} == {6}
     assert ops(found)["SimplifiedLayerNormalization"] == 2 + 1
 
 
@@ -262,9 +261,8 @@ def test_int4_products_are_those_of_the_rounded_weights():
     integers = np.stack([packed & 15, packed >> 4], axis=-1).reshape(40, 8, 32).astype(int) - 8
     rounded = (integers * scales[..., None]).reshape(40, 256).T
     errors = np.abs(product(x, matrix, "int4") - x @ rounded)
-    inputs_rounded = (
-        np.abs(x).max() / 127 / 2 * np.abs(rounded).sum(axis=0) * 1.1
-    )  # they become 8 bits
+    # they become 8 bits
+    inputs_rounded = np.abs(x).max() / 127 / 2 * np.abs(rounded).sum(axis=0) * 1.1
     assert np.all(errors <= inputs_rounded) and errors.max() > 1e-4
 
 

@@ -255,9 +255,8 @@ def node_types(found):
         for value in [*inferred.value_info, *found.input, *found.output]
     }
     types |= {weight.name: weight.data_type for weight in found.initializer}
-    for node in (
-        found.node
-    ):  # onnx does not know onnxruntime's operators: they return the type of their first input
+    # onnx does not know onnxruntime's operators: they return the type of their first input
+    for node in found.node:
         if node.domain == "com.microsoft":
             types |= dict.fromkeys(node.output, types.get(node.input[0], 0))
     values = {node.name: [*node.input, *node.output] for node in found.node}
@@ -387,10 +386,11 @@ def test_products_are_those_of_rounded_weights_and_all_else_is_in_half_precision
     rounded = copy.deepcopy(model).half().double()
     rounded.model.embeddings.scale = float(np.float16(rounded.model.embeddings.scale))
     for name, module in rounded.named_modules():
+        # which are no `MatMul`
         if isinstance(module, torch.nn.Linear) and name not in (
             "model.pooler.dense",
             "next_sentence",
-        ):  # which are no `MatMul`
+        ):
             module.weight = torch.nn.Parameter(round_blocks(module.weight.detach(), bits))
     with torch.no_grad():
         outputs = rounded(torch.from_numpy(ids))

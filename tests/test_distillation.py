@@ -127,18 +127,16 @@ def test_words_are_replaced_by_others_as_often_as_asked(teachers, tmp_path, drop
         assert tokenizer.decode(after["input_ids"], skip_special_tokens=True) == after["text"]
         whole += after["input_ids"] == tokenizer(after["text"])["input_ids"]
         pairs += zip(before["text"].split(), after["text"].split(), strict=True)
-    assert (
-        whole == len(augmented_rows) if not dropout else whole < len(augmented_rows) / 10
-    )  # the others have other subwords
+    # the others have other subwords
+    assert whole == len(augmented_rows) if not dropout else whole < len(augmented_rows) / 10
     said = Counter(word for text in plain["text"] for word in text.split())  # a third of them "the"
     share = {word: count / said.total() for word, count in said.items()}
     kept = sum(part * (0.75 + 0.25 * part) for part in share.values())
     assert sum(before == after for before, after in pairs) / len(pairs) == pytest.approx(
         kept, abs=0.01
     )
-    found = Counter(
-        after for _, after in pairs
-    )  # as often as before: what is lost comes in others' places
+    # as often as before: what is lost comes in others' places
+    found = Counter(after for _, after in pairs)
     assert {word: count / len(pairs) for word, count in found.items()} == pytest.approx(
         share, abs=0.01
     )
@@ -153,9 +151,8 @@ def test_of_as_many_texts_as_asked_there_is_a_part_of_any_length_from_anywhere(t
         for start in range(5)
         for end in range(start + 1, 6)
     }
-    expected = {
-        part: 0.6 / 5 / (6 - (end - start)) for (start, end), part in parts.items()
-    }  # a length, then a place for it
+    # a length, then a place for it
+    expected = {part: 0.6 / 5 / (6 - (end - start)) for (start, end), part in parts.items()}
     expected[text] += 0.4
     assert {part: count / 30_000 for part, count in found.items()} == pytest.approx(
         expected, abs=0.01

@@ -173,10 +173,8 @@ def test_two_processes_that_are_killed_go_on_to_the_same_weights(one, tmp_path):
 
 @pytest.mark.slow
 def test_slurm_s_launch_file_trains_on_two_machines(one, tmp_path, monkeypatch):
-    programs = {
-        "scontrol": "echo 127.0.0.1",
-        "srun": '"$@" & "$@" & wait',
-    }  # two machines, of one process each
+    # two machines, of one process each
+    programs = {"scontrol": "echo 127.0.0.1", "srun": '"$@" & "$@" & wait'}
     for name, body in programs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)

@@ -55,9 +55,8 @@ def with_code(page):
 )
 def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(
-        "PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    )  # as in an active environment
+    # as in an active environment
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     assert pages.run(page, tmp_path, lambda: capsys.readouterr().out)
 
 

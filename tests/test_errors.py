@@ -19,9 +19,8 @@ ROOT = Path(vanilla_transformer_export.__file__).parent
 WORDS_OF_AN_ERROR = re.compile(
     r"in str\(\w*error\w*\)|str\(\w*error\w*\)\.(startswith|endswith|find)|message\.startswith"
 )
-OF_TORCH = {
-    "program.py"
-}  # torch raises RuntimeError for a file of its own that is cut short, as for everything else
+# torch raises RuntimeError for a file of its own that is cut short, as for everything else
+OF_TORCH = {"program.py"}
 
 
 @pytest.mark.parametrize(

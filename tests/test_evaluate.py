@@ -255,9 +255,8 @@ def test_bleu_of_text_that_is_in_tokens_takes_them_as_they_are(exported, tmp_pat
         made.decode(model.generate(**made(source, return_tensors="pt"))[0], True)
         for source in sources
     ]
-    references = [
-        f"{output}, {output}" for output in outputs
-    ]  # a token of its own for 13a, the end of a word for none
+    # a token of its own for 13a, the end of a word for none
+    references = [f"{output}, {output}" for output in outputs]
     for name, lines in (("en", sources), ("de", references)):
         (tmp_path / name).write_text("\n".join(lines) + "\n")
     for tokenize in ("none", "13a"):

@@ -188,9 +188,8 @@ def test_each_weight_is_stored_once(exported, name):
         expected += VOCABULARY * WIDTH * 4
     if name == "causal-relative":  # what each of 257 distances adds, instead of each of 32 buckets
         expected += (257 - 32) * HEADS * 4
-    assert (
-        0 <= found - expected < WIDTH * KEY_WIDTH * 4
-    )  # constants of the graph, but not one matrix more
+    # constants of the graph, but not one matrix more
+    assert 0 <= found - expected < WIDTH * KEY_WIDTH * 4
 
 
 @pytest.mark.parametrize(
@@ -550,10 +549,8 @@ def test_weights_that_a_message_cannot_hold_go_to_a_file_beside_it(
 
 
 def test_weights_of_no_more_than_a_message_holds_stay_in_it(tmp_path, monkeypatch):
-    for limit, files in (
-        (96, {"model.onnx"}),
-        (95, {"model.onnx", "model.onnx_data"}),
-    ):  # two tables of 12 numbers each
+    # two tables of 12 numbers each
+    for limit, files in ((96, {"model.onnx"}), (95, {"model.onnx", "model.onnx_data"})):
         monkeypatch.setattr(saving, "PROTOBUF_LIMIT", limit)
         monkeypatch.setattr(saving, "MIN_EXTERNAL", 1)
         directory = tmp_path / str(limit)

@@ -161,9 +161,8 @@ def test_inputs_and_what_holds_them_are_never_replaced(folder, out):
     (folder / "link").symlink_to(folder / "model")
     inputs = [folder / "model", folder / "above/vocab.txt", "org/name-on-the-hub"]
     refused(ValueError, "is the input .* or holds it", folder / out, force=True, inputs=inputs)
-    save(
-        folder / "model/onnx", {"graph": "new"}, inputs=inputs
-    )  # inside one is a place as any other
+    # inside one is a place as any other
+    save(folder / "model/onnx", {"graph": "new"}, inputs=inputs)
     assert read(folder / "model") == CHECKPOINT | {"onnx/graph": "new"}
 
 
@@ -543,9 +542,8 @@ def test_killed_at_any_step_a_directory_is_old_or_new_and_the_same_call_goes_on(
         [old] = [*out.parent.glob(".out.partial/old")] or [None]
         found = read(out) if out.exists() else read(old) if old else None
         assert found in (before, NEW) if was_killed else found == NEW, step
-        if (
-            found == before and was_killed
-        ):  # the old one is there again for whoever comes next, also without --force
+        # the old one is there again for whoever comes next, also without --force
+        if found == before and was_killed:
             with pytest.raises(KeyError), new_directory(out, force=True):
                 raise KeyError
             assert (read(out) if out.exists() else None) == before, step

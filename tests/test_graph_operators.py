@@ -12,12 +12,8 @@ from vanilla_transformer_export.graphs.build import GraphFormat, GraphSource, wr
 from vanilla_transformer_export.graphs.config import Config
 from vanilla_transformer_export.targets.registry import get_target
 
-SIZES = {
-    "vocab_size": 32,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_attention_heads": 4,
-}  # do not change the counts
+# do not change the counts
+SIZES = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}
 LEARNED = {
     "position_embedding_type": "learned",
     "hidden_act": "gelu",

@@ -157,10 +157,8 @@ def test_a_target_is_one_class_and_one_line(throwaway, exported_for, tmp_path, c
         np.stack(steps, axis=1).tolist()
         == runtime.generate(ids, mask, max_new_tokens=7)[:, 7:].tolist()
     )
-    assert set(OneByOneDecoder.steps) == {
-        4,
-        12,
-    }  # its own class, which had a row for each input, or each beam
+    # its own class, which had a row for each input, or each beam
+    assert set(OneByOneDecoder.steps) == {4, 12}
     cli.main(["doctor"])
     assert "target throwaway runs on the CPU" in capsys.readouterr().out
     with pytest.raises(SystemExit):

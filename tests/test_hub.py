@@ -274,9 +274,8 @@ def test_a_cache_that_from_pretrained_filled_does_not_pass_for_a_repository_with
     )
     assert offline.returncode == 1 and f"vanilla-transformer: {expected}" in offline.stderr
     assert not (tmp_path / "out").exists()
-    assert (
-        command(hub, tmp_path, "export", TRANSLATOR, tmp_path / "out").returncode == 0
-    )  # which fills the cache
+    # which fills the cache
+    assert command(hub, tmp_path, "export", TRANSLATOR, tmp_path / "out").returncode == 0
     again = command(hub, tmp_path, "export", TRANSLATOR, tmp_path / "again", HF_HUB_OFFLINE="1")
     assert again.returncode == 0, again.stderr
     assert filecmp.cmp(

@@ -89,9 +89,8 @@ def source_directory(kind, spm, directory):
 def nllb_tokens(spm):
     """What transformers 4 wrote of NLLB's own tokens: the languages after the pieces, the mask
     after the languages."""
-    first = (
-        len(sentencepiece.SentencePieceProcessor(model_proto=spm)) + 1
-    )  # there are four special tokens, not three
+    # there are four special tokens, not three
+    first = len(sentencepiece.SentencePieceProcessor(model_proto=spm)) + 1
     names = dict(enumerate(["<s>", "<pad>", "</s>", "<unk>"])) | dict(
         enumerate([*NLLB_CODES, "<mask>"], first)
     )
@@ -186,9 +185,8 @@ def test_the_ids_of_a_source_are_those_of_its_language(multilingual):
         tokenizer.src_lang = language
         assert runtime.rows(TEXTS, language) == tokenizer(TEXTS)["input_ids"]
     tokenizer.src_lang = languages[0]
-    assert (
-        runtime.rows(TEXTS) == tokenizer(TEXTS)["input_ids"]
-    )  # English is what tokenizers begin with
+    # English is what tokenizers begin with
+    assert runtime.rows(TEXTS) == tokenizer(TEXTS)["input_ids"]
 
 
 def test_two_languages_in_one_batch_are_as_one_after_the_other(multilingual):
@@ -257,9 +255,8 @@ def test_a_model_that_names_a_target_language_needs_none(nllb_export, spm, tmp_p
     wanted = [
         expected(nllb_export[0], tokenizer, "mbart50", text, "en_XX", "de_DE")[0] for text in TEXTS
     ]
-    assert (
-        runtime.generate(TEXTS, tgt_lang="de_DE", **SETTINGS) == wanted
-    )  # the one that is named is not left over
+    # the one that is named is not left over
+    assert runtime.generate(TEXTS, tgt_lang="de_DE", **SETTINGS) == wanted
 
 
 def test_what_a_translation_begins_with_comes_after_its_language(multilingual):

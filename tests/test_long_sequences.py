@@ -39,10 +39,8 @@ def test_each_attention_is_in_both_branches_of_one_flag(encoder):
         [len(each.g.node[0].input) for each in sorted(node.attribute, key=lambda one: one.name)]
         for node in choices
     ]
-    assert inputs == [
-        [5, 3],
-        [5, 3],
-    ]  # with the mask otherwise, without it where there is no padding
+    # with the mask otherwise, without it where there is no padding
+    assert inputs == [[5, 3], [5, 3]]
 
 
 def test_long_rows_are_those_of_torch_and_the_same_bits_beside_others(encoder):

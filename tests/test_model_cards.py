@@ -254,9 +254,8 @@ def generated(card, texts, directory):
     `directory`."""
     model, tokenizer = load(card), AutoTokenizer.from_pretrained(card)
     is_decoder = not model.config.is_encoder_decoder
-    options = (
-        {"max_new_tokens": 40} if is_decoder else {}
-    )  # a decoder of one long text never ends by itself
+    # a decoder of one long text never ends by itself
+    options = {"max_new_tokens": 40} if is_decoder else {}
     inputs = tokenizer(
         texts,
         padding=True,
@@ -371,6 +370,5 @@ def test_both_engines_continue_the_examples_alike_and_know_their_language(card, 
     assert all(found) and [text.replace("\n", "\\n") for text in found[len(texts) :]] == answers
     (tmp_path / "texts").write_text("\n".join(texts))
     for path in (card, exported(card)):
-        assert (
-            evaluate(path, text=tmp_path / "texts")["perplexity"] < 9
-        )  # of one character; 65 by chance
+        # of one character; 65 by chance
+        assert evaluate(path, text=tmp_path / "texts")["perplexity"] < 9

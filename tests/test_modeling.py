@@ -52,9 +52,8 @@ from vanilla_transformer import (
 # ------------------------------------------------------------------------------- inputs and outputs
 
 
-@over(
-    [c for c in ALL if c is not VanillaSeq2SeqForSequenceClassification]
-)  # which reads where the ids have an end token
+# which reads where the ids have an end token
+@over([c for c in ALL if c is not VanillaSeq2SeqForSequenceClassification])
 def test_inputs_embeds_stand_in_for_input_ids(model_class):
     model = build(model_class)
     given = inputs(model)
@@ -323,9 +322,8 @@ def test_weights_start_as_documented(model_class, positions):
     kinds = set()
     for module in model.modules():
         kinds.add(type(module))
-        if isinstance(
-            module, nn.Linear | nn.Embedding
-        ):  # four and a half standard deviations of n numbers' statistics
+        # four and a half standard deviations of n numbers' statistics
+        if isinstance(module, nn.Linear | nn.Embedding):
             n = module.weight.numel()
             normal = isinstance(module, nn.Linear)
             deviation = 0.05 if normal else 1 / 16 / math.sqrt(3)

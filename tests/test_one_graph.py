@@ -168,9 +168,8 @@ def test_each_row_has_settings_of_its_own(generator):
     )
     found, scores = generator("beam").run(ids, mask, **inputs)
     for row in range(5):
-        if (
-            beams[row, 0] == 1
-        ):  # the runtime has greedy search for one beam, which has no fill but the pad token
+        # the runtime has greedy search for one beam, which has no fill but the pad token
+        if beams[row, 0] == 1:
             continue
         one = slice(row, row + 1)
         options = {name: value[row, 0].item() for name, value in inputs.items()}
@@ -237,9 +236,8 @@ def test_samples_of_a_decoder_are_those_of_a_reference_in_float64(
     inputs = dict(temperature=0.8, top_k=top_k, top_p=top_p, uniforms=uniforms, max_new_tokens=8)
     [found] = sample.run(ids, mask, **inputs)
     for row, tokens in enumerate(found):
-        tokens = tokens[
-            ids.shape[1] - mask[row].sum() :
-        ]  # without padding, as a model reads it alone
+        # without padding, as a model reads it alone
+        tokens = tokens[ids.shape[1] - mask[row].sum() :]
         with torch.no_grad():
             logits = exported("causal").model(torch.from_numpy(tokens[None, :-1])).logits[0].numpy()
         for place, token in enumerate(tokens[mask[row].sum() :]):

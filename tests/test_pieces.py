@@ -114,9 +114,8 @@ def streamed(tokenizer, ids):
 def test_the_pieces_are_the_text_and_no_character_is_torn(made, data):
     tokenizer = made_once(made)
     size = tokenizer.get_vocab_size()
-    some = st.lists(
-        st.integers(0, size), max_size=30
-    )  # one past the vocabulary too, which has no text
+    # one past the vocabulary too, which has no text
+    some = st.lists(st.integers(0, size), max_size=30)
     ids = data.draw(
         some | st.text("große Vögel 日本語 🙂 abé.").map(lambda text: tokenizer.encode(text).ids)
     )
@@ -182,10 +181,8 @@ class Counting:
     "made, ids",
     [
         (byte_level, "große Vögel 日本語 🙂"),
-        (
-            byte_level,
-            [byte_level().token_to_id("Ģ")],
-        ),  # a byte that is never part of a character here
+        # a byte that is never part of a character here
+        (byte_level, [byte_level().token_to_id("Ģ")]),
         (byte_level, [0]),  # a special token
         (byte_fallback, [5]),
         (byte_fallback, "ab c"),

@@ -256,9 +256,8 @@ def test_an_empty_list_gives_an_empty_list(translate):
 
 def test_generation_ends_with_the_token_of_the_stop_sequence(translate, monkeypatch):
     plain = translate(TEXTS[0], return_tensors=True)[0]["translation_token_ids"].tolist()
-    monkeypatch.setattr(
-        translate.tokenizer, "encode", lambda text, add_special_tokens: [plain[1]]
-    )  # after the start token
+    # after the start token
+    monkeypatch.setattr(translate.tokenizer, "encode", lambda text, add_special_tokens: [plain[1]])
     [stopped] = translate(TEXTS[0], stop_sequence="any", return_tensors=True)
     assert stopped["translation_token_ids"].tolist() == plain[:2]
 

@@ -91,9 +91,8 @@ def test_embeddings_in_place_of_ids_give_the_source_s_outputs(family, architectu
     theirs = source(family, architecture)
     ours = converted(theirs, tmp_path)
     ids, mask = padded(theirs.config, side)
-    if (
-        "SequenceClassification" in architecture and family == "opt"
-    ):  # which finds its last token by the padding's id
+    # which finds its last token by the padding's id
+    if "SequenceClassification" in architecture and family == "opt":
         ids, mask = ids[:, :5], None
     embeds = theirs.get_input_embeddings()(ids)
     expected = theirs(inputs_embeds=embeds, attention_mask=mask)
@@ -285,9 +284,8 @@ def test_exports_give_the_source_s_outputs(family, architecture, target, options
         expected = states(theirs(ids, attention_mask=mask))
         assert_same(torch.from_numpy(runtime.encode(ids.numpy(), mask.numpy())), expected, mask)
         got = torch.from_numpy(runtime.encode(ids.numpy()))
-        if (
-            family == "roberta" or side == "left"
-        ):  # OPT's classifier finds the last token by its id too, ours by the mask
+        # OPT's classifier finds the last token by its id too, ours by the mask
+        if family == "roberta" or side == "left":
             assert_same(got, states(theirs(ids)), None)
 
 

@@ -147,10 +147,8 @@ def test_a_new_task_is_one_file_and_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(TASKS, "first-words", __import__("first_words"))
     (tmp_path / "text").write_text("".join(line + "\n" for line in standins.OPINIONS))
     data = {"train": str(tmp_path / "text"), "validation": str(tmp_path / "text"), "words": 2}
-    tokenizer = {
-        "kind": "word",
-        "vocab_size": 8,
-    }  # four special tokens, the mask, "the", and two of the things
+    # four special tokens, the mask, "the", and two of the things
+    tokenizer = {"kind": "word", "vocab_size": 8}
     model = standins.SHAPE | {"num_hidden_layers": 1}
     training = {"tokens_per_update": 64, "max_steps": 2}
     with pytest.raises(

@@ -558,9 +558,8 @@ def test_teachers_of_the_same_fold_or_other_text_are_taken(work):
         check_complete(recipe)
     Path("packed.gz").write_bytes(gzip.compress(Path("train.txt").read_bytes() + b"more\n"))
     check_complete(recipe)
-    write_record(
-        work / "classifier", folds=5, fold=1, directory="gone"
-    )  # and one that is no longer there, under the same name
+    # and one that is no longer there, under the same name
+    write_record(work / "classifier", folds=5, fold=1, directory="gone")
     with pytest.raises(ValueError, match="fold 1 of 5 held out"):
         check_complete(recipe)
     for damaged in ("[]", "{", "[" * 100_000, '{"recipe": {"data": {"train": 5}}}'):

@@ -133,9 +133,8 @@ def test_an_export_replaced_at_any_step_of_its_opening_is_old_or_new_or_an_error
         out.rename(tmp_path / "new")
         (tmp_path / "old").rename(out)
     assert all(found in (old, new, "error") for found in seen), seen
-    assert "error" in seen and (seen[-1] == old) == (
-        opened is answer
-    )  # what is read last is checked by itself
+    # what is read last is checked by itself
+    assert "error" in seen and (seen[-1] == old) == (opened is answer)
 
 
 def test_an_export_replaced_after_it_was_opened_is_the_old_one(two, place):
@@ -215,9 +214,8 @@ def test_other_weights_are_refused_and_named_whatever_becomes_of_the_graphs(
     two, tmp_path, monkeypatch
 ):
     out = copy_of(two[0], tmp_path)
-    shutil.copyfile(
-        two[1] / "onnx/model.onnx_data", out / "onnx/model.onnx_data"
-    )  # of the same size
+    # of the same size
+    shutil.copyfile(two[1] / "onnx/model.onnx_data", out / "onnx/model.onnx_data")
     with pytest.raises(ValueError, match="model.onnx_data has SHA-256 .*: export again"):
         Runtime(out, threads=1)
     monkeypatch.setattr(onnxruntime, "InferenceSession", None)  # opening a graph fails

@@ -105,9 +105,8 @@ def test_a_model_that_an_earlier_version_pickled_unpickles(model_class):
         **EVERYTHING if model_class in ENCODERS else dict(position_embedding_type="relative"),
     )
     given = inputs(model)
-    stream = pickle.dumps(
-        model, protocol=2
-    )  # which names a class in text: "c", module, line feed, name, line feed
+    # which names a class in text: "c", module, line feed, name, line feed
+    stream = pickle.dumps(model, protocol=2)
     ours = rb"c(vanilla_transformer\.\w+\n)"
     found = len(re.findall(ours, stream))
     replaced = 0
@@ -180,9 +179,8 @@ def test_only_classes_that_read_the_pooler_have_one(model_class):
 def test_every_model_class_is_covered_here():
     public = [getattr(vanilla_transformer, name) for name in vanilla_transformer.__all__]
     models = {item for item in public if isinstance(item, type) and issubclass(item, nn.Module)}
-    of_images = {
-        model for model in models if model.__name__.startswith("VanillaVision")
-    }  # in test_vision.py
+    # in test_vision.py
+    of_images = {model for model in models if model.__name__.startswith("VanillaVision")}
     assert models - {vanilla_transformer.VanillaPreTrainedModel} - of_images == set(ALL)
 
 

@@ -106,9 +106,8 @@ def test_embeddings_are_the_same_after_converting(base, pooling, rest, tmp_path)
     ],
 )
 def test_other_families_and_a_pooling_that_leaves_the_prompt_out(base, family, name, tmp_path):
-    model = embedder(
-        base(name, family, pad_token_id=0), include_prompt=False
-    )  # as the tokenizer has it
+    # as the tokenizer has it
+    model = embedder(base(name, family, pad_token_id=0), include_prompt=False)
     model.save(str(tmp_path / "theirs"))
     convert(tmp_path / "theirs", tmp_path / "ours")
     expected = embeddings(tmp_path / "theirs")

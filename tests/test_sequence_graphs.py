@@ -83,11 +83,8 @@ READERS = [
     "pair-answers",
 ]
 READERS += ["pair"]
-SLOW = [
-    "decoder",
-    "decoder-tokens",
-    "pair-answers",
-]  # others have the same graphs but for the last layer
+# others have the same graphs but for the last layer
+SLOW = ["decoder", "decoder-tokens", "pair-answers"]
 CHOOSE = {
     "choices",
     "means",
@@ -264,9 +261,8 @@ def test_int8_of_the_portable_target_is_standard_operators_and_nearly_the_same_c
             node for node in graph.node if node.op_type == "MatMul" and node.input[1] in weights
         ]
         rounded = [node.input[0] for node in graph.node if node.op_type == "DynamicQuantizeLinear"]
-        assert (
-            len(rounded) == len(set(rounded)) < len(products)
-        )  # what several products read is rounded once
+        # what several products read is rounded once
+        assert len(rounded) == len(set(rounded)) < len(products)
     report = verify(directory, model, cases=20, seed=1)
     assert report.failures == [] and report.tolerance is None
     assert 1e-4 < report.mean_error < 0.1

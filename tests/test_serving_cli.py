@@ -143,9 +143,8 @@ def test_the_token_is_in_a_file_or_in_the_environment(tmp_path):
             token_of(Settings(), {PREFIX + "TOKEN": text})
     with pytest.raises(FileNotFoundError):
         token_of(Settings(token_file=tmp_path / "nowhere"), {})
-    assert "token" not in {
-        field.name for field in dataclasses.fields(Settings)
-    }  # arguments are seen by everybody
+    # arguments are seen by everybody
+    assert "token" not in {field.name for field in dataclasses.fields(Settings)}
 
 
 # ------------------------------------------------------------------------------------------ exports

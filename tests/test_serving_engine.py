@@ -378,9 +378,8 @@ def test_a_list_of_texts_holds_up_no_short_request_and_a_full_queue_refuses(expo
             for run in [run for run in batch.running if run.finished]:
                 batch.leave(run)
     assert order[:3] == [bulk, single, bulk] and order.count(bulk) == 20
-    queue.put(
-        Ticket([job() for _ in range(40)], lambda *news: None)
-    )  # more than may wait, where nothing does
+    # more than may wait, where nothing does
+    queue.put(Ticket([job() for _ in range(40)], lambda *news: None))
     queue.close()
     with pytest.raises(RequestError, match="shutting down") as refused:
         queue.put(single)

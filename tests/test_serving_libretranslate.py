@@ -195,12 +195,8 @@ def test_json_with_a_byte_order_mark_is_translated_as_without(client, encoding):
 def test_texts_in_forms_are_those_in_json(client, alone):
     text = "w5 ü . W6\nw7"
     expected = {"translatedText": alone.translate([text])[0]}
-    fields = {
-        "q": text.replace("\n", "\r\n"),
-        **ENGLISH,
-        "format": "",
-        "alternatives": "0",
-    }  # as browsers send them
+    # as browsers send them
+    fields = {"q": text.replace("\n", "\r\n"), **ENGLISH, "format": "", "alternatives": "0"}
     assert client.post("/translate", data=fields).json() == expected
     assert (
         client.post(
@@ -489,10 +485,8 @@ def test_a_macrolanguage_is_the_only_one_of_its_languages_that_a_model_has():
     both = ["pbt_Arab", "pst_Arab"]
     assert names_by_code(both) == {name: name for name in both}
     assert names_by_code(["pbt_Arab", "pus_Arab"]) == {"pbt_Arab": "pbt_Arab", "ps": "pus_Arab"}
-    assert names_by_code(["ind_Latn", "min_Latn"]) == {
-        "id": "ind_Latn",
-        "min_Latn": "min_Latn",
-    }  # both are Malay
+    # both are Malay
+    assert names_by_code(["ind_Latn", "min_Latn"]) == {"id": "ind_Latn", "min_Latn": "min_Latn"}
     assert names_by_code(["fuv_Latn", "fuv_Adlm"]) == {"ff-Latn": "fuv_Latn", "ff-Adlm": "fuv_Adlm"}
     assert len(set(MACROLANGUAGES.values())) == 34 and len(MACROLANGUAGES) == 238
 

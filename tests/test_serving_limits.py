@@ -308,9 +308,8 @@ def test_where_too_many_connections_are_open_new_ones_are_closed():
             assert is_closed(connection)
         assert len(server.server.uvicorn.server_state.connections) == 40
         assert answer_of(working)[0] == 200
-        wait_for(
-            lambda: len(server.server.uvicorn.server_state.connections) < 40
-        )  # the idle ones are closed in time
+        # the idle ones are closed in time
+        wait_for(lambda: len(server.server.uvicorn.server_state.connections) < 40)
         assert httpx.get(f"{server.url}/health").status_code == 200
         for connection in crowd:
             connection.close()
@@ -500,9 +499,8 @@ def test_head_is_answered_as_get_without_the_body():
 
 def test_the_page_and_the_embeddings_share_the_root():
     with served(TOKEN, PROTOCOLS) as server:
-        assert (
-            httpx.get(server.url).headers["content-type"].startswith("text/html")
-        )  # the page needs no token
+        # the page needs no token
+        assert httpx.get(server.url).headers["content-type"].startswith("text/html")
         assert [
             httpx.post(server.url, json={}).status_code,
             httpx.delete(server.url).status_code,
@@ -673,9 +671,8 @@ def test_a_server_that_is_told_to_stop_answers_what_it_accepted_and_refuses_what
         wait_for(lambda: SEEN)
         server.stop()
         wait_for(lambda: client.get("/health/ready").status_code == 503)
-        assert (
-            client.get("/health/live").status_code == 200
-        )  # it is alive, and takes requests until the balancers know
+        # it is alive, and takes requests until the balancers know
+        assert client.get("/health/live").status_code == 200
         assert client.post("/stub", json={"q": "a"}).status_code == 200
         wait_for(lambda: client.post("/stub", json={"q": "a"}).status_code == 503)
         refused = client.post("/stub", json={"q": "a"})

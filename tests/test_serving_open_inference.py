@@ -29,11 +29,8 @@ from vanilla_transformer_export.serving.tensors import TEXTS, inputs_of, outputs
 from vanilla_transformer_export.targets.spec import TensorSpec
 
 READERS, GENERATORS = ("encoder", "classification", "pretraining"), ("seq2seq", "causal")
-ROWS = [
-    [5, 9, 30, 7, 41],
-    [8, 33],
-    [6, 44, 7],
-]  # no w1.. nor w2..: w1 and w2 are special, also inside of words
+# no w1.. nor w2..: w1 and w2 are special, also inside of words
+ROWS = [[5, 9, 30, 7, 41], [8, 33], [6, 44, 7]]
 WORDS = [" ".join(f"w{token}" for token in row) for row in ROWS]
 BOTH_WAYS = list(itertools.product((True, False), repeat=2))
 GREEDY = {"max_new_tokens": 6, "min_new_tokens": 4, "no_repeat_ngram_size": 1, "num_beams": 1}

@@ -42,17 +42,8 @@ from vanilla_transformer_export.serving.models import ServedModel, ServedModels
 from vanilla_transformer_export.serving.reading import batched
 from vanilla_transformer_export.serving.settings import Settings
 
-ALPHABET = [
-    *"abcdefg",
-    "Ġ",
-    "Ġa",
-    "Ġb",
-    "ab",
-    "cd",
-    ".",
-    *"ÃæĹ¥",
-    "©",
-]  # GPT-2's letters for bytes: those of é and 日
+# GPT-2's letters for bytes: those of é and 日
+ALPHABET = [*"abcdefg", "Ġ", "Ġa", "Ġb", "ab", "cd", ".", *"ÃæĹ¥", "©"]
 
 
 def tokenizer():
@@ -555,9 +546,8 @@ def test_an_answer_ends_before_a_stop_text_and_the_engine_with_it(client, decode
         expected = stopped_at(whole, [stop] if isinstance(stop, str) else stop)
         assert (found.choices[0].text, found.choices[0].finish_reason) == (expected, "stop")
         assert found.usage.completion_tokens < 30
-        assert (
-            engine.steps == found.usage.completion_tokens and engine.closed == 1
-        )  # nothing is computed behind it
+        # nothing is computed behind it
+        assert engine.steps == found.usage.completion_tokens and engine.closed == 1
         engine.reset()
     for stop in ("zzz", whole[-1:] + "z", [], None, whole + "z"):
         found = greedy(client, "ab cd", stop=stop, **extra)

@@ -124,9 +124,8 @@ def test_the_page_is_small_and_takes_nothing_from_elsewhere():
         assert not any(
             place and not place.startswith(("data:", "openapi.json")) for place in places
         ), (tag, attributes)
-        assert not any(
-            name.startswith("on") or name == "style" for name in attributes
-        )  # which the policy stops
+        # which the policy stops
+        assert not any(name.startswith("on") or name == "style" for name in attributes)
     assert not re.search(
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|url\(|@import", page.PAGE
     )

@@ -333,9 +333,8 @@ def test_texts_that_are_gone_on_from(generators):
             ask(TEXTS[0], max_new_tokens=12, stop=["a"], watermark=True, return_full_text=False)
             == wanted
         )
-    with pytest.raises(
-        ValueError, match="Cannot return output as a stream"
-    ):  # which the client knows after the call above
+    # which the client knows after the call above
+    with pytest.raises(ValueError, match="Cannot return output as a stream"):
         ask(TEXTS[0], stream=True)
     found = post(
         url, "text-generation", TEXTS, num_beams=2, num_return_sequences=2, return_full_text=False

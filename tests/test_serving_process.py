@@ -94,9 +94,8 @@ def test_lanes_run_in_a_child_and_the_server_has_no_onnxruntime(export, load, tm
 def test_what_the_child_counts_is_measured(export, tmp_path):
     """Of one request, a token of which is a step of one row."""
     runtime = TextRuntime(export, threads=1)
-    tokens = (
-        runtime.runtime.generate(np.array(runtime.rows(["w5 w6"]))).shape[1] - 1
-    )  # without the start token
+    # without the start token
+    tokens = runtime.runtime.generate(np.array(runtime.rows(["w5 w6"]))).shape[1] - 1
     with serving(export, tmp_path / "log") as server:
 
         def measured():
@@ -187,9 +186,8 @@ def test_a_child_that_is_killed_ends_the_server_with_an_error_that_says_so(expor
         assert refused(server) == (503, "the server is shutting down: ask another one")
         found = outcome(client)
         assert server.process.wait(10) == 1
-    lost = {
-        status for status in found["statuses"] if not status.isdigit()
-    }  # after the server has ended
+    # after the server has ended
+    lost = {status for status in found["statuses"] if not status.isdigit()}
     assert_no_harm(found, *lost)
     assert found["statuses"]["200"] > 0
     last = log.read_text().splitlines()[-1]
@@ -236,9 +234,8 @@ def without_memory(message):
 process.framed = without_memory
 """
     log = tmp_path / "log"
-    with pytest.raises(
-        RuntimeError, match="was not ready"
-    ):  # the first answer is that of the warm-up
+    # the first answer is that of the warm-up
+    with pytest.raises(RuntimeError, match="was not ready"):
         patched(code, export, log, "--grace", "0.1")
     said = log.read_text().splitlines()
     assert "MemoryError" in said

@@ -59,9 +59,8 @@ def expected_tokens(model, ids, mask, **options):
 
 CASES = [
     ("causal-window", "cpu"),
-    pytest.param(
-        "causal-relative", "cpu", marks=pytest.mark.slow
-    ),  # its caches grow, since biases know distances by places
+    # its caches grow, since biases know distances by places
+    pytest.param("causal-relative", "cpu", marks=pytest.mark.slow),
     ("causal-relative", "portable"),
 ]
 

@@ -630,9 +630,8 @@ def test_a_translation_that_is_cut_is_said_to_be(translator):
         ) as warned:
             translator.translate([text], max_new_tokens=limit, **options)
         assert len(warned) == count
-    with pytest.warns(
-        UserWarning, match="'w8 w20' was cut after 5 tokens"
-    ):  # the end token hides it
+    # the end token hides it
+    with pytest.warns(UserWarning, match="'w8 w20' was cut after 5 tokens"):
         translator.translate(["w8 w20"], max_new_tokens=5, forced_eos_token_id=EOS, **options)
 
 

@@ -61,12 +61,10 @@ def test_config_json_has_what_is_read_in_the_types_it_is_read_in(served):
     assert all(is_index(number) for number in config["label2id"].values())
     is_classifier = any(name.endswith("Classification") for name in config["architectures"])
     assert is_classifier == hasattr(model, "classifier")
-    assert (
-        "bert" in config["model_type"]
-    )  # else it starts only with --pooling or 1_Pooling/config.json
-    assert not any(
-        name in config["model_type"] for name in ("roberta", "camembert")
-    )  # whose positions start elsewhere
+    # else it starts only with --pooling or 1_Pooling/config.json
+    assert "bert" in config["model_type"]
+    # whose positions start elsewhere
+    assert not any(name in config["model_type"] for name in ("roberta", "camembert"))
     side = json.loads((directory / "tokenizer_config.json").read_text()).get(
         "padding_side", "right"
     )

@@ -102,9 +102,8 @@ def test_a_line_may_have_a_megabyte(write, character):
         assert [len(line) < 100 for line in lines(path)] == [
             True
         ] * 3  # the fault in place of the line, then the next one
-        assert (
-            read_text(path) == f"one\n{longer}\ntwo\n"
-        )  # a text without line breaks is one, as long as it is
+        # a text without line breaks is one, as long as it is
+        assert read_text(path) == f"one\n{longer}\ntwo\n"
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
@@ -354,13 +353,8 @@ def questions(*answers):
 
 def test_questions(tmp_path, capsys):
     right = [{"text": "Ann", "answer_start": 0}]
-    pairs = [
-        ("Ann", 1),
-        ("Ann", "0"),
-        (None, 0),
-        ("n", -1),
-        ("Ann", -7),
-    ]  # where the last one would be, from the end
+    # where the last one would be, from the end
+    pairs = [("Ann", 1), ("Ann", "0"), (None, 0), ("n", -1), ("Ann", -7)]
     wrong = [[], *([{"text": text, "answer_start": start}] for text, start in pairs)]
     file = fill(tmp_path / "squad.json", json.dumps(questions(right, *wrong)))
     assert read("question-answering", train=file)["id"] == ["q0"]

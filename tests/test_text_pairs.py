@@ -75,9 +75,8 @@ def test_only_a_model_with_several_types_gets_them(made, types):
     assert set(tokenizer(FIRST, SECOND, return_token_type_ids=True)["token_type_ids"]) == (
         {0, 1} if types > 1 else {0}
     )
-    assert max(tokenizer.backend_tokenizer.encode(FIRST, SECOND).type_ids) == (
-        types > 1
-    )  # what TEI and browsers read
+    # what TEI and browsers read
+    assert max(tokenizer.backend_tokenizer.encode(FIRST, SECOND).type_ids) == (types > 1)
 
 
 @pytest.mark.parametrize("types", [0, 1, 2])

@@ -123,9 +123,8 @@ def test_dropout_acts_on_the_output_of_each_sublayer_before_the_residual_sum_of_
 @pytest.mark.parametrize("kind", ["encoder_attentions", "decoder_attentions", "cross_attentions"])
 def test_attention_dropout_acts_on_the_attention_weights(kind):
     model = build(VanillaSeq2SeqModel, "eager", **NO_DROPOUT | dict(attention_dropout=0.5))
-    for module in (
-        model.modules()
-    ):  # what an attention sees must not depend on what those in front of it drop
+    # what an attention sees must not depend on what those in front of it drop
+    for module in model.modules():
         if type(module).__name__ == "VanillaAttention":
             module.o_proj.weight.data.zero_()
     given = inputs(model) | dict(output_attentions=True)

@@ -414,9 +414,8 @@ def test_a_run_that_gets_no_better_ends_and_gives_the_mean_of_its_last_checkpoin
         early_stopping_patience=1,
         metric_for_best_model="loss",
     )
-    recipe = recipe_of(
-        corpus, **settings, greater_is_better=True, average_last=2
-    )  # of a loss, which falls
+    # of a loss, which falls
+    recipe = recipe_of(corpus, **settings, greater_is_better=True, average_last=2)
     train(recipe, tmp_path / "model")
     paths = sorted((tmp_path / "model-run").glob("checkpoint-*"))
     assert [path.name for path in paths] == [f"checkpoint-{STEPS}", f"checkpoint-{2 * STEPS}"]

@@ -335,9 +335,8 @@ def test_the_scores_are_those_of_the_best_span_over_all_windows(stories):
     assert windows > len(STORIES)
     assert not {*question_answering.SCORED} & {*prepare(reader(stories))[2]["train"].column_names}
     starts, ends = np.zeros((2, windows, 20))
-    for window, row in enumerate(
-        rows
-    ):  # windows without the answer are sure of nothing, those with it of their place
+    # windows without the answer are sure of nothing, those with it of their place
+    for window, row in enumerate(rows):
         if row["start_positions"]:
             starts[window, row["start_positions"]] = ends[window, row["end_positions"]] = 5.0
         starts[window, 0] = ends[window, 0] = 9.0  # of no context

@@ -438,9 +438,8 @@ def test_half_of_the_second_sentences_follow_and_the_others_are_of_another_docum
         )
         follow += label == pretraining.FOLLOWS
     assert follow / len(rows) == pytest.approx(0.5, abs=0.04)
-    assert {second.split()[1] for second in rows["second"]} == set(
-        "012345678"
-    )  # a random one may be any of its document
+    # a random one may be any of its document
+    assert {second.split()[1] for second in rows["second"]} == set("012345678")
     assert pretraining.read({"train": str(documents)}, "train").to_dict() == rows.to_dict()
     assert pretraining.read({"train": str(documents)}, "validation") is None
 

@@ -94,9 +94,8 @@ def test_the_configuration_is_that_of_the_graph(repository):
         "token_type_ids",
     ]
     assert [list(tensor.dims) for tensor in config.output] == [[-1, 48], [2]]
-    assert (
-        not config.instance_group and not config.name
-    )  # a GPU where there is one; the name of the folder
+    # a GPU where there is one; the name of the folder
+    assert not config.instance_group and not config.name
 
 
 def test_requests_that_are_padded_to_multiples_of_16_run_together_and_alone_give_the_same(
@@ -140,9 +139,8 @@ def test_the_folder_is_replaced_if_it_is_ours_alone(repository, exported, tmp_pa
     def fails(*args, **settings):
         raise ValueError("planned")
 
-    monkeypatch.setattr(
-        "vanilla_transformer_export.exporting.Graphs.plan", fails
-    )  # nothing is written here
+    # nothing is written here
+    monkeypatch.setattr("vanilla_transformer_export.exporting.Graphs.plan", fails)
     for name in ("config.pbtxt", "1/model.onnx"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes((repository / "repository/reader" / name).read_bytes())

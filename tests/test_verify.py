@@ -86,9 +86,8 @@ def test_one_changed_weight_of_any_matrix_is_found(exported, tmp_path, name, fil
     edit_graph(directory, file, change)
     first = failures(directory, exported(name).model)[0]
     assert "expected at most 1e-04" in first
-    assert (", encoder: " in first) == (
-        file == "onnx/encoder_model.onnx"
-    )  # whose states are compared too
+    # whose states are compared too
+    assert (", encoder: " in first) == (file == "onnx/encoder_model.onnx")
 
 
 @pytest.mark.parametrize("part", ["decoder", "encoder", ""])

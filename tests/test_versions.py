@@ -103,9 +103,8 @@ def test_every_package_states_its_lowest_version_and_is_pinned_above_it():
     )
     for name, versions in allowed.items():
         assert [bound.operator for bound in versions].count(">=") == 1, name
-        assert name == "onnxruntime-gpu" or versions.contains(pins[name.lower()]), (
-            name
-        )  # which cannot be beside onnxruntime
+        # which cannot be beside onnxruntime
+        assert name == "onnxruntime-gpu" or versions.contains(pins[name.lower()]), name
     assert str(allowed["onnxruntime"]) == f">={'.'.join(map(str, devices.ONNXRUNTIME))}"
     printed = subprocess.run(
         [sys.executable, ROOT / ".ci/floors.py"], capture_output=True, text=True, check=True

@@ -225,9 +225,8 @@ def test_interpolation_is_asked_for_by_the_call_or_by_the_config(checkpoints):
     assert torch.equal(model(images).last_hidden_state, expected)
     with pytest.raises(ValueError, match="expected image_size"):
         model(images, interpolate_pos_encoding=False)
-    own = torch.randn(
-        1, 3, 18, 18
-    )  # where nothing is between, and what is beyond whole patches is not read
+    # where nothing is between, and what is beyond whole patches is not read
+    own = torch.randn(1, 3, 18, 18)
     states = [model(own, interpolate_pos_encoding=flag).last_hidden_state for flag in (True, False)]
     torch.testing.assert_close(*states)
     own[..., 16:] = 0
@@ -261,9 +260,8 @@ def converted(model, folder):
 def test_other_sizes_give_the_source_s_outputs(architecture, dtype, tmp_path):
     family = next(name for name, names in ARCHITECTURES.items() if architecture in names)
     config = random_config(family, architecture, 0)
-    config.update(
-        dict(image_size=13, patch_size=4)
-    )  # transformers interpolates neither pairs nor what is no square
+    # transformers interpolates neither pairs nor what is no square
+    config.update(dict(image_size=13, patch_size=4))
     theirs = random_model(architecture, config, dtype)
     ours = converted(theirs, tmp_path)
     for size in ((13, 13), (4, 4), (30, 11), (7, 29)):
@@ -273,9 +271,8 @@ def test_other_sizes_give_the_source_s_outputs(architecture, dtype, tmp_path):
                 images, **({} if family == "dinov2" else {"interpolate_pos_encoding": True})
             )
             got = ours(images, interpolate_pos_encoding=True)
-            assert (
-                torch.equal(ours(images)[0], got[0]) if family == "dinov2" else True
-            )  # which always interpolates
+            # which always interpolates
+            assert torch.equal(ours(images)[0], got[0]) if family == "dinov2" else True
         for name in ("last_hidden_state", "pooler_output", "logits"):
             if name in expected and name in got:
                 assert_exact(got[name], expected[name], dtype)
@@ -342,13 +339,14 @@ def test_the_image_processor_goes_where_the_weights_go(checkpoints, tmp_path):
         "ViTForImageClassification", random_config("vit", "ViTForImageClassification", 0)
     )
     theirs.save_pretrained(tmp_path / "theirs")
+    # names none
     old = {
         "do_normalize": True,
         "do_resize": True,
         "image_mean": [0.5] * 3,
         "image_std": [0.2] * 3,
         "size": 13,
-    }  # names none
+    }
     (tmp_path / "theirs/preprocessor_config.json").write_text(json.dumps(old))
     convert(tmp_path / "theirs", tmp_path / "ours")
     expected = transformers.AutoImageProcessor.from_pretrained(tmp_path / "theirs")
@@ -358,9 +356,8 @@ def test_the_image_processor_goes_where_the_weights_go(checkpoints, tmp_path):
     assert load_image_processor(tmp_path / "back").to_dict() == expected.to_dict()
     average([checkpoints / "body"] * 2, tmp_path / "mean")
     assert load_image_processor(tmp_path / "mean").size.height == 18
-    convert(
-        tmp_path / "theirs", tmp_path / "ours", force=True
-    )  # a checkpoint with this file is ours to replace
+    # a checkpoint with this file is ours to replace
+    convert(tmp_path / "theirs", tmp_path / "ours", force=True)
 
 
 # ----------------------------------------------------------------------------------------- pictures
@@ -556,9 +553,8 @@ def test_an_export_of_any_size_gives_what_torch_gives(body):
         runtime.outputs(pixel_values=np.zeros((1, 3, 3, 50), np.float32))
     config = runtime.artifact.config
     assert config["interpolate_pos_encoding"] and config["model_type"] == "vanilla-vision"
-    assert (
-        json.loads((body.directory / "config.json").read_text())["model_type"] == "vit"
-    )  # what Transformers.js knows
+    # what Transformers.js knows
+    assert json.loads((body.directory / "config.json").read_text())["model_type"] == "vit"
     assert verify(body.directory, load_checkpoint(body.checkpoint), cases=4).failures == []
 
 

@@ -61,9 +61,8 @@ def vllm():
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "none"])
 @torch.no_grad()
 def test_requests_in_one_row_give_what_each_gives_alone(vllm, model_class, positions):
-    model = build(
-        model_class, position_embedding_type=positions, d_v=4
-    )  # vLLM pads values to the width of keys
+    # vLLM pads values to the width of keys
+    model = build(model_class, position_embedding_type=positions, d_v=4)
     requests = [tokens(1, length) for length in LENGTHS]
     expected = torch.cat([model(ids)[0] for ids in requests], 1)
     model.set_attn_implementation("vllm")

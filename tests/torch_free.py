@@ -16,11 +16,8 @@ import numpy as np
 import onnxruntime
 
 CARD = Path(__file__).parents[1] / "model_cards" / "vanilla-seq2seq-tiny-multi30k-en-de"
-DTYPES = {
-    "portable": ("fp32", "int8"),
-    "cpu": ("fp32", "int8", "int4"),
-    "cuda": ("fp32",),
-}  # those a CPU can run
+# those a CPU can run
+DTYPES = {"portable": ("fp32", "int8"), "cpu": ("fp32", "int8", "int4"), "cuda": ("fp32",)}
 GREEDY = {"num_beams": 1, "max_new_tokens": 12}
 OPTIONS = {
     "greedy": GREEDY,

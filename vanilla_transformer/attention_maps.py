@@ -195,9 +195,8 @@ def attention_maps(
 
 
 def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str) -> None:
-    with readers_errors(
-        tokenizer.name_or_path or "the tokenizer"
-    ):  # a damaged tokenizer may panic, and only here
+    # a damaged tokenizer may panic, and only here
+    with readers_errors(tokenizer.name_or_path or "the tokenizer"):
         ids = tokenizer(text)["input_ids"]
         own = tokenizer(text, add_special_tokens=False)["input_ids"]
     if not own:
@@ -247,9 +246,8 @@ def plot(
     layers = chosen("layer", layer, maps.weights.shape[0])
     heads = chosen("head", head, maps.weights.shape[1])
     is_alone = len(layers) == len(heads) == 1
-    figure = Figure(
-        figsize=figure_size(maps, layers, heads), layout="constrained"
-    )  # no pyplot: nothing outlives the call
+    # no pyplot: nothing outlives the call
+    figure = Figure(figsize=figure_size(maps, layers, heads), layout="constrained")
     grid = figure.subplots(len(layers), len(heads), squeeze=False)
     for row, layer in zip(grid, layers):
         for axes, head in zip(row, heads):

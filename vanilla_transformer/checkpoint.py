@@ -123,9 +123,8 @@ def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
     try:
         with readers_errors(directory):
             tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-            if not isinstance(
-                longest := tokenizer.model_max_length, int | float
-            ):  # found only when it reads
+            # found only when it reads
+            if not isinstance(longest := tokenizer.model_max_length, int | float):
                 raise ValueError(f"model_max_length is {shown(longest)}, expected a number")
             if (target := directory / TARGET_TOKENIZER).is_file():
                 give_target(tokenizer, Tokenizer.from_file(str(target)))

@@ -52,9 +52,8 @@ def read_config(directory: Path) -> tuple[Any, str]:
                 f"{directory / CONFIG} has {flag} {shown(content[flag])}, expected {allowed[0]}"
             )
     config = made_config(config_class, content, directory)
-    config.auto_map = dict(
-        config.default_auto_map
-    )  # a file may name another's code; ours is what is saved with our models
+    # a file may name another's code; ours is what is saved with our models
+    config.auto_map = dict(config.default_auto_map)
     return config, name
 
 
@@ -118,10 +117,8 @@ def made_config(config_class: type, content: dict, directory: Path) -> Any:
         raise ValueError(f"{path} has _attn_implementation {shown(attention)}, expected a name")
     if "quantization_config" in content:
         raise ValueError(f"{path} has a quantization_config, expected weights in floating point")
-    of_machine = (
-        "attn_implementation",
-        "experts_implementation",
-    )  # which is not the one that wrote it
+    # which is not the one that wrote it
+    of_machine = ("attn_implementation", "experts_implementation")
     with readers_errors(path):
         config = config_class.from_dict(
             {name: value for name, value in content.items() if name not in of_machine}

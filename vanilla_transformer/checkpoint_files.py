@@ -179,9 +179,8 @@ def generation_fault(name: str, value: object, vocab_size: int = 2**31) -> str |
         return "expected true or false"
     if name.endswith("_token_id") and not is_absent_token(name, value):
         tokens = value if isinstance(value, list) and name in SEVERAL else [value]
-        size = (
-            2**31 if name in ("bos_token_id", "eos_token_id") else vocab_size
-        )  # these two need never be generated
+        # these two need never be generated
+        size = 2**31 if name in ("bos_token_id", "eos_token_id") else vocab_size
         if not all(type(token) is int and 0 <= token < size for token in tokens):
             return f"expected one of [0, {size - 1}]"
     return None

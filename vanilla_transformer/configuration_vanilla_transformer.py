@@ -21,9 +21,8 @@ from packaging.version import Version
 from transformers.activations import ACT2FN
 from transformers.utils import cached_file, logging
 
-if Version(transformers.__version__) < Version(
-    "5.23"
-):  # before names are looked up that others do not have
+# before names are looked up that others do not have
+if Version(transformers.__version__) < Version("5.23"):
     raise ImportError(
         f"vanilla-transformer needs transformers >= 5.23, found {transformers.__version__}"
     )
@@ -137,9 +136,8 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
         self._warn_near_misses(kwargs)
         for name, field in self.attribute_map.items():
             if name in kwargs:
-                setattr(
-                    self, field, kwargs.pop(name)
-                )  # under its own name, by which `@strict` checks the type
+                # under its own name, by which `@strict` checks the type
+                setattr(self, field, kwargs.pop(name))
         super().__post_init__(**kwargs)
         self._check_values()  # before `@strict` does, whose errors are no ValueErrors
         if self.head_dim is None:

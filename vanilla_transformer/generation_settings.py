@@ -40,9 +40,8 @@ OUTPUTS = dict.fromkeys(
     ("output_attentions", "output_hidden_states", "output_scores", "output_logits"), False
 )
 CACHE = dict.fromkeys(("cache_implementation", "cache_config"))
-SELECTORS = dict.fromkeys(
-    ("do_sample", "num_beams", "return_dict_in_generate", "use_cache")
-)  # that select a mode
+# that select a mode
+SELECTORS = dict.fromkeys(("do_sample", "num_beams", "return_dict_in_generate", "use_cache"))
 OF_CONFIGS = (*OPTIONAL_TOKENS, "decoder_start_token_id", "use_cache")  # that a config has too
 
 

@@ -172,9 +172,8 @@ class VanillaEmbeddings(nn.Module):
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_size)
         if config.has_learned_positions:
-            self.first_row = int(
-                config.position_ids_from != "place"
-            )  # of position 0: padding, which is at -1, has row 0
+            # of position 0: padding, which is at -1, has row 0
+            self.first_row = int(config.position_ids_from != "place")
             self.embed_positions = nn.Embedding(
                 self.first_row + config.max_position_embeddings, config.position_size
             )
@@ -394,9 +393,8 @@ class VanillaAttention(nn.Module):
             sliding_window=self.sliding_window,
             **kwargs,
         )
-        output = output.reshape(
-            *hidden_states.shape[:2], -1
-        )  # (B, T, H, d_v), vLLM's (T, H * d_v) -> (B, T, H * d_v)
+        # (B, T, H, d_v), vLLM's (T, H * d_v) -> (B, T, H * d_v)
+        output = output.reshape(*hidden_states.shape[:2], -1)
         return self.o_proj(output), weights
 
     def keys_and_values(
@@ -544,9 +542,8 @@ class VanillaPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
-    sequence_modules = frozenset(
-        {"pooler"}
-    )  # those that run once for a sequence, not for each token
+    # those that run once for a sequence, not for each token
+    sequence_modules = frozenset({"pooler"})
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -767,9 +764,8 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
             raise ValueError(
                 "encoder_hidden_states were given to a decoder without cross-attention"
             )
-        past_key_values = self.prepare_cache(
-            kwargs.pop("cache", past_key_values), use_cache
-        )  # its name from 5.24 on
+        # its name from 5.24 on
+        past_key_values = self.prepare_cache(kwargs.pop("cache", past_key_values), use_cache)
         has_cross_attention_cache = isinstance(past_key_values, EncoderDecoderCache)
         cache = (
             past_key_values.self_attention_cache if has_cross_attention_cache else past_key_values
@@ -862,9 +858,8 @@ class VanillaSeq2SeqModel(VanillaPreTrainedModel):
         self.encoder.embeddings.embed_tokens = value
         if self.config.tie_word_embeddings and self.config.share_encoder_decoder_embeddings:
             self.decoder.embeddings.embed_tokens = value
-        elif (
-            old.num_embeddings != value.num_embeddings
-        ):  # the vocabulary is resized, and there is one of it
+        elif old.num_embeddings != value.num_embeddings:
+            # the vocabulary is resized, and there is one of it
             self.decoder.embeddings.embed_tokens = self._get_resized_embeddings(
                 old, value.num_embeddings
             )

@@ -358,9 +358,8 @@ class VanillaEncoderForPreTraining(VanillaPreTrainedModel):
             )
         if next_sentence_label is not None:
             loss = fixed_cross_entropy(relationship.float(), next_sentence_label.flatten())
-            count = kwargs.get(
-                "num_items_in_batch"
-            )  # the labels of all batches of an update; this one has a share of them
+            # the labels of all batches of an update; this one has a share of them
+            count = kwargs.get("num_items_in_batch")
             losses.append(
                 loss if count is None or labels is None else loss * labels.ne(-100).sum() / count
             )
@@ -798,9 +797,8 @@ class VanillaSeq2SeqForSequenceClassification(VanillaPreTrainedModel):
         ends = not_padding & (
             input_ids[..., None] == torch.tensor(self.config.eos_token_id, device=input_ids.device)
         ).any(-1)
-        if (
-            has_values(ends) and (endless := not_padding.any(-1) & ~ends.any(-1)).any()
-        ):  # a row of padding is no error
+        # a row of padding is no error
+        if has_values(ends) and (endless := not_padding.any(-1) & ~ends.any(-1)).any():
             row = endless.long().argmax().item()
             raise ValueError(
                 f"row {row} of input_ids has no end token, expected "

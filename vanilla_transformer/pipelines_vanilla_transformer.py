@@ -163,9 +163,8 @@ class Text2TextGenerationPipeline(Pipeline):
         if limit := chosen.get("max_new_tokens") or chosen.get("max_length"):
             self.check_length(input_length, limit)
         output_ids = self.model.generate(**model_inputs, **kwargs)
-        return {
-            "output_ids": output_ids.reshape(rows, -1, output_ids.shape[-1])
-        }  # (texts, sequences of each, T)
+        # (texts, sequences of each, T)
+        return {"output_ids": output_ids.reshape(rows, -1, output_ids.shape[-1])}
 
     def check_length(self, input_length: int, limit: int) -> None:
         """Warns where `limit`, the longest output allowed, looks wrong for an input of this

@@ -161,9 +161,8 @@ class Lines:
             lines = (
                 self.written(row, result) + "\n" for row, result in zip(rows, results, strict=True)
             )
-            file.writelines(
-                line.encode(errors="backslashreplace") for line in lines
-            )  # half a pair, as JSON has it
+            # half a pair, as JSON has it
+            file.writelines(line.encode(errors="backslashreplace") for line in lines)
 
     def join(self, parts: Iterable[Path], path: Path) -> None:
         """As `Format`."""

@@ -110,9 +110,8 @@ class Worker:
         place, rows = unpacked(table)
         found: Found | Exception
         try:
-            if (
-                self.predictions is None
-            ):  # not before, as Ray tries again what fails while a worker starts
+            # not before, as Ray tries again what fails while a worker starts
+            if self.predictions is None:
                 self.predictions = self.recipe.made()
             found = results_of(self.predictions, rows, place.first, lambda count: None)
         except (OSError, ValueError, MemoryError, ImportError) as error:
@@ -161,9 +160,8 @@ class Cluster:
     ) -> Generator[tuple[Place, Found | Exception], None, None]:
         """Of the shards from `start` on, in order."""
         with warnings.catch_warnings(), ray.data.DataContext.current(settings()):
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # of max_task_retries, which has no other place yet
+            # of max_task_retries, which has no other place yet
+            warnings.simplefilter("ignore", DeprecationWarning)
             shards = ray.data.from_items([0]).map_batches(
                 read,
                 fn_args=[self.source, start],

@@ -106,19 +106,16 @@ class SlotBatch:
         self.sources = self.stacked(
             [tensor for tensor in caches if ".encoder." in tensor.name], room
         )
-        self.lengths = self.arrays[
-            "last_position"
-        ]  # tokens in the cache before the one that is fed
-        self.last_source = self.arrays.get(
-            "last_source_position", self.lengths[:0]
-        )  # a decoder has none
+        # tokens in the cache before the one that is fed
+        self.lengths = self.arrays["last_position"]
+        # a decoder has none
+        self.last_source = self.arrays.get("last_source_position", self.lengths[:0])
         self.rows: list[
             Run | None
         ] = []  # by slot; `None` where one has left, until another joins or the next step
         self.running: list[Run] = []
-        self.unread: deque[Run] = (
-            deque()
-        )  # whose prompts are to be read; that of the first is in the last slot as far as it is
+        # whose prompts are to be read; that of the first is in the last slot as far as it is
+        self.unread: deque[Run] = deque()
         self.reserved = 0  # rows that running runs will have after their first step
         self.bindings = [self.bound(count) for count in range(1, room.rows + 1)]
 
@@ -366,11 +363,12 @@ def slot_shape(tensor: TensorSpec, room: Room) -> list[int]:
         "max_length": room.length,
         "max_source": room.source,
     }
+    # without a step
     whole = {
         "batch_size": room.rows,
         "source_length": room.source,
         "past_source_length": room.source,
-    }  # without a step
+    }
     return shape_of(tensor, sizes | whole)
 
 

@@ -129,10 +129,8 @@ class Engine:
         """
         self.check_lengths(len(input_ids))
         length = 0 if self.room.source else len(input_ids)
-        key = (
-            length,
-            *((name, type(value), value) for name, value in sorted(options.items())),
-        )  # True is not 1 here
+        # True is not 1 here
+        key = (length, *((name, type(value), value) for name, value in sorted(options.items())))
         known = self.known_prompt(key, input_ids) if not prefix else None
         if known is None:
             known = self.checked(input_ids, options, prefix)

@@ -5,10 +5,8 @@ from dataclasses import dataclass
 
 from ..runtime.options import Options
 
-STOP, LENGTH = (
-    "stop",
-    "length",
-)  # why an answer ended: by an end token, or by the most tokens it may have
+# why an answer ended: by an end token, or by the most tokens it may have
+STOP, LENGTH = "stop", "length"
 
 
 @dataclass(frozen=True, eq=False)

@@ -76,9 +76,8 @@ class EngineProcess(asyncio.Protocol):
         self.pid = forked(lambda: run_child(self.socket, theirs))
         theirs.close()
         self.lanes: dict[str, RemoteLanes] = {}
-        self.failed: Callable[[ChildProcessError], object] = lambda error: (
-            None
-        )  # is told if the child ends by itself
+        # is told if the child ends by itself
+        self.failed: Callable[[ChildProcessError], object] = lambda error: None
         self.error: ChildProcessError | None = None
         self._buffer = bytearray()
         self._opened: asyncio.Future[None] | None = None
@@ -149,9 +148,8 @@ class EngineProcess(asyncio.Protocol):
 
     def reaped(self) -> str:
         """How the child has ended, in words; it ends now if it has not."""
-        os.kill(
-            self.pid, signal.SIGKILL
-        )  # which changes nothing of how one ended that nobody has waited for
+        # which changes nothing of how one ended that nobody has waited for
+        os.kill(self.pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         names = {each.value: each.name for each in signal.Signals}  # those of real time have none
         return f"with code {code}" if code >= 0 else f"by {names.get(-code, f'signal {-code}')}"
@@ -263,15 +261,13 @@ class RemoteLanes:
 def forked(run: Callable[[], None]) -> int:
     """The process that does `run`, and ends with it. Signals to end it are the parent's, and
     ignored."""
-    if (
-        signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
-    ):  # as who started us may have it: nobody could wait for a child
+    # as who started us may have it: nobody could wait for a child
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # of threads, which are numpy's, and end before a fork
+        # of threads, which are numpy's, and end before a fork
+        warnings.simplefilter("ignore", DeprecationWarning)
         try:
             pid = os.fork()
         except OSError as error:
@@ -339,10 +335,8 @@ class Child:
                     getattr(self.outboxes[name], kind)(*content)
 
     def send(self, *message: Any) -> None:
-        with (
-            self.lock,
-            contextlib.suppress(ConnectionError),
-        ):  # who asked has ended, and `run` sees it
+        # who asked has ended, and `run` sees it
+        with self.lock, contextlib.suppress(ConnectionError):
             self.connection.sendall(framed(message))
 
     def open(self, name: str, arguments: dict[str, Any]) -> None:

@@ -33,9 +33,8 @@ class Run:
         self.has_begun = False
         self.finished = False
         self.fed = 0  # tokens of the prompt that are in the cache when it starts
-        self.forced = (
-            list(job.prompt[1:]) if job.scores_prompt and not index else []
-        )  # samples go on where the first is
+        # samples go on where the first is
+        self.forced = list(job.prompt[1:]) if job.scores_prompt and not index else []
         self.first_tokens = job.prompt[:1] if job.scores_prompt else job.prompt
         self.next_tokens = [self.first_tokens[-1]]
         self.tokens: list[int] = []
@@ -129,9 +128,8 @@ class Run:
     def choose(self, logits: np.ndarray) -> list[int] | None:
         assert self.search is not None
         self.has_begun = True
-        report = (
-            None if self.job.top_logprobs is None else logits.copy()
-        )  # the search overwrites them
+        # the search overwrites them
+        report = None if self.job.top_logprobs is None else logits.copy()
         tokens, parents = self.search.advance(logits)
         self.next_tokens = tokens.tolist()
         if report is not None:

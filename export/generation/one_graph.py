@@ -103,9 +103,8 @@ def padded_on_the_left(
     size = ops("Shape", ids, start=1)
     places = ops.range(size)
     is_padding = ops("Less", mask, 1)
-    rank = ops(
-        "Sub", ops("Where", is_padding, ops("Mul", size, 2), size), places
-    )  # all are different
+    # all are different
+    rank = ops("Sub", ops("Where", is_padding, ops("Mul", size, 2), size), places)
     _, order = ops.outputs(2, "TopK", rank, size, axis=1)
     lengths = ops("Max", ops("ReduceSum", ops.cast(ops("Not", is_padding), "int64"), [1]), 1)
     is_token = ops("GreaterOrEqual", places, ops("Sub", size, lengths))

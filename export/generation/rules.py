@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
 # Fields of `Options` whose values no graph here holds, and those that do.
 REFUSED = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "num_return_sequences": 1}
-OF_PROMPTS = (
-    "min_length",
-    "forced_bos_token_id",
-)  # a decoder's count the prompt, whose length no exporter knows
+# a decoder's count the prompt, whose length no exporter knows
+OF_PROMPTS = ("min_length", "forced_bos_token_id")
 
 
 @dataclass(frozen=True)

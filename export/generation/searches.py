@@ -24,9 +24,8 @@ SAMPLING = (
 )
 SEQUENCES = TensorSpec("sequences", "int64", ("batch_size", "sequence_length"))
 ZERO = np.array(0, np.float64)
-MIN_TEMPERATURE = np.array(
-    1e-6, np.float32
-)  # below it, as at it, only the most likely token is left
+# below it, as at it, only the most likely token is left
+MIN_TEMPERATURE = np.array(1e-6, np.float32)
 # Logits (B, V), the place of the token and the settings -> tokens (B, 1).
 ChooseTokens = Callable[[Ops, Value, Value, Values], Value]
 

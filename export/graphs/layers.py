@@ -14,11 +14,8 @@ from .positions import LOWEST, rotate, sinusoids
 # Number of the layer, name of the module, x -> the input of the module's last linear map; of
 # attention (B, T, H * d_v).
 Attention = Callable[[int, str, Value], Value]
-LAST_MAPS = {
-    "self_attn": "o_proj",
-    "cross_attn": "o_proj",
-    "feed_forward": "down_proj",
-}  # of the sublayers, in order
+# of the sublayers, in order
+LAST_MAPS = {"self_attn": "o_proj", "cross_attn": "o_proj", "feed_forward": "down_proj"}
 LM_HEAD = "lm_head"
 
 
@@ -131,9 +128,8 @@ def pooled(g: GraphContext, states: Value) -> Value:
 
 def linear_each(g: GraphContext, x: Value, *names: str) -> list[Value]:
     """Write x W + b of each of the maps `names`."""
-    g.op.once(
-        ("readers", x), lambda: names
-    )  # `precisions.calibrated_steps` chooses one scale of x for all of them
+    # `precisions.calibrated_steps` chooses one scale of x for all of them
+    g.op.once(("readers", x), lambda: names)
     return [linear(g, x, name) for name in names]
 
 

@@ -12,9 +12,8 @@ from onnx_ir import Value
 
 from .context import GraphContext
 
-LOWEST = float(
-    np.finfo(np.float32).min
-)  # added to masked scores; the softmax stays finite where all are masked
+# added to masked scores; the softmax stays finite where all are masked
+LOWEST = float(np.finfo(np.float32).min)
 
 
 def token_positions(

@@ -40,9 +40,8 @@ def int4_blocks(matrix: np.ndarray, block: int = BLOCK) -> Quantized:
     blocks), of the same type."""
     blocks = column_blocks(matrix, block)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=2, keepdims=True), axis=2)
-    scales = nonzero(
-        largest / -8, matrix.dtype
-    )  # the largest becomes -8, the one integer without a positive twin
+    # the largest becomes -8, the one integer without a positive twin
+    scales = nonzero(largest / -8, matrix.dtype)
     integers = np.clip(np.rint(blocks / scales) + 8, 0, 15).astype(np.uint8)
     return integers[..., ::2] | integers[..., 1::2] << 4, scales[..., 0]
 

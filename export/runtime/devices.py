@@ -35,12 +35,8 @@ LIBRARIES = (
 WITH_LIBRARIES = "pip install 'onnxruntime-gpu[cuda,cudnn]'"
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
-INSTRUCTIONS = (
-    "avx2",
-    "avx512f",
-    "avx512_vnni",
-    "avx_vnni",
-)  # that decide how integers are multiplied
+# that decide how integers are multiplied
+INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni")
 
 
 def require_onnxruntime() -> None:

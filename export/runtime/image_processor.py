@@ -140,9 +140,8 @@ class ImageProcessor:
                     f"expected "
                     f"{known}"
                 )
-        settings |= {
-            name: False for name in config.keys() - given if KINDS.get(name) is FLAG
-        }  # null, as in transformers
+        # null, as in transformers
+        settings |= {name: False for name in config.keys() - given if KINDS.get(name) is FLAG}
         settings |= {name: value for name, value in given.items() if name in settings}
         for name, (expected, holds) in KINDS.items():
             if name in given and not holds(given[name]):

@@ -42,9 +42,8 @@ zh zho/chi/cmn Chinese; zu zul Zulu
 """
 ROWS = [row.strip().split(" ", 2) for row in TABLE.split(";")]
 NAMES = {code: name for code, _, name in ROWS}
-TWO_LETTERS = {
-    long: code for code, longs, _ in ROWS for long in longs.split("/")
-}  # by the codes of three
+# by the codes of three
+TWO_LETTERS = {long: code for code, longs, _ in ROWS for long in longs.split("/")}
 
 MEMBERS = """
 ak fat twi; ar aao abh abv acm acq acw acx acy adf aeb aec afb apc apd arb arq ars ary arz auz avl ayh ayl ayn ayp pga

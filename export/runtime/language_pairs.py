@@ -20,11 +20,8 @@ Pair = tuple[str, str]  # the codes of a source and of a target
 
 SEQ2SEQ = "Seq2SeqForConditionalGeneration"
 OF_CARD = re.compile(r"^---\n(.*?)^---$", re.DOTALL | re.MULTILINE)
-ALIASES = {
-    "zh": "zh-hans",
-    "zt": "zh-hant",
-    "pb": "pt-br",
-}  # LibreTranslate's, where a model does not have these themselves
+# LibreTranslate's, where a model does not have these themselves
+ALIASES = {"zh": "zh-hans", "zt": "zh-hant", "pb": "pt-br"}
 
 
 class Direction(NamedTuple):

@@ -12,12 +12,10 @@ from .session import FATAL
 if TYPE_CHECKING:
     import onnxruntime
 
-CHUNK = (
-    1 << 19
-)  # logits of one run, so that the log-softmax, of which little is kept, takes little memory
-GRAPH = Path(__file__).with_name(
-    "top_k.onnx"
-)  # written by tests/top_k_graph.py: exports run without onnx
+# logits of one run, so that the log-softmax, of which little is kept, takes little memory
+CHUNK = 1 << 19
+# written by tests/top_k_graph.py: exports run without onnx
+GRAPH = Path(__file__).with_name("top_k.onnx")
 
 
 def likeliest_tokens(logits: np.ndarray, count: int, threads: int) -> tuple[np.ndarray, np.ndarray]:

@@ -209,9 +209,8 @@ class Batches:
     def written(self, number: int, found: list[tuple[str, float]]) -> list[str]:
         found = [(LINE_BREAKS.sub(" ", text), score) for text, score in found]
         if self.n_best is not None:
-            ranked = sorted(found, key=lambda pair: -pair[1]) or [
-                ("", 0.0)
-            ]  # samples come in no order
+            # samples come in no order
+            ranked = sorted(found, key=lambda pair: -pair[1]) or [("", 0.0)]
             return [f"{number} ||| {text} ||| {score:.6f}" for text, score in ranked]
         return [f"{text}\t{score:.6f}" if self.scores else text for text, score in found] or [""]
 

@@ -252,9 +252,8 @@ class Sampler:
         Raises:
             ValueError: for a row of which no token may follow.
         """
-        with np.errstate(
-            invalid="ignore", over="ignore"
-        ):  # a row of -inf alone is found when drawing
+        # a row of -inf alone is found when drawing
+        with np.errstate(invalid="ignore", over="ignore"):
             weights, tokens = self.weights(logits)
         rows, width = weights.shape
         if width <= 8 * BLOCK:

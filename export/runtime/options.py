@@ -316,12 +316,8 @@ WITHOUT_EFFECT = {
     ),
     "target_lookbehind",
 }
-SAMPLING_ONLY = {
-    "typical_p",
-    "top_h",
-    "epsilon_cutoff",
-    "eta_cutoff",
-}  # these neither, without do_sample
+# these neither, without do_sample
+SAMPLING_ONLY = {"typical_p", "top_h", "epsilon_cutoff", "eta_cutoff"}
 # Any other must be at the value that has no effect, 0 or `None` unless it stands here.
 NEUTRAL = {
     "encoder_repetition_penalty": 1,

@@ -131,9 +131,8 @@ class Predictions:
             for each in parameters
             if each.kind is each.POSITIONAL_OR_KEYWORD
         }
-        if not any(
-            each.kind is each.VAR_KEYWORD for each in parameters
-        ):  # which checks names itself
+        # which checks names itself
+        if not any(each.kind is each.VAR_KEYWORD for each in parameters):
             for name in self.options.keys() - known.keys():
                 expected = f"expected some of {', '.join(known)}" if known else "it has none"
                 raise UsageError(

@@ -334,10 +334,8 @@ class Runtime:
         if "token_type_ids" not in {tensor.name for tensor in spec.inputs} and not np.any(
             given.get("token_type_ids")
         ):
-            given = {
-                **given,
-                "token_type_ids": None,
-            }  # zeros are what tokenizers give for models without types
+            # zeros are what tokenizers give for models without types
+            given = {**given, "token_type_ids": None}
         feeds = check_inputs(spec.inputs, given, self.architecture)
         self._check_sequences(feeds)
         return feeds

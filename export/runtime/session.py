@@ -126,9 +126,8 @@ class Sessions:
         options.intra_op_num_threads = self.threads
         options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_MICROSECONDS)
         path = self.directory / self.specs[role].file
-        if (
-            role in self.contents
-        ):  # a graph in memory may name files of its folder too, and no others
+        # a graph in memory may name files of its folder too, and no others
+        if role in self.contents:
             options.add_session_config_entry(
                 "session.model_external_initializers_file_folder_path", str(path.parent)
             )

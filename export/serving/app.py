@@ -30,13 +30,8 @@ LONGEST = 1000  # characters of an error
 NESTED = "the body is nested too deeply, expected fewer brackets"
 SHORT = reprlib.Repr()
 SHORT.maxother = SHORT.maxstring = SHORT.maxlong = SHOWN
-SUSPICIOUS = (
-    b"NaN",
-    b"Infinity",
-    b"\\ud",
-    b"\\uD",
-    b"\xed",
-)  # the last ones begin halves of characters, and others
+# the last ones begin halves of characters, and others
+SUSPICIOUS = (b"NaN", b"Infinity", b"\\ud", b"\\uD", b"\xed")
 RENDERING = ("json.encoder", "starlette.responses", "fastapi.routing", "fastapi.encoders")
 
 
@@ -59,9 +54,8 @@ def create_app(
     app.state.errors = Errors(protocols)
     app.state.needs_token = False
     for router in [*(protocol.router for protocol in protocols), health.router]:
-        app.router.routes.extend(
-            router.routes
-        )  # routes are tried in order, and those of an included router take longer
+        # routes are tried in order, and those of an included router take longer
+        app.router.routes.extend(router.routes)
     for protocol in protocols:
         describe_errors(protocol)
         app.include_router(protocol.router, prefix=OF_A_MODEL)
@@ -183,9 +177,8 @@ def within(path: str) -> str:
 
 
 def headers_of(refusal: RequestError, error: BaseException) -> dict[str, str]:
-    headers = dict(
-        getattr(error, "headers", None) or {}
-    )  # Allow, of a method that a route does not have
+    # Allow, of a method that a route does not have
+    headers = dict(getattr(error, "headers", None) or {})
     if refusal.retry_after is not None:
         headers["Retry-After"] = str(refusal.retry_after)
     if refusal.status == 401:
@@ -218,9 +211,8 @@ def unshortened(error: BaseException, validation: int) -> RequestError:
         case ValueError() if not is_of_answer(error):
             return RequestError(validation, str(error))
         case HTTPException():
-            is_unread = (
-                error.status_code == 400 and error.__cause__ is not None
-            )  # a body of the wrong form
+            # a body of the wrong form
+            is_unread = error.status_code == 400 and error.__cause__ is not None
             return RequestError(validation if is_unread else error.status_code, of_http(error))
     return RequestError(
         500, "the server made a mistake, which its log describes: nothing is wrong with the request"

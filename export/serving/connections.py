@@ -50,9 +50,8 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if (
-            "method" not in self.scope
-        ):  # which it has when its header is whole; nobody reads trailers
+        # which it has when its header is whole; nobody reads trailers
+        if "method" not in self.scope:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:

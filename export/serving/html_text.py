@@ -16,9 +16,8 @@ from ..runtime.tasks.translation import has_letters
 
 BEGIN = re.compile(r"<(?=[a-zA-Z!?]|/.)", re.DOTALL)  # of markup; any other "<" is text
 COMMENT = re.compile(r"<!--(?:-?>|.*?--!?>)", re.DOTALL)
-OTHER = re.compile(
-    r"<(?:[!?]|/(?![a-zA-Z]))[^>]*>"
-)  # a doctype, and what browsers take for a comment
+# a doctype, and what browsers take for a comment
+OTHER = re.compile(r"<(?:[!?]|/(?![a-zA-Z]))[^>]*>")
 TAG = re.compile(
     r"<(?P<end>/?)(?P<name>[a-zA-Z][^\s/>]*+)(?P<rest>(?:[^>=]++|=\s*+(?:\"[^\"]*+\"|'[^']*+'|(?![\"'])))*+)>"
 )
@@ -27,16 +26,8 @@ ENTITY = re.compile(r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]*);")
 SPACE = " \t\n\f\r"
 SPACES = re.compile(rf"[{SPACE}]+")
 
-RAW = {
-    "script",
-    "style",
-    "textarea",
-    "xmp",
-    "iframe",
-    "noembed",
-    "noframes",
-    "plaintext",
-}  # without tags within, never text
+# without tags within, never text
+RAW = {"script", "style", "textarea", "xmp", "iframe", "noembed", "noframes", "plaintext"}
 KEPT = {"code", "kbd", "math", "pre", "samp", "svg", "var"}  # what is in them is not translated
 VOID = {
     *(

@@ -23,12 +23,10 @@ class EngineMetrics:
     they look nothing up."""
 
     def __init__(self, joined: Histogram, first_token: Histogram, rows: Histogram, tokens: Counter):
-        self.joined: Callable[[float], None] = (
-            joined.observe
-        )  # seconds that a row waited in the queue
-        self.first_token: Callable[[float], None] = (
-            first_token.observe
-        )  # seconds from the request to the first token
+        # seconds that a row waited in the queue
+        self.joined: Callable[[float], None] = joined.observe
+        # seconds from the request to the first token
+        self.first_token: Callable[[float], None] = first_token.observe
         self._rows = rows.observe
         self._tokens = tokens.inc
 

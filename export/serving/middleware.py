@@ -194,10 +194,8 @@ class Frame:
             await self._authorize(exchange)
             self.errors.check(exchange.scope["path"], exchange.body or b"")
             exchange.until, exchange.reason = time.perf_counter() + self.settings.timeout, LATE
-            exchange.scope["asgi"] = {
-                **exchange.scope["asgi"],
-                "spec_version": "2.4",
-            }  # streams need not look for the client
+            # streams need not look for the client
+            exchange.scope["asgi"] = {**exchange.scope["asgi"], "spec_version": "2.4"}
             await self.app(exchange.scope, exchange.receive, exchange.send)
         except RequestError as refusal:
             await self._refuse(exchange, refusal)
@@ -253,9 +251,8 @@ class Frame:
 
     async def _refuse(self, exchange: Exchange, error: Exception) -> None:
         response = self.errors.response(exchange.scope["path"], error)
-        if (
-            response.status_code == 408 or self.lifecycle.draining
-        ):  # the rest may never come; there are other servers
+        # the rest may never come; there are other servers
+        if response.status_code == 408 or self.lifecycle.draining:
             response.headers["Connection"] = "close"
         await response(exchange.scope, exchange.receive, exchange.answer)
 

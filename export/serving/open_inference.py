@@ -243,9 +243,8 @@ def asked_of(model: ServedModel, content: bytes, json_length: str | None, most: 
     if TEXT.name in inputs and first.ndim != 1:
         raise UsageError(f"{TEXT.name} has shape {list(first.shape)}, expected [n]")
     is_tokens = first.dtype == np.int64
-    rows = (
-        int(np.prod(first.shape[:-1])) if is_tokens else len(first)
-    )  # several choices of one are rows too
+    # several choices of one are rows too
+    rows = int(np.prod(first.shape[:-1])) if is_tokens else len(first)
     if rows > most:
         raise TooLong(f"{next(iter(inputs))} has {rows} rows, expected at most {most}")
     check_widths(model, inputs)

@@ -68,18 +68,16 @@ NAMED_OTHERWISE = {
 OF_ONE_ROW = {"prompt_lookup_num_tokens", "max_matching_ngram_size"}  # not where rows share a batch
 NO_FIELDS = {*NAMED_OTHERWISE, *OF_ONE_ROW, "pad_token_id", "decoder_start_token_id"}
 OPTIONS = [name for name in generation.FIELDS if name not in NO_FIELDS]
+# nothing else goes
 NEUTRAL = {
     "best_of": 1,
     "suffix": "",
     "logit_bias": {},
     "presence_penalty": 0,
     "frequency_penalty": 0,
-}  # nothing else goes
-WORDS = {
-    "max_new_tokens": "max_tokens",
-    "num_return_sequences": "n",
-    "input_ids": "prompt",
-}  # ours and theirs, in errors
+}
+# ours and theirs, in errors
+WORDS = {"max_new_tokens": "max_tokens", "num_return_sequences": "n", "input_ids": "prompt"}
 ERRORS = {
     401: ("authentication_error", "invalid_api_key"),
     404: ("invalid_request_error", "model_not_found"),

@@ -14,9 +14,8 @@ from ..runtime import options
 from .models import ServedModels
 from .settings import Settings
 
-MOST_IDS = (
-    1 << 16
-)  # of a list among the options: a step looks at all of them, and other requests wait for that
+# of a list among the options: a step looks at all of them, and other requests wait for that
+MOST_IDS = 1 << 16
 
 
 @dataclass(frozen=True)

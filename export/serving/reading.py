@@ -34,10 +34,8 @@ from ..targets.spec import TensorSpec, shape_of
 QUEUE = 256  # rows that may wait
 WORKERS = 64  # requests at once whose texts are cut, and answers made of what the graph returns
 LONGEST_WAIT = 0.002  # seconds that a row waits for others while another run is under way
-LENGTHS = {
-    "source_length": "attention_mask",
-    "target_length": "decoder_attention_mask",
-}  # axes, and what tells of them
+# axes, and what tells of them
+LENGTHS = {"source_length": "attention_mask", "target_length": "decoder_attention_mask"}
 PROBED_LENGTHS, PROBED_ROWS = (8, 24), (2, 5)
 Result = TypeVar("Result")
 Sizes = tuple[tuple[str, int], ...]

@@ -182,9 +182,8 @@ class Server:
     def signals(self) -> Iterator[None]:
         """uvicorn has handlers of its own, which close the door at once."""
         loop = asyncio.get_running_loop()
-        if (
-            threading.current_thread() is not threading.main_thread()
-        ):  # which alone may set what signals do
+        # which alone may set what signals do
+        if threading.current_thread() is not threading.main_thread():
             yield
             return
         for number in SIGNALS:

@@ -41,10 +41,8 @@ PROTOCOLS: tuple[Protocol, ...] = tuple(
 )
 CONFIG = "config.json"
 Say = Callable[[str], None]
-TICK, TICKS = (
-    0.1,
-    5,
-)  # seconds between two looks at all requests, and how many there are to one at all connections
+# seconds between two looks at all requests, and how many there are to one at all connections
+TICK, TICKS = 0.1, 5
 
 
 async def load(

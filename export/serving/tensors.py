@@ -19,11 +19,8 @@ JSON_LENGTH = "Inference-Header-Content-Length"
 TEXTS = "bytes"  # dtype of a TensorSpec, beside numpy's
 DATATYPES = {TEXTS: "BYTES", "int64": "INT64", "float32": "FP32"}
 WIDTH = 4  # bytes of the length of a text
-TYPES: dict[str, set[type]] = {
-    TEXTS: {str},
-    "int64": {int},
-    "float32": {int, float},
-}  # of values in JSON
+# of values in JSON
+TYPES: dict[str, set[type]] = {TEXTS: {str}, "int64": {int}, "float32": {int, float}}
 SHARED_MEMORY = "shared_memory"
 Parameters = dict[str, Any] | None
 
@@ -182,9 +179,8 @@ def values_of(tensor: InputTensor, dtype: str) -> np.ndarray:
     """Those in the JSON."""
     if not isinstance(tensor.data, list):
         raise UsageError(f"data of {tensor.name} is {tensor.data!r:.60}, expected a list of values")
-    values = np.array(
-        tensor.data, object
-    )  # of a type of numpy's own, one long text would make every value as long
+    # of a type of numpy's own, one long text would make every value as long
+    values = np.array(tensor.data, object)
     count = math.prod(tensor.shape)
     if values.size != count or (values.ndim > 1 and list(values.shape) != tensor.shape):
         shape = f"{tensor.shape!r:.60}"
@@ -202,9 +198,8 @@ def values_of(tensor: InputTensor, dtype: str) -> np.ndarray:
     if dtype == TEXTS:
         return values
     try:
-        with np.errstate(
-            over="ignore"
-        ):  # what is too large for float32 is infinite, which is refused by who reads it
+        # what is too large for float32 is infinite, which is refused by who reads it
+        with np.errstate(over="ignore"):
             return values.astype(dtype)
     except OverflowError:
         raise UsageError(

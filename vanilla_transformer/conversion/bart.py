@@ -204,9 +204,8 @@ def embeddings(ours: VanillaTransformerConfig, tied: bool, shared: bool = True) 
     if tied and shared:
         also = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
         return [tensor_map(encoder, "shared.weight", also=also)]
-    otherwise = (
-        ("shared.weight",) if shared else ()
-    )  # before transformers 5, only the projection was not tied
+    # before transformers 5, only the projection was not tied
+    otherwise = ("shared.weight",) if shared else ()
     maps = [
         tensor_map(encoder, "encoder.embed_tokens.weight", otherwise=otherwise),
         tensor_map(

@@ -107,9 +107,8 @@ class ConversionPlan:
             for name, tensor in self.model.state_dict().items()
             if name not in tied
         }
-        optional = set(
-            self.model._keys_to_ignore_on_load_missing or ()
-        )  # as sinusoids, which a model computes
+        # as sinusoids, which a model computes
+        optional = set(self.model._keys_to_ignore_on_load_missing or ())
         difference = sorted(expected.keys() ^ self.shapes.keys())
         if difference := [name for name in difference if not {name, f"model.{name}"} & optional]:
             raise RuntimeError(

@@ -103,13 +103,13 @@ def tensor_maps(
 
 def reordered(maps: list[TensorMap], ours: VanillaTransformerConfig) -> list[TensorMap]:
     width = ours.hidden_size
-    order = (
-        torch.arange(width).view(2, width // 2).T.flatten()
-    )  # ours 0, 1, 2, 3 ... is theirs 0, D/2, 1, D/2 + 1 ...
+    # ours 0, 1, 2, 3 ... is theirs 0, D/2, 1, D/2 + 1 ...
+    order = torch.arange(width).view(2, width // 2).T.flatten()
     back = order.argsort()
+    # states given to it
     outside = (
         () if ours.is_encoder_decoder else ("cross_attn.k_proj.weight", "cross_attn.v_proj.weight")
-    )  # states given to it
+    )
 
     def reorder(entry: TensorMap) -> TensorMap:
         name = entry.ours[0] if entry.ours else ""

@@ -58,10 +58,8 @@ TOKEN_FIELDS = (
     "use_cache",
 )
 COMMON_FIELDS = ("id2label", "label2id", "problem_type", "task_specific_params")
-COMMON_FIELDS += (
-    "sentence_transformers",
-    "sbert_ce_default_activation_function",
-)  # of a cross-encoder: what its score passes
+# of a cross-encoder: what its score passes
+COMMON_FIELDS += ("sentence_transformers", "sbert_ce_default_activation_function")
 # Those that act in training only and have no counterpart (Fan et al. 2020, LayerDrop).
 TRAINING_FIELDS = ("encoder_layerdrop", "decoder_layerdrop", "layerdrop")
 
@@ -183,9 +181,8 @@ def plan_by_values(
     differ."""
     plan = plan_by_config(theirs, converter, architecture, files)
     unequal = plan.unequal()
-    if unequal and getattr(
-        theirs, "tie_word_embeddings", False
-    ):  # transformers ties no such, whatever the config says
+    # transformers ties no such, whatever the config says
+    if unequal and getattr(theirs, "tie_word_embeddings", False):
         theirs.tie_word_embeddings = False
         plan = plan_by_config(theirs, converter, architecture, files)
         unequal = plan.unequal()
@@ -391,9 +388,8 @@ def plan_family(source: str | PathLike, path: Path, to: str) -> ConversionPlan:
             norm_type="layer_norm",
             gated=False,
         )
-    if hasattr(ours, "embedding_size") and not hasattr(
-        config_class, "word_embed_proj_dim"
-    ):  # OPT's name of the field
+    # OPT's name of the field
+    if hasattr(ours, "embedding_size") and not hasattr(config_class, "word_embed_proj_dim"):
         require(ours, embedding_size=ours.hidden_size)
     require(ours, value_head_dim=ours.head_dim)
     mark = {VERSION_KEY: vanilla_transformer.__version__}  # that we wrote it, and may replace it
@@ -473,9 +469,8 @@ def download(source: str | PathLike, variant: str | None = None) -> Path:
     """Return the directory of `source`, downloaded if `source` is a Hub id."""
     path = checkpoint_directory(source)
     if not Path(source).is_dir() and not has_weights(path, variant):
-        path = checkpoint_directory(
-            source, ("pytorch_model*.bin",)
-        )  # pickles only if there is nothing else
+        # pickles only if there is nothing else
+        path = checkpoint_directory(source, ("pytorch_model*.bin",))
     return path
 
 
@@ -511,10 +506,8 @@ def architecture_of(config: PreTrainedConfig, known: Collection[str]) -> str:
 
 
 def common_fields(config: PreTrainedConfig) -> Fields:
-    names = (
-        *COMMON_FIELDS,
-        *(TOKEN_FIELDS if hasattr(config, "vocab_size") else ()),
-    )  # images have no tokens
+    # images have no tokens
+    names = (*COMMON_FIELDS, *(TOKEN_FIELDS if hasattr(config, "vocab_size") else ()))
     fields = {name: getattr(config, name, None) for name in names}
     fields = {
         name: value

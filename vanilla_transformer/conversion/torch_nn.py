@@ -182,9 +182,8 @@ def stack_weights(tensors: Tensors) -> Tensors:
             weights[name] = tensor
         else:
             raise ValueError(f"{name} belongs to no torch.nn.Transformer")
-    for name in [
-        name for name in weights if name.endswith("norm.weight")
-    ]:  # without biases, torch's norms have none either
+    # without biases, torch's norms have none either
+    for name in [name for name in weights if name.endswith("norm.weight")]:
         weights.setdefault(name.replace("weight", "bias"), torch.zeros_like(weights[name]))
     return weights
 

@@ -14,9 +14,8 @@ from .recipe import TEXT_AUGMENTATION, Recipe
 from .tasks import TASKS
 
 Row = dict[str, list | str]
-Augmentation = Callable[
-    [Row, Random], tuple[Row, ...]
-]  # a row -> what the model sees of it: one row or, for R-Drop, two
+# a row -> what the model sees of it: one row or, for R-Drop, two
+Augmentation = Callable[[Row, Random], tuple[Row, ...]]
 
 
 class AugmentedDataset:

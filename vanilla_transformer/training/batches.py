@@ -82,9 +82,8 @@ class TokenStream(torch.utils.data.IterableDataset):
             [tuple(len(row[name]) for name in SIDES if name in row) for row in rows], self.limit
         )
         Random(seed).shuffle(batches)
-        for places in (
-            batches
-        ):  # augmented when it is asked for: all at once would stop the training for seconds
+        # augmented when it is asked for: all at once would stop the training for seconds
+        for places in batches:
             batch = [rows[place] for place in places]
             seeds = [f"{seed} {place}" for place in places]
             yield augment(batch, self.augmentation, seeds) if self.augmentation else batch

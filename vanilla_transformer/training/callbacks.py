@@ -20,11 +20,8 @@ from ..info import flops
 from .checkpoints import WholeCheckpoints
 from .recipe import Recipe
 
-PEAK = {
-    "NVIDIA H200": 989e12,
-    "NVIDIA H100 80GB HBM3": 989e12,
-    "NVIDIA A100-SXM4-80GB": 312e12,
-}  # dense bfloat16, a second
+# dense bfloat16, a second
+PEAK = {"NVIDIA H200": 989e12, "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA A100-SXM4-80GB": 312e12}
 TOKEN_INPUTS = {
     "source token": "input_ids",
     "target token": "decoder_input_ids",

@@ -70,9 +70,8 @@ def start(recipe: dict) -> str:
 
 def scores(metrics: dict) -> list[tuple[str, str, float]]:
     """(split, metric, value), those that are numbers; how long it took is no score."""
-    named = (
-        (*name.split("_", 1), value) for name, value in metrics.items() if "_" in name
-    )  # "epoch" is of no split
+    # "epoch" is of no split
+    named = ((*name.split("_", 1), value) for name, value in metrics.items() if "_" in name)
     return [score for score in named if isinstance(score[2], int | float) and score[1] not in TIMES]
 
 

@@ -296,9 +296,8 @@ def is_longer(key: str, before: dict, now: dict) -> bool:
     """Whether `key` is of more updates by a schedule that is the same for any number of them."""
     schedule = now.get("training.lr_scheduler_type")
     steps = [facts.get("training.max_steps") for facts in (before, now)]
-    is_endless = (
-        schedule in ENDLESS and not 0 < now.get("training.warmup_steps", 0) < 1
-    )  # a share of the updates
+    # a share of the updates
+    is_endless = schedule in ENDLESS and not 0 < now.get("training.warmup_steps", 0) < 1
     return (
         key == "training.max_steps" and is_endless and None not in steps and 0 < steps[0] < steps[1]
     )

@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     from .recipe import Recipe
     from .tasks.task import Task
 
-BATCH_KEYS = (
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-)  # an update, without tokens_per_update
+# an update, without tokens_per_update
+BATCH_KEYS = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
 def check_together(recipe: "Recipe", task: "Task") -> None:

@@ -5,11 +5,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 CURVES = "curves.png"
-TIMES = (
-    "runtime",
-    "samples_per_second",
-    "steps_per_second",
-)  # what an evaluation logs beside its scores
+# what an evaluation logs beside its scores
+TIMES = ("runtime", "samples_per_second", "steps_per_second")
 WIDTH, HEIGHT, DPI = 5, 3, 100  # inches of a panel; pixels of an inch
 
 
@@ -40,9 +37,8 @@ def draw_curves(history: list[dict], path: Path) -> bool:
     drawn = panels(history)
     if not drawn:
         return False
-    figure = Figure(
-        figsize=(WIDTH * len(drawn), HEIGHT), layout="constrained"
-    )  # no pyplot: nothing outlives the call
+    # no pyplot: nothing outlives the call
+    figure = Figure(figsize=(WIDTH * len(drawn), HEIGHT), layout="constrained")
     for axes, (name, curves) in zip(
         figure.subplots(1, len(drawn), squeeze=False).flat, drawn.items(), strict=True
     ):

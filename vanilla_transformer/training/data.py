@@ -225,13 +225,8 @@ def read_files(
     return columns
 
 
-SOURCES = (
-    "directory",
-    "dataset",
-    "config",
-    "columns",
-    "skip_bad_rows",
-)  # keys of a recipe's [data] beside the splits
+# keys of a recipe's [data] beside the splits
+SOURCES = ("directory", "dataset", "config", "columns", "skip_bad_rows")
 
 
 def read_columns(

@@ -56,9 +56,8 @@ def bleu_metric(tokenize: str = "13a", key: str = "bleu_tokenize") -> "BLEU":
 
     check_tokenize(tokenize, key)
     try:
-        return BLEU(
-            tokenize=tokenize, force=tokenize == "none"
-        )  # without `force` it warns of text in tokens
+        # without `force` it warns of text in tokens
+        return BLEU(tokenize=tokenize, force=tokenize == "none")
     except (ImportError, RuntimeError) as error:  # Japanese and Korean need packages of their own
         raise UsageError(f"{key} is {tokenize!r}, which cannot be had here: {error}") from None
 

@@ -261,16 +261,16 @@ def examples(
     if task.ABILITIES.images:
         return task.examples(text, recipe.data, split)
     settings = {"tokenizer": tokenizer, "data": recipe.data}
-    needs_text = split == "train" and recipe.tokenizer.get(
-        "bpe_dropout"
-    )  # it is encoded each time it is seen
+    # it is encoded each time it is seen
+    needs_text = split == "train" and recipe.tokenizer.get("bpe_dropout")
     unused = [] if needs_text else text.column_names
     rows = text.map(task.encode, batched=True, remove_columns=unused, fn_kwargs=settings)
     rows = task.examples(rows, recipe.data, split)
     if task.augment and split != "train":
+        # once and for all
         rows = rows.map(
             lambda row, place: task.augment(row, Random(place), tokenizer), with_indices=True
-        )  # once and for all
+        )
     if not config.has_learned_positions:
         return rows
     if isinstance(rows, IterableDataset):

@@ -13,10 +13,8 @@ from .values import check_table, key_types
 
 FOLDER = Path(__file__).parent / "recipes"
 LARGEST_FILE = 1_000_000  # bytes
-TEXT_AUGMENTATION = (
-    "word_replacement",
-    "span_crop",
-)  # keys of [training]; only teachers can label the text they give
+# keys of [training]; only teachers can label the text they give
+TEXT_AUGMENTATION = ("word_replacement", "span_crop")
 SAVE_DTYPES = ("float32", "float16")
 
 

@@ -115,9 +115,8 @@ def run_to_its_end(
     else:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if count := recipe.training.get("average_last"):
-        with arguments.main_process_first(
-            local=False
-        ):  # who has noted that the last checkpoint is whole
+        # who has noted that the last checkpoint is whole
+        with arguments.main_process_first(local=False):
             model.load_state_dict(averaged(last_checkpoints(state, count)).state_dict())
     if recipe.save_dtype == "float16":  # what is measured is what is saved
         model.half().float()

@@ -15,12 +15,13 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
+# ids 0 to 3
 SPECIAL_TOKENS = {
     "pad_token": "<pad>",
     "bos_token": "<s>",
     "eos_token": "</s>",
     "unk_token": "<unk>",
-}  # ids 0 to 3
+}
 ENCODER_TOKENS = {"cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>"}
 # Unicode's and byte order marks; JavaScript's \s has no U+0085, Oniguruma's no U+FEFF
 WHITE_SPACE = r"[\s\u0085\uFEFF]+"
@@ -76,9 +77,8 @@ def train_tokenizer(
     special = SPECIAL_TOKENS | (ENCODER_TOKENS if variant == "encoder" else {})
     tokenizer = untrained(kind, lowercase)
     trainer = tokenizer.model.get_trainer()
-    trainer.vocab_size = (
-        2**21 if kind == "character" else vocab_size
-    )  # 2**21: more than Unicode has
+    # 2**21: more than Unicode has
+    trainer.vocab_size = 2**21 if kind == "character" else vocab_size
     # Spaces are in the subwords of "bpe". They are cut from the ends of a whole text, not of its
     # parts around special tokens.
     names = dict.fromkeys(special.values())
@@ -123,9 +123,8 @@ def untrained(kind: str, lowercase: bool) -> Tokenizer:
     unk = SPECIAL_TOKENS["unk_token"]
     if kind == "character":
         tokenizer = Tokenizer(models.WordLevel(unk_token=unk))
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(
-            Regex(r"[\s\S]"), "isolated"
-        )  # "." would leave out line breaks
+        # "." would leave out line breaks
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         tokenizer.decoder = decoders.Fuse()
         return tokenizer
     if kind == "byte-bpe":

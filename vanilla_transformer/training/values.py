@@ -94,11 +94,8 @@ DATA = {
     "block_size": COUNTED,
     "max_length": COUNTED,
 }
-NEW_TOKENIZER = {
-    "kind": None,
-    "vocab_size": at_least(5),
-    "lowercase": None,
-}  # of 5, four are special tokens
+# of 5, four are special tokens
+NEW_TOKENIZER = {"kind": None, "vocab_size": at_least(5), "lowercase": None}
 # What an export of the result applies too (see its runtime); the special tokens are those of the
 # model.
 GENERATION = {
@@ -134,9 +131,8 @@ TRAINER_TYPES = {
 # Ranges of fields of `Trainer`'s.
 TRAINER_RANGES = {
     **dict.fromkeys(("per_device_train_batch_size", "gradient_accumulation_steps"), COUNT),
-    "per_device_eval_batch_size": Range(
-        " from 1 to 2**24", lambda value: 1 <= value <= 2**24
-    ),  # it has a loss for each
+    # it has a loss for each
+    "per_device_eval_batch_size": Range(" from 1 to 2**24", lambda value: 1 <= value <= 2**24),
     **dict.fromkeys(
         ("save_total_limit", "eval_accumulation_steps", "torch_empty_cache_steps"), COUNT
     ),
@@ -145,9 +141,10 @@ TRAINER_RANGES = {
     **dict.fromkeys(("eval_steps", "save_steps", "logging_steps"), SHARE_OR_COUNT),
     "label_smoothing_factor": PROBABILITY,
     **dict.fromkeys(("adam_beta1", "adam_beta2"), BELOW_1),
+    # numpy's
     **dict.fromkeys(
         ("seed", "data_seed"), Range(" from 0 to 4294967295", lambda value: 0 <= value < 2**32)
-    ),  # numpy's
+    ),
     "max_steps": MAX_STEPS,
     "num_train_epochs": POSITIVE,
     "warmup_steps": WARMUP,

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from ..text import TextRuntime
 
 HEADS = ("EncoderModel", "DecoderModel")
-LENGTH_CONFIG = re.compile(
-    r"sentence_[\w-]+_config\.json"
-)  # of which `max_seq_length` and `do_lower_case` are read
+# of which `max_seq_length` and `do_lower_case` are read
+LENGTH_CONFIG = re.compile(r"sentence_[\w-]+_config\.json")
 SMALLEST_NORM = 1e-12
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
 # Names of poolings, and what older versions of sentence-transformers have in place of them; in the

@@ -76,9 +76,8 @@ def answer(
             question = shortened_question(runtime, question, max_question_len)
         rows += (own := windows_of(runtime, question, context, number, max_seq_len, doc_stride))
         numbers += [number] * len(own)
-    count = (
-        2 * top_k + 10 if align_to_words else top_k
-    )  # several spans may become one when they are extended to words
+    # several spans may become one when they are extended to words
+    count = 2 * top_k + 10 if align_to_words else top_k
     spans: list[list[dict]] = [[] for _ in rows]
     nulls = np.zeros(len(rows))
     for index, outputs in run(
@@ -193,9 +192,8 @@ def extents_of(
         for word in {words[token] for token in tokens}
         if word is not None
     }
-    return [
-        of_words.get(words[token]) or offsets[token] for token in tokens
-    ]  # some tokenizers have no words
+    # some tokenizers have no words
+    return [of_words.get(words[token]) or offsets[token] for token in tokens]
 
 
 def best_spans(

@@ -39,9 +39,8 @@ BOUNDARY = re.compile(
     r"(?P<space>\s*)(?=\S)"
 )
 WORD_BEFORE = re.compile(r"[^\s\"'“‘„«‹(\[{]*$")
-LONGEST_WORD = (
-    max(map(len, ABBREVIATIONS)) + 1
-)  # that is looked at: a longer one is no abbreviation, nor is what ends it
+# that is looked at: a longer one is no abbreviation, nor is what ends it
+LONGEST_WORD = max(map(len, ABBREVIATIONS)) + 1
 
 
 # sentencex fails on a full stop after a letter and white space of several bytes.

@@ -37,9 +37,8 @@ def decoder(g: GraphContext, inputs: Values) -> list[Value]:
     """Write a decoder that returns the logits after the last token of each row."""
     states, present = row_states(g, inputs)
     last = g.op.cast(inputs["last_position"], "int64")
-    last = g.op(
-        "Min", last, g.op("Sub", g.op.size(inputs["input_ids"], 1), 1)
-    )  # a later step has one token
+    # a later step has one token
+    last = g.op("Min", last, g.op("Sub", g.op.size(inputs["input_ids"], 1), 1))
     return [logits(g, state_at(g, states, last)), *present]
 
 

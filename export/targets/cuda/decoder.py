@@ -71,10 +71,8 @@ class CudaDecoders:
         """Buffers with the keys and values of the source, which stay on the device; and its mask as
         they have it."""
         added = -ids.shape[1] % SOURCE
-        fills = (
-            self.export.config.get("pad_token_id") or 0,
-            0,
-        )  # positions that count ids do not count padding
+        # positions that count ids do not count padding
+        fills = (self.export.config.get("pad_token_id") or 0, 0)
         padded = [
             pad_batch(
                 np.pad(array, ((0, 0), (0, added)), constant_values=fill), sizes["batch_size"]
@@ -113,9 +111,8 @@ class CudaDecoders:
             return None
         if self.export.config.get("sliding_window") is not None:
             return None
-        if (
-            is_beam_search and options.candidates > self.export.config["vocab_size"]
-        ):  # the graph takes as many of each beam
+        # the graph takes as many of each beam
+        if is_beam_search and options.candidates > self.export.config["vocab_size"]:
             return None
         decoder = self.start(request)
         try:

@@ -26,9 +26,8 @@ from ...graphs.precisions import FLOAT, WEIGHT_ONLY, columns
 from ...graphs.sequences import sequence_outputs, source_encoder
 from .beams import beam_search, gather, slots_from
 
-MASK_VALUE = (
-    -30000.0
-)  # added to the scores of slots that are not read: half of what float16 holds, so no sum overflows
+# added to the scores of slots that are not read: half of what float16 holds, so no sum overflows
+MASK_VALUE = -30000.0
 MAX_SPLIT_OUTPUTS = (
     32  # with more, the provider's `Split` copies sizes from the host, which cannot be replayed
 )

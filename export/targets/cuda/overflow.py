@@ -22,9 +22,8 @@ def overflow(model: PreTrainedModel) -> str | None:
     def check(name, states):
         if isinstance(states, torch.Tensor) and states.is_floating_point():
             largest = states.abs().max().item()
-            if (
-                not largest <= FLOAT16_MAX / 2
-            ):  # as far from it again, for tokens that were not tried
+            # as far from it again, for tokens that were not tried
+            if not largest <= FLOAT16_MAX / 2:
                 problems.append(f"{name or 'the model'} reaches {largest:.3g}")
 
     def scores(module, query, key, value, mask, scaling, **kwargs):

@@ -55,14 +55,12 @@ class PortableDecoder:
         self.feeds = feeds
         # how many tokens a token sees, itself among them, if the caches may lose what is before
         self.window = None
-        if "attention_mask" in {
-            tensor.name for tensor in spec.inputs
-        }:  # the other decoders count positions by their caches
+        # the other decoders count positions by their caches
+        if "attention_mask" in {tensor.name for tensor in spec.inputs}:
             self.window = export.config.get("sliding_window")
             self.feeds["attention_mask"] = np.zeros((rows, 0), np.int64)
-            self.dropped = np.zeros(
-                (rows, 1), np.int64
-            )  # tokens of each row that are in the caches no more
+            # tokens of each row that are in the caches no more
+            self.dropped = np.zeros((rows, 1), np.int64)
         # Every cache starts with length 0.
         self.past = {
             tensor.name: np.zeros(

@@ -31,9 +31,8 @@ def model_of(name):
     model_class = getattr(vanilla_transformer, name)
     model = model_class(model_class.config_class(**SIZES, num_hidden_layers=2)).eval()
     for parameter in model.parameters():
-        parameter.data += 0.2 * torch.randn_like(
-            parameter
-        )  # at first layers hardly change what they read
+        # at first layers hardly change what they read
+        parameter.data += 0.2 * torch.randn_like(parameter)
     return model
 
 

@@ -122,9 +122,8 @@ def test_greedy_tokens_are_torch_s(exported, name):
 def test_a_ragged_batch_gives_what_each_row_gives_alone(exported, name):
     _, directory = exported(name)
     rows = [[5, 9], [12, 30, 8, 6, 44]]
-    padded = [
-        row + [0] * (5 - len(row)) for row in rows
-    ]  # on the left genai takes padding for tokens
+    # on the left genai takes padding for tokens
+    padded = [row + [0] * (5 - len(row)) for row in rows]
     found = generated(directory, padded, 20)
     for row, prompt, whole in zip(rows, padded, found, strict=True):
         new = whole[len(prompt) :]

@@ -34,9 +34,10 @@ LINES = [
     "a boy wants naïve cafés; Äpfel sind 1234 oder 3.5.",
     "this text is about sport, or about politics.",
 ] * 4
+# of no fixed ratio
 WIDTHS = dict(
     hidden_size=24, intermediate_size=32, num_attention_heads=2, head_dim=10, value_head_dim=14
-)  # of no fixed ratio
+)
 
 
 def labels(*names: str) -> dict:

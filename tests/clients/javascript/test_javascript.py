@@ -41,9 +41,8 @@ def test_a_translator_gives_torch_s_text(exported, node):
     [single, batch] = node(
         job("translation", TRANSLATOR, ENGLISH[1]), job("translation", TRANSLATOR, ENGLISH)
     )
-    expected = torch_pipeline(
-        ENGLISH, num_beams=1
-    )  # Transformers.js has no beams, whatever the generation config says
+    # Transformers.js has no beams, whatever the generation config says
+    expected = torch_pipeline(ENGLISH, num_beams=1)
     assert (single["result"], batch["result"]) == ([expected[1]], expected)
     assert batch["loaded"] == [FP32, FP32]
 
@@ -107,9 +106,8 @@ def test_questions_are_answered_as_torch_answers_them(exported, node):
     questions = ["who wins?", "who wants a boy and a dog?"]
     expected = [answer(question, context) for question, context in zip(questions, CONTEXTS)]
     [found] = node(job("question-answering", "answers", questions, CONTEXTS))
-    plain = [
-        re.sub(r"\W", "", each["answer"]) for each in expected
-    ]  # the tokenizer keeps no spaces
+    # the tokenizer keeps no spaces
+    plain = [re.sub(r"\W", "", each["answer"]) for each in expected]
     assert [re.sub(r"\W", "", each["answer"]) for each in found["result"]] == plain
     close([each["score"] for each in found["result"]], [each["score"] for each in expected])
 
@@ -160,14 +158,11 @@ def test_a_decoder_continues_a_prompt_and_a_ragged_batch_as_torch_does(exported,
     checkpoint = exported(name)
     model = pipeline("text-generation", str(checkpoint))
     model.tokenizer.padding_side = "left"
-    options = {
-        "max_new_tokens": 12,
-        "min_new_tokens": 12,
-    }  # both rows as long, for Transformers.js does not pad what ended
+    # both rows as long, for Transformers.js does not pad what ended
+    options = {"max_new_tokens": 12, "min_new_tokens": 12}
     [found] = node(job("text-generation", name, TEXTS, options))
-    own = {
-        "add_special_tokens": name == "opt"
-    }  # Transformers.js: none, unless tokenizer_config.json says add_bos_token
+    # Transformers.js: none, unless tokenizer_config.json says add_bos_token
+    own = {"add_special_tokens": name == "opt"}
     expected = [model(text, do_sample=False, **options, **own) for text in TEXTS]
     assert found["result"] == expected
 

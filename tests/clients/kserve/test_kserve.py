@@ -84,9 +84,8 @@ def test_the_container_is_what_kserve_runs_as_a_predictor_of_protocol_v2(manifes
     assert (container.name, variables["PROTOCOL"]) == ("kserve-container", "v2")
     assert variables["VANILLA_TRANSFORMER_PORT"] == str(container.ports[0].container_port)
     assert "translator=/mnt/models" in container.args and "STORAGE_URI" in variables
-    assert (
-        read(manifest).spec.predictor.termination_grace_period_seconds > 31
-    )  # --grace and --drain
+    # --grace and --drain
+    assert read(manifest).spec.predictor.termination_grace_period_seconds > 31
 
 
 def test_its_probes_are_answered(url, container):

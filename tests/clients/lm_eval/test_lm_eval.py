@@ -19,9 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 HERE = Path(__file__).parent
 CARD = str(HERE.parents[2] / "model_cards/vanilla-decoder-tiny-shakespeare")
-PYTHON = os.environ.get(
-    "VANILLA_TRANSFORMER_PYTHON", HERE.parents[2] / ".venv/bin/python"
-)  # has the project
+# has the project
+PYTHON = os.environ.get("VANILLA_TRANSFORMER_PYTHON", HERE.parents[2] / ".venv/bin/python")
 COMMAND = [PYTHON, "-m", "vanilla_transformer_export"]
 DOCS = [json.loads(line) for line in (HERE / "endings.jsonl").read_text().splitlines()]
 
@@ -144,9 +143,8 @@ def test_a_text_longer_than_the_model_s_positions_is_scored_in_windows(url, offl
     )
     ids, size = offline.ids(text), harness.max_length - 1
     expected = offline.likelihood([harness.prefix_token_id], ids[:size])
-    for begin in range(
-        size, len(ids), size
-    ):  # each window is full, the last one with tokens of the one before it
+    # each window is full, the last one with tokens of the one before it
+    for begin in range(size, len(ids), size):
         end = min(begin + size, len(ids))
         expected += offline.likelihood(ids[end - size - 1 : begin], ids[begin:end])
     assert len(ids) > 2 * size and found == pytest.approx(expected, abs=1e-3)

@@ -167,9 +167,8 @@ def test_it_fits_the_screen_and_complains_of_nothing(page, model, shots):
         "44).map(each => "
         "each.outerHTML)"
     )
-    assert (
-        page.eval_on_selector_all("button, input, select, textarea", small) == []
-    )  # what fingers hit
+    # what fingers hit
+    assert page.eval_on_selector_all("button, input, select, textarea", small) == []
 
 
 def test_markup_in_a_text_stays_text(page):

@@ -226,6 +226,5 @@ def test_a_second_replica_starts_under_load_and_other_requests_are_answered_when
         "stream",
         "cut stream",
     }
-    assert (
-        load.counts[500] <= CLIENTS + STREAMS
-    )  # each client had one request at the dead replica at most
+    # each client had one request at the dead replica at most
+    assert load.counts[500] <= CLIENTS + STREAMS

@@ -41,9 +41,8 @@ class Source(NamedTuple):
     architecture: str
     build: Callable[[Path, Path], None]  # (packages, out): writes the checkpoint
     inputs: Callable[[Path], Arrays]
-    int8: tuple[
-        str, float
-    ]  # "cosine" of states or "top-1" of logits, and the lowest mean that passes
+    # "cosine" of states or "top-1" of logits, and the lowest mean that passes
+    int8: tuple[str, float]
 
 
 # Rebuilding

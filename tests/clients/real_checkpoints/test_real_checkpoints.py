@@ -193,9 +193,8 @@ def test_embeddings_are_those_of_sentence_transformers(name, sentence_models, li
         f"cosine {cosine.mean():.4f}, lowest {cosine.min():.4f}",
         made,
     )
-    is_text = np.array(
-        [len(re.findall(r"\w+", text)) > 2 for text in texts]
-    )  # int8 loses more of `...` or a word alone
+    # int8 loses more of `...` or a word alone
+    is_text = np.array([len(re.findall(r"\w+", text)) > 2 for text in texts])
     assert difference <= TOLERANCE
     assert cosine.mean() >= mean and cosine[is_text].min() >= lowest and cosine.min() >= 0.97
 

@@ -11,9 +11,8 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 HERE = Path(__file__).parent
-PYTHON = os.environ.get(
-    "VANILLA_TRANSFORMER_PYTHON", HERE.parents[2] / ".venv/bin/python"
-)  # has the project
+# has the project
+PYTHON = os.environ.get("VANILLA_TRANSFORMER_PYTHON", HERE.parents[2] / ".venv/bin/python")
 
 
 @pytest.fixture(scope="module")

@@ -69,9 +69,8 @@ def of_one_language(
         special_tokens=[(eos_token, vocabulary[eos_token])],
     )
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in special])
-    tokenizer.add_tokens(
-        [AddedToken(token, normalized=False) for token in languages]
-    )  # not special: decoding keeps them
+    # not special: decoding keeps them
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in languages])
     return tokenizer, missing
 
 

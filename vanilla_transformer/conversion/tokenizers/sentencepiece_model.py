@@ -147,9 +147,8 @@ def make_tokenizer(
         decoders.Replace("▁", " "),
         decoders.Fuse(),
     ]
-    tokenizer.decoder = decoders.Sequence(
-        [*steps, decoders.Replace(Regex(r"^\s+|\s+$"), "")]
-    )  # `Strip` panics on no text
+    # `Strip` panics on no text
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Replace(Regex(r"^\s+|\s+$"), "")])
     return tokenizer, sorted(scores.keys() - vocabulary.keys())
 
 

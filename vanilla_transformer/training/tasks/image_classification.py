@@ -26,13 +26,10 @@ PIPELINE = "image-classification"
 DATA = data_keys("dataset", "config", "columns")  # `columns` are those of images and labels
 EVALUATION = {}
 METRICS = ("accuracy",)
-COLUMNS = (
-    "image",
-    "label",
-)  # what `datasets` calls those of a directory, and most data sets of the Hub do
-FEATURES = Features(
-    image=Image(decode=False), label=Value("string")
-)  # images are decoded when they are seen
+# what `datasets` calls those of a directory, and most data sets of the Hub do
+COLUMNS = ("image", "label")
+# images are decoded when they are seen
+FEATURES = Features(image=Image(decode=False), label=Value("string"))
 
 augment = None
 

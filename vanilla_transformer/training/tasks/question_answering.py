@@ -30,18 +30,10 @@ PIPELINE = "question-answering"
 DATA = data_keys(*SOURCES, *SPLITS, "max_length", stride=KeyType(int))
 EVALUATION = {"max_answer_length": COUNTED}  # tokens of an answer that is looked for, 30 by default
 METRICS = ("exact_match", "f1")
-NAMES = (
-    "id",
-    "question",
-    "context",
-    "answers",
-)  # of a data set; answers are {"text": [...], "answer_start": [...]}
-SCORED = (
-    "id",
-    "context",
-    "answers",
-    "offsets",
-)  # columns of examples that only the metrics look at
+# of a data set; answers are {"text": [...], "answer_start": [...]}
+NAMES = ("id", "question", "context", "answers")
+# columns of examples that only the metrics look at
+SCORED = ("id", "context", "answers", "offsets")
 
 augment = None
 

@@ -28,9 +28,8 @@ ABILITIES = Abilities()
 CONFIG = VanillaEncoderConfig
 MODEL = VanillaEncoderForTokenClassification
 PIPELINE = "token-classification"
-DATA = data_keys(
-    *SOURCES, *SPLITS, "encoding"
-)  # `columns` of a data set are those of words and tags
+# `columns` of a data set are those of words and tags
+DATA = data_keys(*SOURCES, *SPLITS, "encoding")
 EVALUATION = {}
 METRICS = ("accuracy", "precision", "recall", "f1")
 COLUMNS = ("tokens", "ner_tags")  # what data sets of the Hub call them
