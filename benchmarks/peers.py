@@ -37,9 +37,8 @@ class OpenVINO:
         # where the processor can, it would compute in bfloat16, and keep caches in 8 bits
         if engine == "openvino-fp32":
             settings |= {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-        openvino.Tensor(
-            np.zeros(1, np.float32)
-        ).data.sum()  # else the first two threads that ask for one hang
+        # else the first two threads that ask for one hang
+        openvino.Tensor(np.zeros(1, np.float32)).data.sum()
         core = openvino.Core()
         graphs = {
             path.stem: core.compile_model(path, "CPU", settings)

@@ -164,9 +164,8 @@ def convert_ctranslate2(kind, checkpoint, out, dtype):
     class Converter(TransformersConverter):
         def load_model(self, model_class, path, **kwargs):
             model = super().load_model(model_class, path, **kwargs)
-            model.config.position_embedding_type = (
-                "absolute"  # transformers 5 has no such field, the converter asks for it
-            )
+            # transformers 5 has no such field, the converter asks for it
+            model.config.position_embedding_type = "absolute"
             self.vocabulary = model.config.vocab_size
             return model
 

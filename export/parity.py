@@ -259,9 +259,8 @@ def references(model: PreTrainedModel, dtype: str) -> list[PreTrainedModel]:
 
 
 def array(states: torch.Tensor) -> np.ndarray:
-    return (
-        states.float() if states.dtype == torch.bfloat16 else states
-    ).numpy()  # which numpy does not have
+    # which numpy does not have
+    return (states.float() if states.dtype == torch.bfloat16 else states).numpy()
 
 
 def check_same_model(runtime: Runtime, model: PreTrainedModel) -> None:

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-SHORTLISTED = (
-    ".product"  # after the name of the projection to the vocabulary, its rows of the shortlist
-)
+# after the name of the projection to the vocabulary, its rows of the shortlist
+SHORTLISTED = ".product"
 
 
 class ShortlistHead(nn.Module):

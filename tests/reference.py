@@ -21,9 +21,8 @@ class Paper:
     d_k: int
     d_v: int
     N: int
-    e: int | None = (
-        None  # width of the embeddings if it is not d_model (Lan et al. 2020, ALBERT, section 3.1)
-    )
+    # width of the embeddings if it is not d_model (Lan et al. 2020, ALBERT, section 3.1)
+    e: int | None = None
     positions: str = "sinusoidal"
     rope_theta: float = 10000.0
     buckets: int = 32

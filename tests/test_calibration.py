@@ -335,9 +335,8 @@ def save_with_a_large_feature(directory):
     model = load_checkpoint(directory)
     up = model.model.layers[0].feed_forward.up_proj
     with torch.no_grad():
-        model.get_input_embeddings().weight[tokenizer.cls_token_id, 0] = (
-            10  # unlike all other tokens
-        )
+        # unlike all other tokens
+        model.get_input_embeddings().weight[tokenizer.cls_token_id, 0] = 10
     states = []
     hook = up.register_forward_pre_hook(lambda layer, inputs: states.append(inputs[0][0]))
     with torch.no_grad():

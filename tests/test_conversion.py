@@ -132,13 +132,11 @@ EXPORTS = [  # fast are those of test_languages.py and test_positions.py
 @pytest.mark.parametrize("family, architecture, target", EXPORTS)
 def test_exports_generate_the_source_s_tokens(family, architecture, target, tmp_path):
     config = random_config(family, architecture, 0)
-    config.max_position_embeddings = (
-        64  # the cuda target pads sources to multiples of 32, also beyond a shorter table
-    )
+    # the cuda target pads sources to multiples of 32, also beyond a shorter table
+    config.max_position_embeddings = 64
     theirs = random_model(architecture, config)
-    theirs.generation_config.encoder_no_repeat_ngram_size = (
-        None  # Blenderbot's, which the runtime does not apply
-    )
+    # Blenderbot's, which the runtime does not apply
+    theirs.generation_config.encoder_no_repeat_ngram_size = None
     ours = converted(theirs, tmp_path)
     export(tmp_path / "ours", tmp_path / "export", target=target, dtype="fp32", cases=3)
     runtime = Runtime(tmp_path / "export", device="cpu")

@@ -204,9 +204,8 @@ def test_texts_in_forms_are_those_in_json(client, alone):
         ).json()
         == expected
     )
-    raw = "&".join(
-        f"{name}={value}" for name, value in fields.items()
-    ).encode()  # as `curl -d` sends it
+    # as `curl -d` sends it
+    raw = "&".join(f"{name}={value}" for name, value in fields.items()).encode()
     assert (
         client.post(
             "/translate", content=raw, headers={"Content-Type": "application/x-www-form-urlencoded"}

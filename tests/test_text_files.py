@@ -99,9 +99,8 @@ def test_a_line_may_have_a_megabyte(write, character):
             match=r"a.txt.*: line 2 has more than 1,000,000 bytes, expected at most that",
         ):
             read_lines(path)
-        assert [len(line) < 100 for line in lines(path)] == [
-            True
-        ] * 3  # the fault in place of the line, then the next one
+        # the fault in place of the line, then the next one
+        assert [len(line) < 100 for line in lines(path)] == [True] * 3
         # a text without line breaks is one, as long as it is
         assert read_text(path) == f"one\n{longer}\ntwo\n"
 

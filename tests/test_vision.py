@@ -168,9 +168,8 @@ def test_states_attentions_and_the_loss(checkpoints):
     assert outputs.loss.item() == pytest.approx(
         F.cross_entropy(outputs.logits, labels).item(), rel=1e-6
     )
-    assert [tuple(weights.shape) for weights in outputs.attentions] == [
-        (3, 3, 18, 18)
-    ] * 2  # 2 tokens and 4 x 4 patches
+    # 2 tokens and 4 x 4 patches
+    assert [tuple(weights.shape) for weights in outputs.attentions] == [(3, 3, 18, 18)] * 2
     torch.testing.assert_close(outputs.attentions[0].sum(-1), torch.ones(3, 3, 18))
     assert len(outputs.hidden_states) == 3
 

@@ -249,9 +249,8 @@ def stored_tensors(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
     """
     found = {}
     try:
-        with safe_open(
-            file, "np"
-        ) as tensors:  # reads the header and compares it with the size of the file
+        # reads the header and compares it with the size of the file
+        with safe_open(file, "np") as tensors:
             for name in tensors.keys():  # noqa: SIM118, it is no dict
                 part = tensors.get_slice(name)
                 if part.get_dtype() not in DTYPES:

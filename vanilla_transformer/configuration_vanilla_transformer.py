@@ -394,9 +394,8 @@ class VanillaEncoderConfig(VanillaTextConfig):
     lm_transform_act: str | None = None
     token_transform_act: str | None = None
     classifier_pooling: Literal["cls", "mean"] = "cls"
-    is_decoder = add_cross_attention = (
-        False  # no fields: what transformers sets of the decoder of an `EncoderDecoderModel`
-    )
+    # no fields: what transformers sets of the decoder of an `EncoderDecoderModel`
+    is_decoder = add_cross_attention = False
 
     def __setattr__(self, name, value):
         if name in ("is_decoder", "add_cross_attention") and value:

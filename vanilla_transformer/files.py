@@ -39,9 +39,8 @@ TRITON_MARK = "# Written by vanilla-transformer export."  # its first line
 TRITON_FILE = re.compile(r"config\.pbtxt|1/model\.onnx(/\w+\.onnx(_data)?)?")
 IMAGE_PROCESSOR = "preprocessor_config.json"
 MODULES = "modules.json"  # of sentence-transformers, what is done with the states of a model
-VERSION_KEY = (
-    "vanilla_transformer_version"  # in the config of a checkpoint that we wrote for another library
-)
+# in the config of a checkpoint that we wrote for another library
+VERSION_KEY = "vanilla_transformer_version"
 MODEL_TYPE = re.compile(r"vanilla-(encoder|decoder|seq2seq|vision)")
 VOCABULARIES = (  # a checkpoint with one of these has a tokenizer
     "tokenizer.json",
@@ -53,9 +52,8 @@ VOCABULARIES = (  # a checkpoint with one of these has a tokenizer
     "sentencepiece.bpe.model",
     "tokenizer_config.json",  # all there is of a tokenizer of bytes
 )
-TARGET_TOKENIZER = (
-    "target_tokenizer.json"  # of target text, where that is cut otherwise than source text
-)
+# of target text, where that is cut otherwise than source text
+TARGET_TOKENIZER = "target_tokenizer.json"
 TOKENIZER_FILES = (
     *VOCABULARIES,
     TARGET_TOKENIZER,

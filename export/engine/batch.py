@@ -110,9 +110,8 @@ class SlotBatch:
         self.lengths = self.arrays["last_position"]
         # a decoder has none
         self.last_source = self.arrays.get("last_source_position", self.lengths[:0])
-        self.rows: list[
-            Run | None
-        ] = []  # by slot; `None` where one has left, until another joins or the next step
+        # by slot; `None` where one has left, until another joins or the next step
+        self.rows: list[Run | None] = []
         self.running: list[Run] = []
         # whose prompts are to be read; that of the first is in the last slot as far as it is
         self.unread: deque[Run] = deque()

@@ -26,9 +26,8 @@ class WholeBatch:
         self.rows: list[Run] = []  # of the batch, those that have ended too
         self.decoder: Decoder | None = None
         self.logits: np.ndarray | None = None  # after the prompts, until the first step
-        self.parents: np.ndarray | None = (
-            None  # the row that each continues in the next step, `None` if each its own
-        )
+        # the row that each continues in the next step, `None` if each its own
+        self.parents: np.ndarray | None = None
 
     @property
     def room(self) -> int:

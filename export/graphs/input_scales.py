@@ -14,9 +14,8 @@ from .quantization import TINY, Quantized, int8_columns
 
 SAMPLED = 256  # rows on which errors are measured
 MEASURED_COLUMNS = 4096  # columns of a matrix on which errors are measured
-MAX_ERROR = (
-    0.01  # of one scale for all rows; from here on each row keeps a scale, if that loses less
-)
+# of one scale for all rows; from here on each row keeps a scale, if that loses less
+MAX_ERROR = 0.01
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,8 @@ from .quantization import (
 )
 from .weights import bare
 
-COLUMN_MULTIPLE = (
-    8  # MatMulNBits on CUDA multiplies by packed weights if their number of columns is a multiple
-)
+# MatMulNBits on CUDA multiplies by packed weights if their number of columns is a multiple
+COLUMN_MULTIPLE = 8
 
 
 def add_bias(g: GraphContext, product: Value, bias: Value | None) -> Value:

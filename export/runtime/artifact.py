@@ -18,9 +18,8 @@ CARD = "README.md"  # not in the manifest: people edit it
 SCHEMA_VERSION = 1
 HASHING_THREADS = 2
 IMAGE_PROCESSOR = "preprocessor_config.json"
-TARGET_TOKENIZER = (
-    "target_tokenizer.json"  # of target text, where that is cut otherwise than source text
-)
+# of target text, where that is cut otherwise than source text
+TARGET_TOKENIZER = "target_tokenizer.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", TARGET_TOKENIZER)
 # What the manifest must say, and what it may.
 REQUIRED = {
@@ -165,9 +164,8 @@ def check_has_manifest(directory: Path) -> None:
 def open_artifact(directory: str | os.PathLike) -> Artifact:
     """As `read_artifact`, but threads go on comparing all files but the configs with their hashes:
     whoever opens them must call `check_unchanged` before anything comes of it."""
-    directory = Path(
-        directory
-    ).resolve()  # a link that comes to lead elsewhere meanwhile changes nothing
+    # a link that comes to lead elsewhere meanwhile changes nothing
+    directory = Path(directory).resolve()
     check_has_manifest(directory)
     path = directory / MANIFEST
     stamps = {".": stamp_of(directory.stat())}

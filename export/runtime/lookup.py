@@ -21,9 +21,8 @@ class NgramIndex:
     def __init__(self, max_size: int):
         self.max_size = max_size
         self.tokens: list[int] = []
-        self.last_ngrams: list[
-            tuple[int, ...]
-        ] = []  # those that the tokens end in, the longest first
+        # those that the tokens end in, the longest first
+        self.last_ngrams: list[tuple[int, ...]] = []
         self.followers: dict[tuple[int, ...], int] = {}  # the place after the n-gram
 
     def add(self, token: int) -> None:

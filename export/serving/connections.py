@@ -105,9 +105,8 @@ class Connections:
         self.idle = idle
         self.unread = unread
         self._clock = clock
-        self._since: dict[
-            HttpToolsProtocol, tuple[Any, float]
-        ] = {}  # the last request, and since when there is no other
+        # the last request, and since when there is no other
+        self._since: dict[HttpToolsProtocol, tuple[Any, float]] = {}
 
     def open(self, **settings: Any) -> asyncio.Protocol:
         """Return the protocol of a new connection, which uvicorn asks for."""

@@ -98,9 +98,8 @@ class Exchange:
             RequestError: 413 for one of more than `most` bytes.
             ClientDisconnect: if the client is gone.
         """
-        if (length := self.headers.get(b"content-length")) is not None and int(
-            length
-        ) > most:  # which the server has parsed
+        # which the server has parsed
+        if (length := self.headers.get(b"content-length")) is not None and int(length) > most:
             raise refusals.too_large(int(length), most)
         pieces, size = [], 0
         while True:

@@ -268,9 +268,8 @@ class Kind:
     inputs: Callable[[Any, int], Inputs]
     answers: Answers
     method: str | None = None
-    own: dict[str, Any] | None = (
-        None  # options of a task without a method, each with its type and default
-    )
+    # options of a task without a method, each with its type and default
+    own: dict[str, Any] | None = None
     defaults: dict[str, Any] | None = None  # that differ from the method's
     check: Callable[[ServedModel, Inputs, dict[str, Any]], None] = lambda model, inputs, options: (
         None

@@ -38,9 +38,8 @@ router = APIRouter(tags=["text-embeddings-inference"])
 
 # of a token at most, so that texts which are too long are known before they are cut into tokens
 CHARACTERS = 250
-MOST_CHARACTERS = (
-    250_000  # of the texts of `/tokenize` together: the answer has a hundred bytes for each token
-)
+# of the texts of `/tokenize` together: the answer has a hundred bytes for each token
+MOST_CHARACTERS = 250_000
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 TYPES = {400: "Empty", 424: "Backend", 429: "Overloaded", 500: "Backend", 503: "Unhealthy"}
 INPUTS = {

@@ -9,9 +9,8 @@ import onnx
 import onnx_ir as ir
 
 PROTOBUF_LIMIT = 1_900_000_000  # bytes of weights; a protobuf message can hold 2 GB
-MIN_EXTERNAL = (
-    1024  # bytes; smaller tensors stay in the graph, where onnxruntime can fold them into others
-)
+# bytes; smaller tensors stay in the graph, where onnxruntime can fold them into others
+MIN_EXTERNAL = 1024
 PAGE = 4096  # bytes; alignment in a file that is mapped into memory
 GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9  # fields of ModelProto, GraphProto and TensorProto
 

@@ -182,9 +182,8 @@ def save_checkpoint(
         tokenizer.save_pretrained(directory)
     else:
         save_tokenizer(tokenizer, directory, learned_positions(model.config))
-    if (
-        vocabulary := directory / "tokenizer.json"
-    ).is_file():  # without the spaces that are half of it
+    # without the spaces that are half of it
+    if (vocabulary := directory / "tokenizer.json").is_file():
         text = json.dumps(
             json.loads(vocabulary.read_text(encoding="utf-8")),
             ensure_ascii=False,

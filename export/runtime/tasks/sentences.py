@@ -17,9 +17,8 @@ from itertools import accumulate
 
 import sentencex
 
-ENDS = (
-    ".!?…‼⁇⁈⁉։؟۔।॥።፧៕။"  # with those of Armenian, Arabic, Urdu, Hindi, Amharic, Khmer and Burmese
-)
+# with those of Armenian, Arabic, Urdu, Hindi, Amharic, Khmer and Burmese
+ENDS = ".!?…‼⁇⁈⁉։؟۔।॥።፧៕။"
 WIDE_ENDS = "。！？｡"
 CLOSING = "\"'”’»›)]}」』）】》〉"
 # Abbreviations that precede a name or a number, or stand within a sentence: of any language,

@@ -445,9 +445,8 @@ class BeamSearchState:
     def begin(self, options: Options) -> None:
         """The state before the first token, for `options`."""
         fresh = {name: values.copy() for name, values in self.zeros.items()}
-        fresh["scores"][:, 1:] = (
-            EXCLUDED_SCORE  # rows of one input are equal at first: only the first of them counts
-        )
+        # rows of one input are equal at first: only the first of them counts
+        fresh["scores"][:, 1:] = EXCLUDED_SCORE
         fresh["finished_scores"][:] = -np.inf
         fresh["is_best"][: options.num_beams] = fresh["can_improve"][:] = True
         fresh["eos_token_ids"][:] = options.eos_token_ids or -1

@@ -28,9 +28,8 @@ from .beams import beam_search, gather, slots_from
 
 # added to the scores of slots that are not read: half of what float16 holds, so no sum overflows
 MASK_VALUE = -30000.0
-MAX_SPLIT_OUTPUTS = (
-    32  # with more, the provider's `Split` copies sizes from the host, which cannot be replayed
-)
+# with more, the provider's `Split` copies sizes from the host, which cannot be replayed
+MAX_SPLIT_OUTPUTS = 32
 FUSED_GELUS = {
     "gelu": "BiasGelu",
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "FastGelu"),

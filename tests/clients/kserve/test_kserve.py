@@ -39,9 +39,8 @@ def container(manifest):
 
 
 def read(manifest):
-    for name, each in vars(
-        kubernetes.client.models
-    ).items():  # KServe's own name them, but do not have them
+    # KServe's own name them, but do not have them
+    for name, each in vars(kubernetes.client.models).items():
         vars(kserve.models).setdefault(name, each)
     return ApiClient().deserialize(
         SimpleNamespace(data=json.dumps(manifest)), V1beta1InferenceService

@@ -18,9 +18,8 @@ from pathlib import Path
 import pytest
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-os.environ["RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING"] = (
-    "0"  # as the one proxy would have its own node do all the work
-)
+# as the one proxy would have its own node do all the work
+os.environ["RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING"] = "0"
 
 import ray
 from ray import serve
