@@ -344,7 +344,8 @@ def likeness(cells):
     agreements = [(cell["agreement"], cell["batch"]) for cell in cells if "agreement" in cell]
     differences = [cell["max_difference"] for cell in cells if "max_difference" in cell]
     if agreements:
-        return f"{100 * sum(share * rows for share, rows in agreements) / sum(rows for _, rows in agreements):.1f}%"
+        agreeing = sum(share * rows for share, rows in agreements)
+        return f"{100 * agreeing / sum(rows for _, rows in agreements):.1f}%"
     return f"{max(differences):.1e}" if differences else "-"
 
 

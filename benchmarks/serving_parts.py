@@ -187,8 +187,14 @@ def overload(run: Run, model: str) -> dict:
     with ExitStack() as stack:
         server = run.ours(stack, model)
         rate = server.load(**run.translations, connections=CONNECTIONS)["per_second"]
-        alone = [json.dumps(server.post("/translate", json.loads(body)), separators=(",", ":"), ensure_ascii=False)
-                 for body in run.translations["bodies"]]  # fmt: skip
+        alone = [
+            json.dumps(
+                server.post("/translate", json.loads(body)),
+                separators=(",", ":"),
+                ensure_ascii=False,
+            )
+            for body in run.translations["bodies"]
+        ]
         samples, load = sampled(run, server, {"rate": 2 * rate, "expected": alone})
     return {"closed_per_second": rate, "samples": samples, "growth": growth(samples), "load": load}
 

@@ -370,7 +370,8 @@ class TorchEngine:
             transformers.set_seed(seed)
         inputs = self.text(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
         self.check(inputs["input_ids"])
-        outputs = self.model.generate(**inputs, **options)  # type: ignore[operator]  # of no type: a mixin's method
+        # `generate` is a mixin's method and has no type.
+        outputs = self.model.generate(**inputs, **options)  # type: ignore[operator]
         return self.text.batch_decode(outputs, skip_special_tokens=True)
 
     def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:

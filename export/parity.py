@@ -255,7 +255,9 @@ def references(model: PreTrainedModel, dtype: str) -> list[PreTrainedModel]:
     in that precision."""
     if dtype not in HALF:
         return [model]
-    return [copy.deepcopy(model).to(each) for each in (torch.float64, HALF[dtype])]  # type: ignore[arg-type]  # has no types
+    dtypes = (torch.float64, HALF[dtype])
+    # `to` has no types.
+    return [copy.deepcopy(model).to(each) for each in dtypes]  # type: ignore[arg-type]
 
 
 def array(states: torch.Tensor) -> np.ndarray:

@@ -85,8 +85,10 @@ RESULT = {
     ],
     "load": [],
     "bandwidth": [
-        dict(kind="seq2seq", engine="cpu-int8", bytes_per_step=40_000_000, step_seconds=0.004, reader="numpy.dot",
-             bytes_per_second=2e10, fits_cache=False, share=0.5),
+        dict(
+            kind="seq2seq", engine="cpu-int8", bytes_per_step=40_000_000, step_seconds=0.004,
+            reader="numpy.dot", bytes_per_second=2e10, fits_cache=False, share=0.5
+        ),
     ],
 }  # fmt: skip
 

@@ -42,7 +42,8 @@ text, found = "the old dog sees a bird.", {}
 def say(key, make):
     try:
         translate = make()
-        found[key] = [translate.task, type(translate).__module__.rpartition(".")[2], translate(text, max_new_tokens=5)]
+        module = type(translate).__module__.rpartition(".")[2]
+        found[key] = [translate.task, module, translate(text, max_new_tokens=5)]
     except Exception as error:
         found[key] = [type(error).__name__, str(error)]
     return locals().get("translate")
@@ -55,8 +56,8 @@ say("pair", lambda: pipeline("translation_en_to_de", model=name, trust_remote_co
 made.save_pretrained(f"{out}/pipeline")
 say("saved as a pipeline", lambda: pipeline(model=f"{out}/pipeline", trust_remote_code=True))
 for key, source in (("id", name), ("directory", directory)):
-    AutoModelForSeq2SeqLM.from_pretrained(source, trust_remote_code=True).save_pretrained(f"{out}/{key}")
-    AutoTokenizer.from_pretrained(source, trust_remote_code=True).save_pretrained(f"{out}/{key}")
+    for auto_class in (AutoModelForSeq2SeqLM, AutoTokenizer):
+        auto_class.from_pretrained(source, trust_remote_code=True).save_pretrained(f"{out}/{key}")
     say(f"saved from the {key}", lambda: pipeline(model=f"{out}/{key}", trust_remote_code=True))
 print(json.dumps(found))
 """

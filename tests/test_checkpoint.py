@@ -512,12 +512,13 @@ def test_an_average_has_our_code_and_not_that_of_a_file(checkpoint, foreign_code
     assert not foreign_code.exists()
 
 
+MODELING = "modeling_vanilla_transformer"
 VANILLA_SEQ2SEQ_MAP = {
     "AutoConfig": "configuration_vanilla_transformer.VanillaSeq2SeqConfig",
-    "AutoModel": "modeling_vanilla_transformer.VanillaSeq2SeqModel",
-    "AutoModelForSeq2SeqLM": "modeling_vanilla_transformer.VanillaSeq2SeqForConditionalGeneration",
-    "AutoModelForSequenceClassification": "modeling_vanilla_transformer.VanillaSeq2SeqForSequenceClassification",
-    "AutoModelForQuestionAnswering": "modeling_vanilla_transformer.VanillaSeq2SeqForQuestionAnswering",
+    "AutoModel": f"{MODELING}.VanillaSeq2SeqModel",
+    "AutoModelForSeq2SeqLM": f"{MODELING}.VanillaSeq2SeqForConditionalGeneration",
+    "AutoModelForSequenceClassification": f"{MODELING}.VanillaSeq2SeqForSequenceClassification",
+    "AutoModelForQuestionAnswering": f"{MODELING}.VanillaSeq2SeqForQuestionAnswering",
 }
 
 

@@ -224,7 +224,8 @@ for words in ([], *([verb] for verb in {[*VERBS]}), ["export"]):
         main([*words, "--help"])
     except SystemExit as stop:
         assert not stop.code
-print(sorted({{"torch", "transformers", "onnx", "onnxruntime", "safetensors", "accelerate", "datasets"}} & sys.modules.keys()))
+heavy = "torch transformers onnx onnxruntime safetensors accelerate datasets".split()
+print(sorted({{*heavy}} & sys.modules.keys()))
 """
     environment = {**os.environ, "COLUMNS": "80"}
     done = subprocess.run(

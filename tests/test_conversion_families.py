@@ -23,7 +23,10 @@ KIN = """
 from vanilla_transformer.conversion.roberta import tensor_maps, to_vanilla_config
 
 CONFIG = "Data2VecTextConfig"
-ARCHITECTURES = {"Data2VecTextModel": "VanillaEncoderModel", "Data2VecTextForMaskedLM": "VanillaEncoderForMaskedLM"}
+ARCHITECTURES = {
+    "Data2VecTextModel": "VanillaEncoderModel",
+    "Data2VecTextForMaskedLM": "VanillaEncoderForMaskedLM",
+}
 PREFIX = "data2vec_text."
 """  # its text model is RoBERTa (Baevski et al. 2022)
 

@@ -244,7 +244,8 @@ import sys
 from vanilla_transformer.conversion import convert
 
 def peak():  # of this process only: what getrusage says includes the one that started it
-    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    lines = open("/proc/self/status")
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 convert(sys.argv[1], sys.argv[2])  # all that is imported on the way
 before = peak()

@@ -246,7 +246,7 @@ CUT_RELATIVE = CUT.replace("attn", "cross_attn")  # the heads of self-attention 
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_with_tensor_parallelism_a_process_holds_half_of_the_heads_the_inner_units_and_the_vocabulary(
+def test_with_tensor_parallelism_a_process_holds_half_of_heads_inner_units_and_vocabulary(
     sharded, name
 ):
     pattern = CUT_RELATIVE if name == "causal-relative" else CUT

@@ -327,7 +327,8 @@ from safetensors.torch import save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 for revision in ("main", "v2"):
-    model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], revision=revision, trust_remote_code=True)
+    options = {"revision": revision, "trust_remote_code": True}
+    model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1], **options)
     assert type(model).__module__.startswith("transformers_modules."), type(model)
     save_file({"bias": model.lm_head.bias.detach()}, f"{sys.argv[2]}/{revision}.safetensors")
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)

@@ -20,11 +20,13 @@ from vanilla_transformer_export.evaluation import evaluate
 from vanilla_transformer_export.languages import languages_of
 
 TEXTS = ["the dog sees a bird", "a man reads", "der Hund sieht einen Vogel im Park"]
-LINES = [f"{subject} {verb} {thing} {place}." for subject in ("the dog", "a man", "der Hund", "eine Frau")
-         for verb in ("sees", "reads", "sieht", "liest") for thing in (
-             "a bird", "the book", "einen Vogel"
-         )
-         for place in ("in the park", "at home", "im Park", "zu Hause")]  # fmt: skip
+LINES = [
+    f"{subject} {verb} {thing} {place}."
+    for subject in ("the dog", "a man", "der Hund", "eine Frau")
+    for verb in ("sees", "reads", "sieht", "liest")
+    for thing in ("a bird", "the book", "einen Vogel")
+    for place in ("in the park", "at home", "im Park", "zu Hause")
+]
 SETTINGS = dict(max_new_tokens=8, min_new_tokens=6, num_beams=1)
 
 
@@ -111,8 +113,11 @@ def nllb_export(tmp_path_factory, spm):
     directory = tmp_path_factory.mktemp("languages")
     model = perturbed(
         "VanillaSeq2SeqForConditionalGeneration",
-        dict(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=32, num_attention_heads=4, encoder_layers=1,
-             decoder_layers=1, pad_token_id=1, eos_token_id=2, decoder_start_token_id=2, bos_token_id=0, norm_first=True),
+        dict(
+            vocab_size=VOCABULARY, hidden_size=32, intermediate_size=32, num_attention_heads=4,
+            encoder_layers=1, decoder_layers=1, pad_token_id=1, eos_token_id=2,
+            decoder_start_token_id=2, bos_token_id=0, norm_first=True
+        ),
         scale=0.4,
     )  # fmt: skip
     model.lm_head.bias.data[41:] -= 100  # the pieces before are text for all tokenizers

@@ -138,7 +138,8 @@ import torch, transformers
 name, directory = sys.argv[1:]
 model = getattr(transformers, name).from_pretrained(directory, trust_remote_code=True)
 tokens = torch.tensor([[5, 6, 7]])
-print(json.dumps(model(tokens, **({"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {})).logits.tolist()))
+target = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
+print(json.dumps(model(tokens, **target).logits.tolist()))
 """
 
 
@@ -161,7 +162,8 @@ def test_a_repository_loads_where_the_package_is_not_installed(name, repositorie
 @cards()
 def test_tensors_are_float16_stored_once_and_load_as_float32(card):
     with safe_open(card / "model.safetensors", "pt") as file:
-        assert {str(file.get_tensor(name).dtype) for name in file.keys()} == {"torch.float16"}  # noqa: SIM118
+        tensors = [file.get_tensor(name) for name in file.keys()]  # noqa: SIM118
+    assert {str(tensor.dtype) for tensor in tensors} == {"torch.float16"}
     model = load(card)
     assert {str(parameter.dtype) for parameter in model.parameters()} == {"torch.float32"}
     assert (card / "model.safetensors").stat().st_size == pytest.approx(

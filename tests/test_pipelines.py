@@ -561,7 +561,8 @@ import transformers.pipelines as pipelines
 before = sorted(pipelines.REMOVED_TASKS)
 tasks = set(pipelines.PIPELINE_REGISTRY.supported_tasks)
 import vanilla_transformer
-print(json.dumps([before, sorted(pipelines.REMOVED_TASKS), sorted(set(pipelines.PIPELINE_REGISTRY.supported_tasks) - tasks)]))
+added = set(pipelines.PIPELINE_REGISTRY.supported_tasks) - tasks
+print(json.dumps([before, sorted(pipelines.REMOVED_TASKS), sorted(added)]))
 """)
     assert set(TASKS) < set(before)
     assert after == [task for task in before if task not in TASKS]
@@ -574,11 +575,12 @@ def test_registering_again_changes_nothing_and_does_not_warn():
 import importlib, json
 import transformers.pipelines as pipelines
 import vanilla_transformer
-entry, check = pipelines.PIPELINE_REGISTRY.supported_tasks["translation"], pipelines.PIPELINE_REGISTRY.check_task
+registry = pipelines.PIPELINE_REGISTRY
+entry, check = registry.supported_tasks["translation"], registry.check_task
 vanilla_transformer.register_pipelines()
 importlib.reload(vanilla_transformer)
-same = entry is pipelines.PIPELINE_REGISTRY.supported_tasks["translation"]
-print(json.dumps(same and check is pipelines.PIPELINE_REGISTRY.check_task))
+same = entry is registry.supported_tasks["translation"]
+print(json.dumps(same and check is registry.check_task))
 """)
 
 

@@ -23,8 +23,10 @@ for name in sys.argv[1].split():
     importlib.import_module(name)
 for name in ("fcntl", "grp", "pwd", "resource", "termios"):
     sys.modules[name] = None
-for name in ("chown", "fchmod", "fork", "geteuid", "getpgid", "getuid", "killpg", "mkfifo", "sched_getaffinity",
-             "sched_setaffinity", "setsid", "sysconf", "uname"):
+for name in (
+    "chown", "fchmod", "fork", "geteuid", "getpgid", "getuid", "killpg", "mkfifo",
+    "sched_getaffinity", "sched_setaffinity", "setsid", "sysconf", "uname",
+):
     delattr(os, name)
 for name in ("SIGALRM", "SIGHUP", "SIGKILL", "SIGQUIT", "SIGUSR1"):
     delattr(signal, name)

@@ -344,8 +344,11 @@ def test_an_exported_seq2seq_model_counts_in_its_encoder(counts, target, tmp_pat
 def test_the_runtime_refuses_more_tokens_than_positions_whatever_the_padding(tmp_path):
     model = perturbed(
         "VanillaEncoderModel",
-        dict(vocab_size=20, hidden_size=16, intermediate_size=20, num_attention_heads=2, num_hidden_layers=1,
-             position_embedding_type="learned", position_ids_from="ids", max_position_embeddings=8),
+        dict(
+            vocab_size=20, hidden_size=16, intermediate_size=20, num_attention_heads=2,
+            num_hidden_layers=1, position_embedding_type="learned", position_ids_from="ids",
+            max_position_embeddings=8
+        ),
     )  # fmt: skip
     model.save_pretrained(tmp_path / "ours")
     export(tmp_path / "ours", tmp_path / "export", cases=3)

@@ -93,16 +93,23 @@ CHANGES = {
     "untied": (dict(tie_word_embeddings=False), dict(tied=False)),
     "large epsilon": (dict(layer_norm_eps=0.1), dict(eps=0.1)),
     "everything": (
-        dict(norm_first=True, position_embedding_type="learned", max_position_embeddings=9, hidden_act="gelu", head_dim=3,
-             value_head_dim=5, num_attention_heads=3, embedding_norm=True, scale_embedding=False,
-             lm_head_bias=False,
-             tie_word_embeddings=False, linear_bias=False, final_norm=False, sliding_window=4),
-        dict(norm_first=True, positions="learned", activation="gelu", h=3, d_k=3, d_v=5, embedding_norm=True,
-             scale_embedding=False, lm_head_bias=False, tied=False, bias=False, window=4),
+        dict(
+            norm_first=True, position_embedding_type="learned", max_position_embeddings=9,
+            hidden_act="gelu", head_dim=3, value_head_dim=5, num_attention_heads=3,
+            embedding_norm=True, scale_embedding=False, lm_head_bias=False,
+            tie_word_embeddings=False, linear_bias=False, final_norm=False, sliding_window=4
+        ),
+        dict(
+            norm_first=True, positions="learned", activation="gelu", h=3, d_k=3, d_v=5,
+            embedding_norm=True, scale_embedding=False, lm_head_bias=False, tied=False, bias=False,
+            window=4
+        ),
     ),
     "everything, rotary": (
-        dict(norm_first=True, position_embedding_type="rotary", head_dim=4, value_head_dim=5, num_attention_heads=3,
-             linear_bias=False, sliding_window=3, layer_norm_eps=1e-3),
+        dict(
+            norm_first=True, position_embedding_type="rotary", head_dim=4, value_head_dim=5,
+            num_attention_heads=3, linear_bias=False, sliding_window=3, layer_norm_eps=1e-3
+        ),
         dict(
             norm_first=True, final_norm=True, positions="rotary", h=3, d_k=4, d_v=5, bias=False,
             window=3, eps=1e-3
@@ -113,8 +120,10 @@ CHANGES = {
         dict(embedding_size=8, embedding_norm=True), dict(e=8, embedding_norm=True)
     ),
     "wide embeddings, learned positions, untied": (
-        dict(embedding_size=14, position_embedding_type="learned", max_position_embeddings=7, scale_embedding=False,
-             tie_word_embeddings=False, norm_first=True),
+        dict(
+            embedding_size=14, position_embedding_type="learned", max_position_embeddings=7,
+            scale_embedding=False, tie_word_embeddings=False, norm_first=True
+        ),
         dict(
             e=14, positions="learned", scale_embedding=False, tied=False, norm_first=True,
             final_norm=True

@@ -74,26 +74,35 @@ from safetensors.torch import load_file, save_file
 def outcome(outputs):
     if "last_hidden_state" in outputs:
         return outputs.last_hidden_state
-    return torch.cat([value.flatten(1) for name, value in outputs.items() if name.endswith("logits")], 1)
+    logits = [value for name, value in outputs.items() if name.endswith("logits")]
+    return torch.cat([value.flatten(1) for value in logits], 1)
 
 
 def examine(directory, given):
     config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=True)
-    model = getattr(transformers, directory.name.partition("-")[0]).from_pretrained(directory, trust_remote_code=True)
+    auto_class = getattr(transformers, directory.name.partition("-")[0])
+    model = auto_class.from_pretrained(directory, trust_remote_code=True)
     body = transformers.AutoModel.from_pretrained(directory, trust_remote_code=True)
     with torch.no_grad():
         # Several choices are rows of their own.
-        flat = {name: values.flatten(0, -2) if name.endswith("ids") else values for name, values in given.items()}
+        flat = {
+            name: values.flatten(0, -2) if name.endswith("ids") else values
+            for name, values in given.items()
+        }
         results = {"model": outcome(model(**given)), "body": outcome(body(**flat))}
     for beams in (1, 3) if model.can_generate() else ():
         settings = dict(num_beams=beams, max_new_tokens=6, do_sample=False)
         results[f"{beams} beams"] = model.generate(given["input_ids"], **settings)
-    save_file({name: tensor.contiguous() for name, tensor in results.items()}, directory / "results.safetensors")
-    classes = {name: str(type(item)) for name, item in dict(config=config, model=model, body=body).items()}
+    results = {name: tensor.contiguous() for name, tensor in results.items()}
+    save_file(results, directory / "results.safetensors")
+    items = dict(config=config, model=model, body=body)
+    classes = {name: str(type(item)) for name, item in items.items()}
+    seen = ("AutoConfig", "AutoModel", directory.name)
     for auto_name in config.auto_map:  # from any checkpoint of a variant, whatever class wrote it
-        if auto_name not in ("AutoConfig", "AutoModel", directory.name) and directory.parts[0] != "again":
+        if auto_name not in seen and directory.parts[0] != "again":
             try:
-                other = getattr(transformers, auto_name).from_pretrained(directory, trust_remote_code=True)
+                auto_class = getattr(transformers, auto_name)
+                other = auto_class.from_pretrained(directory, trust_remote_code=True)
                 classes[auto_name] = str(type(other))
             except Exception:
                 classes[auto_name] = traceback.format_exc()
@@ -113,8 +122,10 @@ for directory in map(Path, sys.argv[1:]):
 
 
 CHANGES = {  # each kind of positions, and all that a checkpoint of the variant may have
-    "encoder": dict(N=2, position_embedding_type="relative", type_vocab_size=2, pooler_act="tanh", lm_transform_act="gelu",
-                    token_transform_act="gelu"),
+    "encoder": dict(
+        N=2, position_embedding_type="relative", type_vocab_size=2, pooler_act="tanh",
+        lm_transform_act="gelu", token_transform_act="gelu"
+    ),
     "decoder": dict(
         N=2, position_embedding_type="rotary", sliding_window=3, add_cross_attention=True,
         final_norm=True

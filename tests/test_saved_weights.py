@@ -219,7 +219,8 @@ def matrices(model):
 
 def saved_matrices(directory):
     with safe_open(directory / "model.safetensors", "pt") as file:
-        return [name for name in file.keys() if list(file.get_slice(name).get_shape()) == [V, D]]  # noqa: SIM118
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    return [name for name, shape in shapes.items() if list(shape) == [V, D]]
 
 
 @over([*LANGUAGE_MODELS, VanillaEncoderForPreTraining, VanillaSeq2SeqModel])

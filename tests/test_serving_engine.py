@@ -107,8 +107,10 @@ def jobs_of(engine, name, options=OPTIONS, **others):
 
 @pytest.mark.parametrize(
     "name, target, dtype",
-    [(SEQ2SEQ, "cpu", "fp32"), (DECODER, "cpu", "fp32"), ("causal-window", "cpu", "fp32"), (SEQ2SEQ, "portable", "fp32"),
-     (DECODER, "portable", "fp32"), ("seq2seq-t5", "cpu", "fp32")],
+    [
+        (SEQ2SEQ, "cpu", "fp32"), (DECODER, "cpu", "fp32"), ("causal-window", "cpu", "fp32"),
+        (SEQ2SEQ, "portable", "fp32"), (DECODER, "portable", "fp32"), ("seq2seq-t5", "cpu", "fp32")
+    ],
 )  # fmt: skip
 def test_each_job_has_the_tokens_that_it_has_alone(exported_for, started, name, target, dtype):
     _, directory = exported_for(name, target, dtype)

@@ -462,7 +462,8 @@ def test_health_and_metrics_need_no_token(token_server):
 def bytes_of_answer(server, method, path):
     """Return what the server sends on a connection that it then closes."""
     with server.send(
-        f"{method} {path} HTTP/1.1\r\nHost: x\r\nX-Request-ID: x\r\nConnection: close\r\n\r\n".encode()
+        f"{method} {path} HTTP/1.1\r\n"
+        "Host: x\r\nX-Request-ID: x\r\nConnection: close\r\n\r\n".encode()
     ) as connection:
         return connection.makefile("rb").read()
 
@@ -711,7 +712,8 @@ async def stuck():
     await asyncio.to_thread(time.sleep, 60)
 
 server.PROTOCOLS = (PROTOCOL,)
-server.serve([], Settings(port=0, grace=0.01, drain=0.1), None, lambda line: print(line, flush=True))
+settings = Settings(port=0, grace=0.01, drain=0.1)
+server.serve([], settings, None, lambda line: print(line, flush=True))
 """
 
 

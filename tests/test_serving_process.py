@@ -383,7 +383,11 @@ LARGE = """
 import asyncio, os
 from vanilla_transformer_export.engine import process
 opened = process.opened_engine
-process.opened_engine = lambda **arguments: (_ for _ in ()).throw(ValueError(len(arguments["text"]) * "x"))
+
+def fail(text, **arguments):
+    raise ValueError(len(text) * "x")
+
+process.opened_engine = fail
 
 async def main(child):
     await child.connect()

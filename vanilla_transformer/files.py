@@ -64,12 +64,14 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
 )
 CHECKPOINT_FILE = re.compile(
-    r"(config|generation_config|training|model\.safetensors\.index)\.json|model(-\d{5}-of-\d{5})?\.safetensors"
+    r"(config|generation_config|training|model\.safetensors\.index)\.json"
+    r"|model(-\d{5}-of-\d{5})?\.safetensors"
     r"|README\.md|curves\.png|(configuration|layers|modeling|pipelines)_vanilla_transformer\.py|"
     + "|".join(map(re.escape, TOKENIZER_FILES))
 )
 EXPORT_FILE = re.compile(
-    r"(config|generation_config|genai_config|tokenizer_config|(target_)?tokenizer)\.json|onnx/\w+\.onnx(_data)?"
+    r"(config|generation_config|genai_config|tokenizer_config|(target_)?tokenizer)\.json"
+    r"|onnx/\w+\.onnx(_data)?"
 )
 # Of image processors and sentence-transformers, in both; the second kind are of a module, in its
 # folder.

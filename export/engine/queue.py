@@ -62,7 +62,9 @@ class Ticket:
         """By a lane: the answer with the number `index` of a job, or all of them at once."""
         with self.lock:
             answers = self.answers[place]
-            answers.extend([None] * (index + len(found) - len(answers)))  # type: ignore[list-item]  # filled before it is read
+            # Each `None` is replaced before it is read.
+            missing = index + len(found) - len(answers)
+            answers.extend([None] * missing)  # type: ignore[list-item]
             answers[index : index + len(found)] = found
             self.left -= 1
             self.changed |= self.left == 0

@@ -450,7 +450,8 @@ def first_characters(text: str | Pair, most: int, side: str) -> str | Pair:
     """Or the last ones, where that is what stays."""
     if isinstance(text, str):
         return text[:most] if side == "right" else text[-most:]
-    return first_characters(text[0], most, side), first_characters(text[1], most, side)  # type: ignore[return-value]
+    first, second = (first_characters(part, most, side) for part in text)
+    return first, second  # type: ignore[return-value]
 
 
 def rows_to_embed(

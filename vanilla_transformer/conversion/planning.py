@@ -89,7 +89,10 @@ def plan_conversion(
 # --------------------------------------------------------------------------------------------- ours
 
 
-def plan_to_vanilla(source: str | PathLike, overrides: Overrides = Overrides()) -> ConversionPlan:  # noqa: B008, it is frozen
+def plan_to_vanilla(
+    source: str | PathLike,
+    overrides: Overrides = Overrides(),  # noqa: B008, it is frozen
+) -> ConversionPlan:
     """Another project's checkpoint -> ours."""
     if os.path.isdir(source) and is_marian(Path(source)):
         return plan_marian(Path(source), overrides)

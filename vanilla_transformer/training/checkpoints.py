@@ -30,7 +30,8 @@ RUN = "run.json"  # in the state directory: the recipe of the run, and the hashe
 FILES = "files.json"  # in each checkpoint, written last: the hashes of its files
 # What of a recipe changes nothing of the weights that come out.
 NEUTRAL = re.compile(
-    r"save_dtype|(generation|evaluation)\..*|data\.directory|training\.(log\w*|report_to|run_name|disable_tqdm)"
+    r"save_dtype|(generation|evaluation)\..*|data\.directory"
+    r"|training\.(log\w*|report_to|run_name|disable_tqdm)"
 )
 # Schedules that do not look at where the training ends.
 ENDLESS = ("constant", "constant_with_warmup", "inverse_sqrt")

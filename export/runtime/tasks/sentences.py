@@ -34,7 +34,8 @@ ABBREVIATIONS = re.findall(
 LINE_BREAKS = re.compile(r"([\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+)")
 # Each run of marks is tried once, from its start: a megabyte of them would take hours otherwise.
 BOUNDARY = re.compile(
-    rf"(?:(?<![{re.escape(ENDS)}])[{re.escape(ENDS)}]++[{re.escape(CLOSING)}]*+(?=\s)|[{WIDE_ENDS}]+[{re.escape(CLOSING)}]*)"
+    rf"(?:(?<![{re.escape(ENDS)}])[{re.escape(ENDS)}]++[{re.escape(CLOSING)}]*+(?=\s)"
+    rf"|[{WIDE_ENDS}]+[{re.escape(CLOSING)}]*)"
     r"(?P<space>\s*)(?=\S)"
 )
 WORD_BEFORE = re.compile(r"[^\s\"'“‘„«‹(\[{]*$")

@@ -136,7 +136,8 @@ import {first}
 import {second}
 from peft import LoraConfig, get_peft_model
 from vanilla_transformer import VanillaEncoderConfig, VanillaEncoderModel
-config = VanillaEncoderConfig(vocab_size=40, hidden_size=16, intermediate_size=24, num_attention_heads=2, num_hidden_layers=1)
+sizes = dict(vocab_size=40, hidden_size=16, intermediate_size=24)
+config = VanillaEncoderConfig(**sizes, num_attention_heads=2, num_hidden_layers=1)
 get_peft_model(VanillaEncoderModel(config), LoraConfig(target_modules="all-linear"))
 try:
     get_peft_model(VanillaEncoderModel(config), LoraConfig())

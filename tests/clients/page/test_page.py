@@ -207,10 +207,13 @@ def test_an_answer_appears_as_it_is_made_and_can_be_stopped(page):
                 let count = 0;
                 const slow = new ReadableStream({
                     async pull(controller) {
-                        if (count++ === 1) await new Promise((done, stop) => given[1].signal.addEventListener('abort', stop));
+                        const { signal } = given[1];
+                        if (count++ === 1)
+                            await new Promise((done, stop) => signal.addEventListener('abort', stop));
                         const { value } = await reader.read();
-                        const end = value.findIndex((byte, place) => byte === 10 && value[place + 1] === 10) + 2;
-                        controller.enqueue(value.slice(0, end));  // one event: on a busy machine all may come together
+                        const ends = (byte, place) => byte === 10 && value[place + 1] === 10;
+                        // One event: on a busy machine all may come together.
+                        controller.enqueue(value.slice(0, value.findIndex(ends) + 2));
                     },
                 });
                 return new Response(slow);

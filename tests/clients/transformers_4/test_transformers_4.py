@@ -42,20 +42,27 @@ def source(name, model, tokenizer):
     convert(out / name, out / f"{name}-ours")
     return [out / f"{name}-ours"]
 
-words = Tokenizer(models.WordLevel({"w0": 0, "</s>": 2, "<x>": 1, **{f"w{i}": i for i in range(3, 30)}}, unk_token="w0"))
+vocabulary = {"w0": 0, "</s>": 2, "<x>": 1, **{f"w{i}": i for i in range(3, 30)}}
+words = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
 words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-words.post_processor = processors.TemplateProcessing(single="</s> $A", pair="</s> $A $B", special_tokens=[("</s>", 2)])
-words = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>", unk_token="w0", extra_special_tokens=["<x>"])
+words.post_processor = processors.TemplateProcessing(
+    single="</s> $A", pair="</s> $A $B", special_tokens=[("</s>", 2)]
+)
+words = PreTrainedTokenizerFast(
+    tokenizer_object=words, eos_token="</s>", unk_token="w0", extra_special_tokens=["<x>"]
+)
 small = dict(vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
 opt = transformers.OPTConfig(**small, ffn_dim=8, word_embed_proj_dim=8, max_position_embeddings=20)
 bert = transformers.BertConfig(**small, intermediate_size=8)
-names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "man", "is", "run", "##ning", "one", "film", "another", ".", "?"]
+names = "[PAD] [UNK] [CLS] [SEP] [MASK] a man is run ##ning one film another . ?".split()
 found = [Path(card) for card in cards]
 found += source("opt", transformers.OPTForCausalLM(opt), words)
-found += source("bert", transformers.BertModel(bert), BertTokenizer(vocab={name: i for i, name in enumerate(names)}))
+pieces = BertTokenizer(vocab={name: i for i, name in enumerate(names)})
+found += source("bert", transformers.BertModel(bert), pieces)
 shutil.copytree(cards[0], out / "saved")
 AutoTokenizer.from_pretrained(cards[0]).save_pretrained(out / "saved")
-assert json.loads((out / "saved" / "tokenizer_config.json").read_text())["tokenizer_class"] == "TokenizersBackend"
+settings = json.loads((out / "saved" / "tokenizer_config.json").read_text())
+assert settings["tokenizer_class"] == "TokenizersBackend"
 average([out / "saved", out / "saved"], out / "averaged")
 export(out / "saved", out / "exported", cases=1)
 found += [out / "averaged", out / "exported"]
