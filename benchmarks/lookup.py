@@ -98,8 +98,7 @@ def measure(
     if dtype == "fp32" and min(alike) < len(rows):
         raise SystemExit(
             f"{min(alike)} of {len(rows)} rows have the same tokens with prompt lookup, expected "
-            f"all "
-            f"in fp32"
+            "all in fp32"
         )
     texts = tokenizer.batch_decode(expected, skip_special_tokens=True)
     new_tokens = sum(len(row) - 1 for row in expected)  # without the start token

@@ -217,8 +217,7 @@ def resumed(before: dict, now: dict) -> dict:
         if before[name] != now[name]:
             raise ValueError(
                 f"the file has the {name} {before[name]}, expected {now[name]} to go on with it: "
-                f"give "
-                f"another --out"
+                "give another --out"
             )
     late = {cell_of(record) for record in before["cells"] if record.get("missing") == NO_TIME}
     cells = [record for record in before["cells"] if cell_of(record) not in late]

@@ -22,8 +22,7 @@ class Cell:
     def __str__(self):
         return (
             f"{self.shape}: batch {self.batch}, length {self.length}, new tokens "
-            f"{self.new_tokens}, beams "
-            f"{self.beams}"
+            f"{self.new_tokens}, beams {self.beams}"
         )
 
 

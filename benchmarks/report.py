@@ -407,10 +407,8 @@ def lead_table(result):
         ]
         rows.append([f"{what}: {LABELS.get(engine, 'the fastest of both, any precision')}", *cells])
     title = (
-        "ours over the fastest other engine of the same precision (our workers x threads / "
-        "that "
-        "engine "
-        "and its)"
+        "ours over the fastest other engine of the same precision (our workers x threads / that "
+        "engine and its)"
     )
     return markdown(title, ["", *(f"batch {batch}" for batch in batches)], rows)
 
@@ -526,8 +524,7 @@ def step_cell(step):
         return "-"
     cached = ", fits the cache" if step["fits_cache"] else ""
     return (
-        f"{number(1000 * step['step_seconds'])} ({step['bytes_per_step'] / MEGA:.1f} "
-        f"MB{cached}; "
+        f"{number(1000 * step['step_seconds'])} ({step['bytes_per_step'] / MEGA:.1f} MB{cached}; "
         f"{100 * step['share']:.0f}%)"
     )
 

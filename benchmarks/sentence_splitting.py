@@ -107,10 +107,8 @@ def main() -> None:
         speed = sum(map(len, captions)) / (time.perf_counter() - start) / 1e6
         name, texts = split.__name__, sum(right.values())
         print(
-            f"{name}: {texts} of {total} texts, {pairs} of {count} pairs of captions, "
-            f"{speed:.2f} "
-            f"MB/s; "
-            f"{right}"
+            f"{name}: {texts} of {total} texts, {pairs} of {count} pairs of captions, {speed:.2f} "
+            f"MB/s; {right}"
         )
 
 

@@ -41,8 +41,7 @@ def machine(entry):
     packages = ", ".join(f"{name} {version}" for name, version in entry["versions"].items())
     quick = "; tiny models, which measure nothing" if entry["quick"] else ""
     return (
-        f"{found['cpu']}, {found['cores']} cores "
-        f"({', '.join(found['instructions'])}){quick}. "
+        f"{found['cpu']}, {found['cores']} cores ({', '.join(found['instructions'])}){quick}. "
         f"{packages}."
     )
 

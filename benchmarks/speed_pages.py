@@ -77,11 +77,8 @@ def overview(name: str, result: dict) -> str:
     arranged = any("arrangement" in record for record in result["cells"])
     threads = "in its fastest arrangement of threads" if arranged else "with all threads"
     setting = (
-        f"{kind(result)}: {result['options']['threads']} threads, "
-        f"{report.machine(result)}, "
-        f"each "
-        f"engine "
-        f"{threads}."
+        f"{kind(result)}: {result['options']['threads']} threads, {report.machine(result)}, each "
+        f"engine {threads}."
     )
     parts = [
         f"{setting}\n{packages}.",

@@ -93,8 +93,7 @@ def read(
         found = f"{text} has {len(lines)} lines and no token that the tokenizer knows"
         raise ValueError(
             f"{found}, expected text as the model reads it; without calibration each row has a "
-            f"scale of "
-            f"its own"
+            "scale of its own"
         )
     if (most := max(map(max, filter(None, rows)))) >= (size := model.config.vocab_size):
         raise ValueError(

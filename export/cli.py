@@ -160,10 +160,8 @@ def convert_arguments(parser: Parser) -> None:
         help="has embed_tokens; a state dict of torch needs it",
     )
     set_help = (
-        "field of SOURCE's config.json: model_type=bert, architectures=BertModel "
-        "...; of a "
-        "state dict "
-        "num_attention_heads"
+        "field of SOURCE's config.json: model_type=bert, architectures=BertModel ...; of a state "
+        "dict num_attention_heads"
     )
     add_set(parser, set_help)
     add_leave_out(parser)
@@ -318,10 +316,8 @@ def export_arguments(parser: Parser) -> None:
     dtypes = dict.fromkeys(dtype for target in targets() for dtype in target.dtypes)
     several = " and ".join(target.name for target in targets() if target.is_standard)
     dtype_help = (
-        f"of the weights: {known_targets()}; if not given fp32, on GPUs fp16, or bf16 "
-        f"where "
-        f"float16 "
-        f"overflows"
+        f"of the weights: {known_targets()}; if not given fp32, on GPUs fp16, or bf16 where "
+        "float16 overflows"
     )
     dtype_help += f"; {several}: also several in one directory, as fp32,int8"
     parser.add_argument("--dtype", type=one_or_more_of("dtype", dtypes), help=dtype_help)
@@ -339,24 +335,19 @@ def export_arguments(parser: Parser) -> None:
     shortlist_help = "text: only its tokens, and the special ones, can be generated"
     parser.add_argument("--shortlist", type=path, metavar="FILE", help=shortlist_help)
     calibrate_help = (
-        "text: int8 products of the cpu target get one scale for all rows, by what "
-        "they "
-        "read of "
+        "text: int8 products of the cpu target get one scale for all rows, by what they read of "
         "it; faster"
     )
     parser.add_argument("--calibrate", type=path, metavar="FILE", help=calibrate_help)
     generate_help = (
-        "one graph that takes ids and returns sequences, of a model that generates: "
-        "greedy, "
-        "sample or "
-        "beam search"
+        "one graph that takes ids and returns sequences, of a model that generates: greedy, sample "
+        "or beam search"
     )
     parser.add_argument(
         "--generate", type=one_of("mode", MODES), metavar="MODE", help=generate_help
     )
     keep_help = (
-        "keep the converted checkpoint there, where CHECKPOINT is of another family; "
-        "temporary if "
+        "keep the converted checkpoint there, where CHECKPOINT is of another family; temporary if "
         "not given"
     )
     parser.add_argument("--keep", type=path, metavar="DIR", help=keep_help)
@@ -367,11 +358,8 @@ def export_arguments(parser: Parser) -> None:
     add_leave_out(parser)
     add_variant(parser)
     triton_help = (
-        "also write a model of Triton there, its folder in a model repository; "
-        "without "
-        "generation, "
-        "or with "
-        "--generate"
+        "also write a model of Triton there, its folder in a model repository; without generation, "
+        "or with --generate"
     )
     parser.add_argument("--triton", type=path, metavar="DIR", help=triton_help)
     parser.add_argument("--force", action="store_true", help="replace OUTPUT if it is ours")
@@ -546,9 +534,7 @@ def generate(args: argparse.Namespace) -> None:
 
 def add_lanes(parser: Parser) -> None:
     lanes_help = (
-        "batches beside each other, of many texts, that share the threads; as "
-        "suits the "
-        "model if "
+        "batches beside each other, of many texts, that share the threads; as suits the model if "
         "not given"
     )
     parser.add_argument("--lanes", type=positive, metavar="N", help=lanes_help)
@@ -556,9 +542,8 @@ def add_lanes(parser: Parser) -> None:
 
 def add_language_arguments(parser: Parser) -> None:
     source_help = (
-        "language of the texts, of multilingual models, as eng_Latn; that of the "
-        "tokenizer if "
-        "not given"
+        "language of the texts, of multilingual models, as eng_Latn; that of the tokenizer if not "
+        "given"
     )
     parser.add_argument("--src-lang", type=unicode, metavar="LANG", help=source_help)
     target_help = "language of the translations; that of generation_config.json if not given"
@@ -613,11 +598,8 @@ def lines_of_standard_input() -> Iterator[str]:
 def predict_arguments(parser: Parser) -> None:
     parser.add_argument("export", type=path, metavar="EXPORT", help="export directory")
     text_help = (
-        "texts, JSON objects of what has several parts, or paths of images; "
-        "without any, "
-        "the "
-        "lines of "
-        "standard input"
+        "texts, JSON objects of what has several parts, or paths of images; without any, the lines "
+        "of standard input"
     )
     parser.add_argument("text", type=unicode, nargs="*", metavar="TEXT", help=text_help)
     parser.add_argument(
@@ -682,38 +664,28 @@ def files_arguments(parser: Parser) -> None:
     )
     parser.add_argument("inputs", nargs="+", type=path, metavar="IN", help=inputs_help)
     output_help = (
-        "directory for a file of each IN with as many lines; the same call "
-        "resumes one "
-        "that was "
+        "directory for a file of each IN with as many lines; the same call resumes one that was "
         "stopped"
     )
     parser.add_argument("--output", type=path, required=True, metavar="DIR", help=output_help)
     field_help = (
-        "of .jsonl and .parquet: where the text is, also nested as doc.text; if not "
-        "given text, or what "
-        "else the "
-        "task reads"
+        "of .jsonl and .parquet: where the text is, also nested as doc.text; if not given text, or "
+        "what else the task reads"
     )
     parser.add_argument("--field", type=unicode, metavar="NAME", help=field_help)
     output_field_help = (
-        "of .jsonl and .parquet: where the results go; if not given "
-        "translation, "
-        "prediction or "
+        "of .jsonl and .parquet: where the results go; if not given translation, prediction or "
         "embedding"
     )
     parser.add_argument("--output-field", type=unicode, metavar="NAME", help=output_field_help)
     shard_help = (
-        "lines read, run and kept together: what is lost at most when a run is "
-        "stopped; "
-        "default: "
+        "lines read, run and kept together: what is lost at most when a run is stopped; default: "
         "%(default)s"
     )
     parser.add_argument("--shard-lines", type=positive, default=4096, metavar="N", help=shard_help)
     ray_help = (
-        "run on the Ray cluster of this address: auto, local or HOST:PORT; in this "
-        "process "
-        "if "
-        "not given"
+        "run on the Ray cluster of this address: auto, local or HOST:PORT; in this process if not "
+        "given"
     )
     parser.add_argument("--ray", type=unicode, metavar="ADDRESS", help=ray_help)
     parser.add_argument(

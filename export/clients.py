@@ -136,9 +136,8 @@ def write_genai_config(directory: Path, config: dict, generation: dict, file: st
     """
     if (width := config["head_dim"]) != config["value_head_dim"]:
         two_widths = (
-            f"keys are {width} and values {config['value_head_dim']} wide, "
-            f"onnxruntime-genai has "
-            f"one width"
+            f"keys are {width} and values {config['value_head_dim']} wide, onnxruntime-genai has "
+            "one width"
         )
         return {"config": False, "tokenizer": False, "because": two_widths}
     path = directory / "tokenizer.json"
@@ -262,8 +261,7 @@ def write_card(
         "",
         f"Graphs of {name} ({architecture}),",
         f"written by `vanilla-transformer export` for the target {target.name} in "
-        f"{' and '.join(dtypes)}. "
-        f"manifest.json says",
+        f"{' and '.join(dtypes)}. manifest.json says",
         "with which versions, and how far they are from the checkpoint.",
     ]
     # what makes them of texts and images
@@ -306,11 +304,8 @@ def write_generator_card(
         *front_matter(metadata),
         f"# {base or 'a checkpoint'} in one ONNX graph",
         "",
-        f"It takes token ids and returns sequences, by {mode} search. `vanilla-transformer "
-        f"export "
-        f"--generate "
-        f"{mode}` "
-        f"wrote it",
+        f"It takes token ids and returns sequences, by {mode} search. `vanilla-transformer export "
+        f"--generate {mode}` wrote it",
         f"for the target {target.name} in {' and '.join(dtypes)}. manifest.json says with which "
         f"versions.",
     ]

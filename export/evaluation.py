@@ -385,8 +385,7 @@ class TorchEngine:
         if not hasattr(self.text, "src_lang"):
             raise UsageError(
                 f"src_lang is {src_lang!r} and tgt_lang {tgt_lang!r}, expected None: the model "
-                f"has no "
-                f"languages"
+                "has no languages"
             )
         from vanilla_transformer.pipelines_vanilla_transformer import choose_languages
 
@@ -398,9 +397,8 @@ class TorchEngine:
     def check(self, ids: np.ndarray) -> None:
         if ids.max() >= (size := self.model.config.vocab_size):
             raise ValueError(
-                f"the tokenizer gives the token {ids.max()}, expected one of [0, "
-                f"{size - 1}], the "
-                f"vocabulary"
+                f"the tokenizer gives the token {ids.max()}, expected one of [0, {size - 1}], the "
+                "vocabulary"
             )
 
     def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:

@@ -57,8 +57,7 @@ if TYPE_CHECKING:
     from vanilla_transformer.conversion.tokenizers import FoundTokenizer
 
 NO_TORCH = (
-    "torch is not installed: `vanilla-transformer verify` compares an export with its "
-    "checkpoint "
+    "torch is not installed: `vanilla-transformer verify` compares an export with its checkpoint "
     "where it is"
 )
 # whose versions the manifest has
@@ -255,8 +254,7 @@ def checked_dtypes(target: Target, dtype: str | Sequence[str] | None) -> list[st
             )
     if len(dtypes) > 1 and not target.is_standard:
         raise UsageError(
-            f"several dtypes, {dtypes}, are for the target {default_target()!r}, expected "
-            f"one for "
+            f"several dtypes, {dtypes}, are for the target {default_target()!r}, expected one for "
             f"{target.name!r}"
         )
     if len(set(dtypes)) < len(dtypes):

@@ -296,8 +296,7 @@ def check_same_model(runtime: Runtime, model: PreTrainedModel) -> None:
             export = runtime.artifact.directory
             raise ValueError(
                 f"{export} is an export of a model with {name} {found[name]}, not of the "
-                f"checkpoint: "
-                f"{value}"
+                f"checkpoint: {value}"
             )
 
 

@@ -315,8 +315,7 @@ def test_two_processes_do_not_write_one_file(runtime, begun):
     partial, state = partial_of(begun[1])
     hold = (
         "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.flock(file, fcntl.LOCK_EX); "
-        "print(flush=True); "
-        "input()"
+        "print(flush=True); input()"
     )
     other = subprocess.Popen(
         [sys.executable, "-c", hold, state], stdin=subprocess.PIPE, stdout=subprocess.PIPE

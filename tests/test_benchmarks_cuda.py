@@ -370,8 +370,7 @@ def test_the_checkout_is_imported_where_nothing_is_installed(tmp_path):
         f"from pathlib import Path; from checkout import make_importable; "
         f"make_importable(Path({str(tmp_path)!r}))",
         "import vanilla_transformer_export.runtime.artifact as artifact; from importlib.metadata "
-        "import "
-        "version",
+        "import version",
         "print(Path(artifact.__file__).resolve()); print(version('vanilla-transformer'))",
     ]
     found = subprocess.run(

@@ -722,8 +722,7 @@ def test_two_processes_do_not_write_one_directory(bulk, tmp_path):
     begun(bulk(), [source], tmp_path / "out", 2)
     hold = (
         "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_EX); "
-        "print(flush=True); "
-        "input()"
+        "print(flush=True); input()"
     )
     other = subprocess.Popen(
         [sys.executable, "-c", hold, tmp_path / "out"],

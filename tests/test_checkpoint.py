@@ -606,8 +606,7 @@ def test_a_hub_id_that_cannot_be_reached_is_one_short_line(verb, tmp_path, monke
     )
     reason = "it is not in the cache, and the Hub cannot be reached"
     assert line == (
-        f"vanilla-transformer: someone/nothing is neither a checkpoint directory nor on the "
-        f"Hub: "
+        "vanilla-transformer: someone/nothing is neither a checkpoint directory nor on the Hub: "
         f"{reason}"
     )
 

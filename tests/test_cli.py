@@ -653,8 +653,7 @@ def test_an_error_in_a_process_is_one_line_on_stderr_and_ends_with_1(tmp_path):
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         f"vanilla-transformer: {tmp_path / 'nowhere'} does not exist, expected a checkpoint "
-        f"directory or a "
-        f"Hub id\n"
+        "directory or a Hub id\n"
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -408,8 +408,7 @@ def test_unknown_tensors_inside_of_what_is_converted_are_named(name, bert):
     )
     fault = (
         f"has tensors that BertForMaskedLM does not know: {name.removeprefix('bert.')}; "
-        f"--leave-out "
-        f"PATTERN"
+        "--leave-out PATTERN"
     )
     with pytest.raises(ValueError, match=fault):
         plan_conversion(bert[0])

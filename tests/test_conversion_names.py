@@ -349,8 +349,7 @@ def test_the_weights_of_another_class_are_named(tmp_path):
     saved("BertForMaskedLM", "bert", tmp_path)
     edit_json(tmp_path / "config.json", architectures=["BertForQuestionAnswering"])
     fault = (
-        "BertForQuestionAnswering needs: qa_outputs.weight, qa_outputs.bias: its "
-        "tensors fit "
+        "BertForQuestionAnswering needs: qa_outputs.weight, qa_outputs.bias: its tensors fit "
         "BertForMaskedLM"
     )
     with pytest.raises(ValueError, match=f"{fault}, --set architectures=NAME$"):

@@ -348,8 +348,7 @@ def test_two_vocabularies_are_refused(marian):
 def test_without_what_reads_models_the_extra_is_named(marian, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     expected = (
-        r"source.spm is read by sentencepiece and protobuf, which are missing .*: pip "
-        r"install "
+        r"source.spm is read by sentencepiece and protobuf, which are missing .*: pip install "
         r"'vanilla-transformer\[sentence"
     )
     with pytest.raises(ImportError, match=expected):

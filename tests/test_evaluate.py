@@ -331,8 +331,7 @@ def test_options_under_the_names_of_arguments_are_unknown_ones(exported, pair, n
     with pytest.raises(
         UsageError,
         match=(
-            rf"unknown generation options \['{name}'\], (expected some of|did you mean "
-            rf"num_beams)"
+            rf"unknown generation options \['{name}'\], (expected some of|did you mean num_beams)"
         ),
     ):
         evaluate(exported("seq2seq")[1], **pair, **{name: 1})

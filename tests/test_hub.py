@@ -267,10 +267,8 @@ def test_a_cache_that_from_pretrained_filled_does_not_pass_for_a_repository_with
     assert hub.run(tmp_path, "-c", code).returncode == 0
     offline = command(hub, tmp_path, "export", TRANSLATOR, tmp_path / "out", HF_HUB_OFFLINE="1")
     expected = (
-        f"the cache has no tokenizer of {TRANSLATOR}, and cannot say whether the Hub has "
-        f"one: run `hf "
-        f"download "
-        f"{TRANSLATOR}`"
+        f"the cache has no tokenizer of {TRANSLATOR}, and cannot say whether the Hub has one: run "
+        f"`hf download {TRANSLATOR}`"
     )
     assert offline.returncode == 1 and f"vanilla-transformer: {expected}" in offline.stderr
     assert not (tmp_path / "out").exists()
@@ -291,10 +289,8 @@ def test_a_repository_that_is_not_there_or_only_in_part_in_the_cache_is_one_line
     ):
         process = command(hub, tmp_path, "info", "someone/nothing", **changes)
         expected = (
-            f"vanilla-transformer: someone/nothing is neither a checkpoint directory nor "
-            f"on "
-            f"the Hub: "
-            f"{reason}"
+            "vanilla-transformer: someone/nothing is neither a checkpoint directory nor on the "
+            f"Hub: {reason}"
         )
         assert (process.returncode, process.stderr.splitlines()[-1]) == (1, expected)
     assert command(hub, tmp_path, "info", TRANSLATOR).returncode == 0  # which reads the config only

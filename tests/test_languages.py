@@ -214,9 +214,7 @@ def test_a_language_that_is_unknown_missing_or_given_twice_is_an_error(multiling
     for name, other in (("src_lang", {"tgt_lang": german}), ("tgt_lang", {})):
         unknown = f"{english}_no"  # the same language with another region or script is nearest
         message = (
-            f"^{name} '{unknown}' is no language of the model, expected one of .*; "
-            f"did you "
-            f"mean "
+            f"^{name} '{unknown}' is no language of the model, expected one of .*; did you mean "
             f"'{english}'?"
         )
         with pytest.raises(UsageError, match=message):

@@ -55,8 +55,7 @@ def test_importing_the_package_imports_nothing_but_python_s_own():
 )
 def test_where_a_package_is_missing_the_error_names_the_extra(missing, name, extra):
     code = (
-        f"import sys; sys.modules[{missing!r}] = None; import "
-        f"vanilla_transformer_export as p; "
+        f"import sys; sys.modules[{missing!r}] = None; import vanilla_transformer_export as p; "
         f"p.{name}"
     )
     _, errors = run(code)

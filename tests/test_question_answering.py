@@ -35,10 +35,8 @@ from vanilla_transformer.training.tokenizer import train_tokenizer
 
 QUESTION = "who sees the red house?"
 CONTEXT = (
-    "The old man sees a red house. A woman reads the book, and the Man runs to the river "
-    "near "
-    "the big "
-    "old house."
+    "The old man sees a red house. A woman reads the book, and the Man runs to the river near the "
+    "big old house."
 )
 QUESTIONS = [QUESTION, "where is it?", "what does the old woman read?"]
 CONTEXTS = [

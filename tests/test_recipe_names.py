@@ -91,10 +91,8 @@ def test_a_recipe_that_there_is_not_is_answered_with_the_nearest():
     with pytest.raises(
         FileNotFoundError,
         match=(
-            "^multi30k-en-dee is neither a file nor a recipe, expected one of conll2003, .*; "
-            "did "
-            "you mean "
-            "'multi30k-en-de'?"
+            "^multi30k-en-dee is neither a file nor a recipe, expected one of conll2003, .*; did "
+            "you mean 'multi30k-en-de'?"
         ),
     ):
         read_recipe("multi30k-en-dee")

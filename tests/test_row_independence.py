@@ -58,8 +58,7 @@ def check(path, dtype, make_feeds, cut, rows, threads=(1, 2)):
                         where = first_difference(path, make_feeds, [row] * copies, number, count)
                         pytest.fail(
                             f"{name.name} of row {row} of {number} differs, {count} threads; "
-                            f"first in "
-                            f"{where}"
+                            f"first in {where}"
                         )
 
 

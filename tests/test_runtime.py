@@ -805,9 +805,8 @@ def test_without_its_graphs_it_checks_what_another_process_runs(exported):
 def test_onnxruntime_is_imported_when_graphs_are_loaded(exported):
     code = "import sys; from vanilla_transformer_export import Runtime; directory = sys.argv[1]\n"
     code += (
-        "for loads in (False, True):\n    Runtime(directory, loads=loads)\n    "
-        "print('onnxruntime' in "
-        "sys.modules)"
+        "for loads in (False, True):\n    Runtime(directory, loads=loads)\n    print('onnxruntime' "
+        "in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, exported("encoder").directory], capture_output=True, text=True

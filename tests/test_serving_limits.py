@@ -461,10 +461,8 @@ def test_health_and_metrics_need_no_token(token_server):
 
 def bytes_of_answer(server, method, path):
     """Return what the server sends on a connection that it then closes."""
-    with server.send(
-        f"{method} {path} HTTP/1.1\r\n"
-        "Host: x\r\nX-Request-ID: x\r\nConnection: close\r\n\r\n".encode()
-    ) as connection:
+    request = f"{method} {path} HTTP/1.1\r\nHost: x\r\nX-Request-ID: x\r\nConnection: close"
+    with server.send(f"{request}\r\n\r\n".encode()) as connection:
         return connection.makefile("rb").read()
 
 

@@ -841,10 +841,8 @@ def test_a_client_that_goes_leaves_nothing_running(client, engine, prompt):
         (
             dict(prompt=[4] * 30),
             None,
-            "the context is too long: 30 tokens of the prompt and max_tokens 16, expected "
-            "at most "
-            "41 "
-            "together",
+            "the context is too long: 30 tokens of the prompt and max_tokens 16, expected at most "
+            "41 together",
         ),
         (dict(max_tokens=2**31), None, "the context is too long: "),
         (

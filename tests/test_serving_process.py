@@ -192,11 +192,8 @@ def test_a_child_that_is_killed_ends_the_server_with_an_error_that_says_so(expor
     assert found["statuses"]["200"] > 0
     last = log.read_text().splitlines()[-1]
     assert last == (
-        "vanilla-transformer: the process of the engines ended by SIGKILL, expected it "
-        "to run "
-        "as "
-        "long as "
-        "the server"
+        "vanilla-transformer: the process of the engines ended by SIGKILL, expected it to run as "
+        "long as the server"
     )
 
 

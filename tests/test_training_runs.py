@@ -703,8 +703,7 @@ def test_a_run_whose_schedule_has_no_end_is_made_longer(corpus, tmp_path, monkey
 def test_a_run_that_is_killed_at_any_moment_goes_on_to_the_same_weights(short, corpus, tmp_path):
     recipe = recipe_of(corpus)
     code = (
-        "import json, sys; from pathlib import Path; from vanilla_transformer.training "
-        "import "
+        "import json, sys; from pathlib import Path; from vanilla_transformer.training import "
         "recipe, run; "
     )
     code += "run.train(recipe.Recipe(**json.loads(sys.argv[1])), Path(sys.argv[2]))"

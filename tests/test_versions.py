@@ -55,8 +55,7 @@ def answer(*command, **settings):
 
 def test_an_older_onnxruntime_is_refused_by_name_before_a_graph_is_looked_for():
     code = (
-        "import onnxruntime; onnxruntime.__version__ = '1.29.1'; from "
-        "vanilla_transformer_export "
+        "import onnxruntime; onnxruntime.__version__ = '1.29.1'; from vanilla_transformer_export "
         "import cli; "
     )
     code += "cli.main(['generate', 'nowhere', 'A dog.'])"
@@ -78,8 +77,7 @@ def test_doctor_says_that_onnxruntime_is_too_old(monkeypatch, capsys):
     monkeypatch.setattr(devices, "gpu", lambda: None)
     monkeypatch.setattr(devices, "installed", lambda: {"onnxruntime-gpu": "1.9.0"})
     said = (
-        "onnxruntime-gpu 1.9.0 is too old for these graphs, expected 1.30 or newer: pip "
-        "install "
+        "onnxruntime-gpu 1.9.0 is too old for these graphs, expected 1.30 or newer: pip install "
         "'onnxruntime-gpu>=1.30'"
     )
     cli.main(["doctor"])

@@ -426,10 +426,8 @@ def test_what_needs_torch_is_named_with_its_extra(checkpoints, tmp_path):
     int8 = ["--target", "cpu", "--dtype", "int8", "--calibrate", checkpoints / "text"]
     errors = {
         (bert,): (
-            f"{bert} is a checkpoint of another family (model_type bert, architecture "
-            f"BertModel), "
-            f"whose "
-            f"conversion"
+            f"{bert} is a checkpoint of another family (model_type bert, architecture BertModel), "
+            "whose conversion"
         ),
         (
             gpt2,

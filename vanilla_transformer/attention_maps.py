@@ -204,8 +204,7 @@ def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tex
     if (largest := max(ids)) >= (size := model.config.vocab_size):
         raise ValueError(
             f"the tokenizer gives the token {largest}, expected one of [0, {size - 1}], the "
-            f"model's "
-            f"vocabulary"
+            "model's vocabulary"
         )
     maps = (
         max(getattr(model.config, name) for name in depth_fields(model.config))

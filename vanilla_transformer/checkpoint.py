@@ -134,8 +134,7 @@ def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
             raise
     raise ValueError(
         f"{directory} has a tokenizer of its own code, which is not run: expected one of "
-        f"transformers, "
-        f"got {code}"
+        f"transformers, got {code}"
     )
 
 

@@ -143,9 +143,8 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(
-                    f"hidden_size must be a multiple of num_attention_heads unless head_dim is "
-                    f"given: got "
-                    f"hidden_size="
+                    "hidden_size must be a multiple of num_attention_heads unless head_dim is "
+                    "given: got hidden_size="
                     f"{self.hidden_size} and num_attention_heads={self.num_attention_heads}"
                 )
             self.head_dim = self.hidden_size // self.num_attention_heads
@@ -312,10 +311,8 @@ class VanillaTextConfig(VanillaTransformerConfig):
         super()._check_values()
         if self.sliding_window == 1 and self.model_type != "vanilla-encoder":
             raise ValueError(
-                "sliding_window must be at least 2, got 1: the caches of transformers "
-                "cannot hold "
-                "a "
-                "window of 1"
+                "sliding_window must be at least 2, got 1: the caches of transformers cannot hold "
+                "a window of 1"
             )
         if getattr(self, "type_vocab_size", 0) < 0:
             raise ValueError(f"type_vocab_size must be at least 0, got {self.type_vocab_size}")
@@ -401,9 +398,7 @@ class VanillaEncoderConfig(VanillaTextConfig):
         if name in ("is_decoder", "add_cross_attention") and value:
             raise ValueError(
                 f"{name} is {value} for a {type(self).__name__}, whose attention is neither "
-                f"causal nor to "
-                f"another "
-                f"encoder: "
+                "causal nor to another encoder: "
                 "expected the config or checkpoint of a VanillaDecoderForCausalLM"
             )
         super().__setattr__(name, value)
@@ -484,8 +479,7 @@ class VanillaSeq2SeqConfig(VanillaTextConfig):
             found = ", ".join(f"{name}={value!r}" for name, value in given.items())
             raise ValueError(
                 f"{' and '.join(both)} set the depth of both stacks, expected no other beside, "
-                f"got "
-                f"{found}"
+                f"got {found}"
             )
         for stack in DEPTHS:
             setattr(self, stack, given.get(stack, depth))

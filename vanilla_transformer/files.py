@@ -249,8 +249,7 @@ def check_replaceable(directory: Path, force: bool) -> None:
     if foreign := sorted(found - ours):
         raise FileExistsError(
             f"{directory} also holds {named(foreign)}, which vanilla-transformer did not write: "
-            f"move "
-            f"it away"
+            "move it away"
         )
 
 

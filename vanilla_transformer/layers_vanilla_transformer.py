@@ -607,11 +607,8 @@ def check_attention_implementation(config: VanillaTransformerConfig):
     if any(each in name for each in ("flash", "flex", "vllm")) and config.has_relative_positions:
         positions = config.position_embedding_type
         raise ValueError(
-            f"{name} cannot add a bias to the scores, which "
-            f"position_embedding_type={positions!r} "
-            f"needs: "
-            f"use sdpa "
-            f"or eager"
+            f"{name} cannot add a bias to the scores, which position_embedding_type={positions!r} "
+            "needs: use sdpa or eager"
         )
     if (
         name == "vllm"
@@ -884,10 +881,8 @@ class VanillaSeq2SeqModel(VanillaPreTrainedModel):
         (B, T, E)."""
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             raise ValueError(
-                "one of decoder_input_ids and decoder_inputs_embeds must be given (or labels, to "
-                "a "
-                "head), got "
-                "neither"
+                "one of decoder_input_ids and decoder_inputs_embeds must be given (or labels, to a "
+                "head), got neither"
             )
         if encoder_outputs is None:
             encoder_outputs = self.encoder(

@@ -801,9 +801,8 @@ class VanillaSeq2SeqForSequenceClassification(VanillaPreTrainedModel):
         if has_values(ends) and (endless := not_padding.any(-1) & ~ends.any(-1)).any():
             row = endless.long().argmax().item()
             raise ValueError(
-                f"row {row} of input_ids has no end token, expected "
-                f"{self.config.eos_token_id} in "
-                f"every row"
+                f"row {row} of input_ids has no end token, expected {self.config.eos_token_id} in "
+                "every row"
             )
         return (ends * torch.arange(ends.shape[1], device=ends.device)).argmax(-1)
 

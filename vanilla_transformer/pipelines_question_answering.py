@@ -66,8 +66,7 @@ class QuestionAnsweringPipeline(ChunkPipeline):
         if not getattr(tokenizer, "is_fast", False):
             name = "None" if tokenizer is None else type(tokenizer).__name__
             raise ValueError(
-                f"question answering needs a fast tokenizer, which knows its characters' "
-                f"offsets: "
+                "question answering needs a fast tokenizer, which knows its characters' offsets: "
                 f"got {name}"
             )
         super().__init__(model=model, tokenizer=tokenizer, **kwargs)
@@ -154,8 +153,7 @@ class QuestionAnsweringPipeline(ChunkPipeline):
             if context_len > room:
                 raise ValueError(
                     f"max_seq_len={max_seq_len} leaves {room} tokens for the context beside a "
-                    f"question of "
-                    f"{question_len}; "
+                    f"question of {question_len}; "
                     f"a context of {context_len} needs more than doc_stride={doc_stride}"
                 )
             doc_stride = 0
@@ -176,8 +174,7 @@ class QuestionAnsweringPipeline(ChunkPipeline):
             if (largest := max(encoding.ids)) >= vocab_size:
                 raise ValueError(
                     f"the tokenizer gave token id {largest}, but the model's vocabulary has "
-                    f"{vocab_size} "
-                    f"entries: "
+                    f"{vocab_size} entries: "
                     "they do not belong together"
                 )
             model_inputs = {
@@ -300,9 +297,8 @@ def _examples(args, question, context, data):
                 )
             return [{"question": one, "context": other} for one, other in zip(question, contexts)]
         raise ValueError(
-            "expected question= and context= as two strings, two lists, or a list of questions "
-            "and one "
-            "context, got "
+            "expected question= and context= as two strings, two lists, or a list of questions and "
+            "one context, got "
             f"{question!r} and {context!r}"
         )
     if isinstance(data, GeneratorType | Dataset):

@@ -139,8 +139,7 @@ class Text2TextGenerationPipeline(Pipeline):
         if (largest := inputs["input_ids"].max().item()) >= vocab_size:
             raise ValueError(
                 f"the tokenizer gave token id {largest}, but the model's vocabulary has "
-                f"{vocab_size} "
-                f"entries: "
+                f"{vocab_size} entries: "
                 "they do not belong together"
             )
         inputs.pop("token_type_ids", None)  # `generate` rejects what the model does not take
@@ -199,11 +198,8 @@ class SummarizationPipeline(Text2TextGenerationPipeline):
     def check_length(self, input_length: int, limit: int) -> None:
         if input_length < limit:
             logger.warning(
-                f"The input has {input_length} tokens and its summary may have {limit}: a "
-                f"summary "
-                f"is "
-                f"usually "
-                f"shorter, "
+                f"The input has {input_length} tokens and its summary may have {limit}: a summary "
+                "is usually shorter, "
                 f"consider max_length={input_length // 2}."
             )
 
@@ -246,8 +242,7 @@ class TranslationPipeline(Text2TextGenerationPipeline):
             if src_lang is None or tgt_lang is None:
                 raise ValueError(
                     f"src_lang is {src_lang!r} and tgt_lang {tgt_lang!r}, expected languages of "
-                    f"the "
-                    f"tokenizer"
+                    "the tokenizer"
                 )
             chosen = choose_languages(self.model, self.tokenizer, src_lang, tgt_lang)
             return BatchEncoding(
@@ -264,9 +259,7 @@ class TranslationPipeline(Text2TextGenerationPipeline):
         if input_length > 0.9 * limit:
             logger.warning(
                 f"The input has {input_length} tokens and its translation may have {limit} only: "
-                f"consider a "
-                f"larger "
-                f"max_length."
+                "consider a larger max_length."
             )
 
 

@@ -68,9 +68,7 @@ def check_variant(directory: Path, variant: str) -> None:
     hint = f", whose variants are {' and '.join(variants)}" if variants else ""
     raise FileNotFoundError(
         f"{directory} has no weights of the variant {variant!r}: expected "
-        f"{stem}.{variant}{suffix}, "
-        f"found "
-        f"{found}{hint}"
+        f"{stem}.{variant}{suffix}, found {found}{hint}"
     )
 
 

@@ -262,6 +262,5 @@ def check_room(threads: int) -> None:
     if threads > most:
         raise UsageError(
             f"threads is {threads}, expected at most {most}: the processors of the largest node "
-            f"of the "
-            f"cluster"
+            "of the cluster"
         )

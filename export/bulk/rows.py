@@ -112,9 +112,8 @@ def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(
-            f"the field {next(name for name in names if names.count(name) > 1)!r} is there "
-            f"twice, "
-            f"expected once"
+            f"the field {next(name for name in names if names.count(name) > 1)!r} is there twice, "
+            "expected once"
         )
     return fields
 

@@ -100,9 +100,8 @@ class Engine:
         threads = f"{self.arrangement}, {self.room.rows} rows each"
         if self.runtime.step is None:
             return (
-                f"whole batches grouped by length (the export has no step for continuous "
-                f"batching), "
-                f"{threads}"
+                "whole batches grouped by length (the export has no step for continuous "
+                f"batching), {threads}"
             )
         return f"continuous batching, {threads} of {self.describe_room()} of slots"
 
@@ -158,8 +157,7 @@ class Engine:
         if (given := options.get("prompt_lookup_num_tokens")) is not None:
             raise UsageError(
                 f"prompt_lookup_num_tokens is {given!r}, expected none: rows that share a batch "
-                f"take a "
-                f"token each"
+                "take a token each"
             )
         request = self.runtime.request(
             ids, np.ones_like(ids), start, {**options, "prompt_lookup_num_tokens": None}

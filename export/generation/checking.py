@@ -57,8 +57,7 @@ def compare(export: Path, graph: Path, mode: str, dtype: str, cases: int) -> dic
     if dtype == "fp32" and rows - equal > NEAR_TIES * rows + 1:
         raise ValueError(
             f"the one graph gives other sequences than the runtime in {rows - equal} of {rows} "
-            f"rows, "
-            f"expected none"
+            "rows, expected none"
         )
     return {"rows": rows, "equal": equal}
 

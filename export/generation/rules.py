@@ -99,8 +99,7 @@ def check_fields(mode: str, generation: dict[str, Any], config: dict[str, Any]) 
         if (value := generation.get(name)) is not None and value != neutral and (value or neutral):
             raise ValueError(
                 f"generation_config.json has {name}={value!r:.100}, which no graph holds: "
-                f"expected "
-                f"{neutral}"
+                f"expected {neutral}"
             )
     longer = [word for word in generation.get("bad_words_ids") or () if len(word) > 1]
     if longer:

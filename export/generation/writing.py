@@ -28,15 +28,12 @@ def check_mode(mode: str, target: Target, image_size: str | None) -> None:
     if target.generation_step is None:
         raise UsageError(
             f"generate is {mode!r} for the target {target.name!r}, which has no graph that "
-            f"generates "
-            f"by itself"
+            "generates by itself"
         )
     if image_size is not None:
         raise UsageError(
-            f"generate is {mode!r} with image size {image_size!r}, expected no image size: "
-            f"images "
-            f"are not "
-            f"generated"
+            f"generate is {mode!r} with image size {image_size!r}, expected no image size: images "
+            "are not generated"
         )
 
 

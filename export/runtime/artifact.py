@@ -110,8 +110,7 @@ class Artifact:
             if stamp_of((self.directory / name).stat()) != stamp:
                 raise ValueError(
                     f"{self.directory / name} was replaced or changed while the export was "
-                    f"opened: open "
-                    f"it again"
+                    "opened: open it again"
                 )
         self.check_hashes()
 

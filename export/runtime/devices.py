@@ -107,8 +107,7 @@ def onnxruntime_problem() -> str | None:
     name = "onnxruntime-gpu" if "onnxruntime-gpu" in installed() else "onnxruntime"
     lowest = ".".join(map(str, ONNXRUNTIME))
     return (
-        f"{name} {found} is too old for these graphs, expected {lowest} or newer: pip "
-        f"install "
+        f"{name} {found} is too old for these graphs, expected {lowest} or newer: pip install "
         f"'{name}>={lowest}'"
     )
 

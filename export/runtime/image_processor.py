@@ -137,8 +137,7 @@ class ImageProcessor:
                 known = ", ".join(step for step in settings if step.startswith("do_"))
                 raise ValueError(
                     f"{path} has {name} {reprlib.repr(value)}, a step that is not known here: "
-                    f"expected "
-                    f"{known}"
+                    f"expected {known}"
                 )
         # null, as in transformers
         settings |= {name: False for name in config.keys() - given if KINDS.get(name) is FLAG}
@@ -242,10 +241,8 @@ def rgb_pixels(pixels: np.ndarray) -> np.ndarray:
     is_float = pixels.dtype.kind == "f"
     if is_float and (pixels.min() < 0 or pixels.max() > 1):
         raise ValueError(
-            f"the image has values from {pixels.min()} to {pixels.max()}, expected 0 to 1 "
-            f"with an "
-            f"alpha "
-            f"channel"
+            f"the image has values from {pixels.min()} to {pixels.max()}, expected 0 to 1 with an "
+            "alpha channel"
         )
     white = 1.0 if is_float else 255
     alpha = pixels[3:] / white
@@ -283,8 +280,7 @@ def resize(pixels: np.ndarray, size: tuple[int, int], resample: int) -> np.ndarr
     if not (pixels.min() >= 0 and pixels.max() <= highest):
         kind = "whole numbers" if is_whole else "fractions"
         raise ValueError(
-            f"the image has values from {pixels.min()} to {pixels.max()}, expected 0 to "
-            f"{highest} "
+            f"the image has values from {pixels.min()} to {pixels.max()}, expected 0 to {highest} "
             f"of {kind}"
         )
     levels = (pixels if is_whole else rescale(pixels, 255)).astype(np.uint8)

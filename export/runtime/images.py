@@ -144,9 +144,8 @@ class ImageRuntime:
         if len({states.shape[1:] for states in found}) > 1:
             shapes = " and ".join(sorted({str(states.shape[1:]) for states in found}))
             raise ValueError(
-                f"the states of the images have the shapes {shapes}, expected one: give "
-                f"images of "
-                f"one size"
+                f"the states of the images have the shapes {shapes}, expected one: give images of "
+                "one size"
             )
         return np.concatenate(found)
 

@@ -92,9 +92,8 @@ def check_contiguous(mask: np.ndarray, name: str) -> None:
             (row, place + 1) for row, place in np.argwhere(begins) if mask[row, : place + 1].any()
         )
         raise ValueError(
-            f"row {row} of {name} has ones again at place {place}, after zeros: expected "
-            f"its ones "
-            f"together"
+            f"row {row} of {name} has ones again at place {place}, after zeros: expected its ones "
+            "together"
         )
 
 

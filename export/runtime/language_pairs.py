@@ -160,8 +160,7 @@ def given_pair(pair: Pair, own: dict[str, str], has_words: bool) -> Pair:
             known = some(set(own.values()))
             raise UsageError(
                 f"languages {'-'.join(pair)}: {code!r} is no language of the model, expected one "
-                f"of "
-                f"{known}"
+                f"of {known}"
             )
     return source, target
 

@@ -284,8 +284,7 @@ def generate_file(
     if target_prefix is not None and "encoder" not in batches.runtime.runtime.specs:
         raise UsageError(
             "a target prefix is for seq2seq, and this export is a decoder: its prompt is what it "
-            "goes "
-            "on from"
+            "goes on from"
         )
     inputs = [path for path in (source, target_prefix) if path is not None]
     out = checked_output(output, inputs, batches.runtime.runtime.artifact.directory, force)
@@ -311,8 +310,7 @@ def generate_file(
         if [stamp_of(path.stat()) for path in inputs] != stamps:
             raise ValueError(
                 f"{source} or its prefixes changed while they were read: what was written is of "
-                f"both "
-                f"versions"
+                "both versions"
             )
 
 

@@ -407,8 +407,7 @@ def check_applied(generation_config: dict[str, Any], is_sampling: bool) -> None:
         if name not in harmless and not is_neutral and not name.startswith("_"):
             raise ValueError(
                 f"generation_config.json sets {name:.200} to {value!r:.200}, which this runtime "
-                f"does "
-                f"not apply"
+                "does not apply"
             )
 
 

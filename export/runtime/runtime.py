@@ -180,8 +180,7 @@ class Runtime:
         if Path(engine_cache).resolve().is_relative_to(self.artifact.directory):
             raise UsageError(
                 f"engine_cache is {engine_cache}, inside the export: expected a place outside, "
-                f"its "
-                f"files stay"
+                "its files stay"
             )
         return Path(engine_cache)
 
@@ -196,8 +195,7 @@ class Runtime:
             found = f"{self.architecture}, target {self.target!r}"
             raise UsageError(
                 f"lanes is {lanes}, expected None: rows of this export, {found}, cannot join and "
-                f"leave "
-                f"a batch"
+                "leave a batch"
             )
         return lanes
 

@@ -292,9 +292,8 @@ class TextRuntime:
             return [[]] * count
         if "encoder" not in self.runtime.specs:
             raise ValueError(
-                "a target_prefix is for seq2seq: this export is a decoder, whose prompt is what "
-                "it goes "
-                "on from"
+                "a target_prefix is for seq2seq: this export is a decoder, whose prompt is what it "
+                "goes on from"
             )
         if (
             not isinstance(texts, list | tuple)

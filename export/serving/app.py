@@ -242,10 +242,8 @@ def of_http(error: HTTPException) -> str:
         return NESTED
     if cause is not None:
         return (
-            f"the body cannot be read: {cause}, expected valid JSON in UTF-8, or a "
-            f"form where "
-            f"the path "
-            f"takes one"
+            f"the body cannot be read: {cause}, expected valid JSON in UTF-8, or a form where the "
+            "path takes one"
         )
     return str(error.detail)
 
@@ -258,8 +256,7 @@ def of_validation(error: RequestValidationError) -> str:
     if first["type"] == "json_invalid":
         return (
             f"the body is not JSON at character {first['loc'][-1]}: {first['ctx']['error']}, "
-            f"expected "
-            f"an object"
+            "expected an object"
         )
     if not place:
         return of_body(first)

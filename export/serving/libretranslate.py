@@ -51,10 +51,8 @@ class Translation(BaseModel):
         Field(
             0,
             description=(
-                "How many other translations are wanted. There may be fewer, those that "
-                "are the "
-                "same are "
-                "left out."
+                "How many other translations are wanted. There may be fewer, those that are the "
+                "same are left out."
             ),
         )
     )

@@ -168,9 +168,8 @@ class EmbeddingRequest(Fields):
         None,
         ge=1,
         description=(
-            "Length of the vectors: their first values, normalized; those of the "
-            "model if "
-            "not given."
+            "Length of the vectors: their first values, normalized; those of the model if not "
+            "given."
         ),
     )
 

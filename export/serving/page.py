@@ -38,9 +38,8 @@ def hashes(element: str) -> str:
 
 # Nothing from elsewhere, no script and no style but those of the page, and no other page around it.
 POLICY = (
-    f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; "
-    f"connect-src "
-    f"'self'; "
+    f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; connect-src "
+    "'self'; "
     "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {

@@ -353,10 +353,8 @@ def check_windows(tokens: int, new: int, why: str) -> None:
     """Raises TooLong for more windows than are read, where each has so many `new` tokens."""
     if new > 0 and tokens // new > MOST_WINDOWS:
         raise TooLong(
-            f"{why} may be {tokens // new} windows, expected at most {MOST_WINDOWS}: give "
-            f"shorter "
-            f"texts, "
-            f"or less"
+            f"{why} may be {tokens // new} windows, expected at most {MOST_WINDOWS}: give shorter "
+            "texts, or less"
         )
 
 
@@ -539,8 +537,7 @@ def generation_options(task: str, given: dict[str, Any]) -> tuple[dict[str, Any]
         # them.
         raise UsageError(
             f"The following `model_kwargs` are not used by the model: {unused}, expected options "
-            f"of "
-            f"this server"
+            "of this server"
         )
     for name in ("return_full_text", "copy_letterless"):
         if name in own and not isinstance(own[name], bool):

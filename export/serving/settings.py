@@ -76,8 +76,7 @@ class Settings:
     languages: tuple[tuple[str | None, str, str], ...] = setting(
         pair,
         (),
-        "a pair that a model translates, as en-de, or NAME:en-de for one of several models; may "
-        "be "
+        "a pair that a model translates, as en-de, or NAME:en-de for one of several models; may be "
         "given again",
     )
     dtype: str | None = setting(

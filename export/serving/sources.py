@@ -43,9 +43,7 @@ def sources(
         if name in found:
             raise UsageError(
                 f"two exports {name!r}, {found[name].directory} and {directory}: expected "
-                f"NAME=PATH "
-                f"for one "
-                f"of them"
+                "NAME=PATH for one of them"
             )
         check_has_manifest(directory)
         path = directory / MANIFEST
@@ -66,8 +64,7 @@ def named(text: str) -> tuple[str, Path]:
     if not NAME.fullmatch(name) or name in (".", ".."):
         raise UsageError(
             f"the name {name!r} has other characters than letters, digits, '.', '_' and '-': "
-            f"expected "
-            f"NAME=PATH"
+            "expected NAME=PATH"
         )
     return name, Path(path)
 

@@ -91,8 +91,7 @@ def read_request(content: bytes, json_length: str | None) -> tuple[InferRequest,
         ):
             raise UsageError(
                 f"{JSON_LENGTH} is {json_length!r:.60}, expected a number of at most {end}, the "
-                f"bytes of "
-                f"the body"
+                "bytes of the body"
             )
         end = int(json_length)
     try:
@@ -160,8 +159,7 @@ def binary_size(tensor: InputTensor, most: int) -> int | None:
     if type(size) is not int or not 0 <= size <= most:
         raise UsageError(
             f"binary_data_size of {tensor.name} is {size!r:.60}, expected at most {most}, the "
-            f"bytes that "
-            f"are left"
+            "bytes that are left"
         )
     if tensor.data is not None:
         raise UsageError(f"{tensor.name} has data and binary_data_size, expected one of them")
@@ -186,8 +184,7 @@ def values_of(tensor: InputTensor, dtype: str) -> np.ndarray:
         shape = f"{tensor.shape!r:.60}"
         raise UsageError(
             f"data of {tensor.name} has shape {list(values.shape)}, expected {shape} or "
-            f"[{count}], "
-            f"its shape"
+            f"[{count}], its shape"
         )
     types = set(map(type, values.flat))
     if wrong := types - TYPES[dtype]:
@@ -233,8 +230,7 @@ def texts_in(content: memoryview, name: str) -> list[str]:
         if place > len(content):
             raise UsageError(
                 f"text {len(found)} of {name} ends at byte {place}, expected at most "
-                f"{len(content)}, "
-                f"its data"
+                f"{len(content)}, its data"
             )
         try:
             found.append(str(content[start:place], "utf-8"))

@@ -119,8 +119,7 @@ class ConversionPlan:
                 if (found := self.shapes[name][0]) != expected[name]:
                     raise ValueError(
                         f"{', '.join(step.reads)} gives {name} the shape {found}, expected "
-                        f"{expected[name]} by "
-                        f"the config"
+                        f"{expected[name]} by the config"
                     )
 
     def __str__(self) -> str:
@@ -173,8 +172,7 @@ class ConversionPlan:
         if (free := shutil.disk_usage(directory).free) < needed:
             raise OSError(
                 f"{directory} has {free / 1e6:,.1f} MB free, expected {needed / 1e6:,.1f} MB for "
-                f"the "
-                f"weights"
+                "the weights"
             )
 
     def facts(self, out: str | os.PathLike) -> dict[str, Any]:

@@ -26,9 +26,7 @@ def require_padding(config: PreTrainedConfig) -> int:
     one."""
     if config.pad_token_id is None or config.pad_token_id < 0:
         raise ValueError(
-            f"pad_token_id={config.pad_token_id} cannot be converted, expected a token: "
-            f"positions "
-            f"start "
-            f"after it"
+            f"pad_token_id={config.pad_token_id} cannot be converted, expected a token: positions "
+            "start after it"
         )
     return config.pad_token_id

@@ -27,9 +27,7 @@ def to_vanilla_config(
     if require_padding(theirs) == theirs.decoder_start_token_id:
         raise ValueError(
             f"decoder_start_token_id={theirs.decoder_start_token_id} cannot be converted, "
-            f"expected "
-            f"another than "
-            f"pad_token_id: "
+            "expected another than pad_token_id: "
             "padding has no position, so that a text would have others with a cache than without"
         )
     return bart.vanilla_fields(theirs, architecture, names) | {

@@ -53,8 +53,7 @@ class Overrides:
                 some = ", ".join(sorted(files.shapes)[:5])
                 raise ValueError(
                     f"leave_out {pattern!r} matches no tensor of {files.path}, expected a name "
-                    f"such "
-                    f"as {some}"
+                    f"such as {some}"
                 )
             files.remove(names)
 

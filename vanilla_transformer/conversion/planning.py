@@ -257,9 +257,8 @@ def plan_marian(source: Path, overrides: Overrides) -> ConversionPlan:
     long as the plan."""
     if overrides.variant is not None:
         found = (
-            f"variant is {overrides.variant!r}, and {source} has the .npz file of a "
-            f"model of "
-            f"Marian's"
+            f"variant is {overrides.variant!r}, and {source} has the .npz file of a model of "
+            "Marian's"
         )
         raise UsageError(f"{found}, expected none")
     directory = TemporaryDirectory()

@@ -62,8 +62,7 @@ def to_vanilla_config(
     start = getattr(theirs, "decoder_start_token_id", None)
     if start is None and not architecture.endswith("Model"):
         raise ValueError(
-            "decoder_start_token_id=None cannot be converted, expected a token, as 0 in "
-            "published "
+            "decoder_start_token_id=None cannot be converted, expected a token, as 0 in published "
             "checkpoints"
         )
     depths = {"encoder_layers": theirs.num_layers, "decoder_layers": theirs.num_decoder_layers}

@@ -286,7 +286,6 @@ def write_safetensors(
             if (found, tuple(tensor.shape), tensor.dtype) != (name, shape, dtype):
                 raise RuntimeError(
                     f"{found} {tuple(tensor.shape)} {tensor.dtype} where {name} {shape} {dtype} "
-                    f"was "
-                    f"announced"
+                    "was announced"
                 )
             file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)

@@ -81,8 +81,7 @@ def check_state_dict(file: Path) -> None:
     check_no_pointer(file)
     expected = (
         f"expected a checkpoint directory{parent_hint(file)}, or the file of a "
-        f"torch.nn.Transformer's "
-        f"state dict"
+        "torch.nn.Transformer's state dict"
     )
     try:
         names = list(TensorFiles(file).shapes)

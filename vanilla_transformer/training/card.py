@@ -14,9 +14,9 @@ from .curves import CURVES, TIMES
 from .tasks import TASKS
 
 CARD = "README.md"
-TRANSLATES = """`pipeline("translation", model=..., trust_remote_code=True)` translates, also where vanilla-transformer is not
-installed. Where it is, `import vanilla_transformer` takes the place of `trust_remote_code`; the tasks `translation_xx_to_yy`
-need it."""
+TRANSLATES = """`pipeline("translation", model=..., trust_remote_code=True)` translates, also where
+vanilla-transformer is not installed. Where it is, `import vanilla_transformer` takes the place of
+`trust_remote_code`; the tasks `translation_xx_to_yy` need it."""
 
 
 def model_card(record: dict, model: PreTrainedModel, name: str, has_curves: bool) -> ModelCard:
@@ -40,15 +40,13 @@ def model_card(record: dict, model: PreTrainedModel, name: str, has_curves: bool
         f"# {name}",
         f"`{type(model).__name__}` with {record['parameters']:,} parameters: {shape}. "
         f"{start(recipe)} by the recipe below; `{auto_class}.from_pretrained(..., "
-        f"trust_remote_code=True)` "
-        f"loads it.",
+        "trust_remote_code=True)` loads it.",
         TRANSLATES if task.ABILITIES.carries_pipeline else "",
         "## Scores",
         scores_table(named_scores, record["metrics"]),
         "## Training",
         f"![Loss, learning rate and metrics over updates]({CURVES})" if has_curves else "",
-        f"Seed {recipe['training'].get('seed', 42)}; {record['seconds']:,.0f} seconds of "
-        f"updates, "
+        f"Seed {recipe['training'].get('seed', 42)}; {record['seconds']:,.0f} seconds of updates, "
         f"{record['hardware']}; "
         f"{', '.join(f'{package} {version}' for package, version in record['versions'].items())}.",
         f"```\n{command}\n```" if (command := command_line()) else "",

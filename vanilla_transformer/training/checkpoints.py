@@ -152,16 +152,13 @@ def last_checkpoints(state: Path, count: int) -> list[Path]:
     last = marked_checkpoints(state)[-count:]
     if damaged := [str(path) for path in last if not is_whole(path)]:
         raise ValueError(
-            f"average_last={count}, and {', '.join(damaged)} is damaged: remove it, or "
-            f"begin anew "
-            f"with "
-            f"--restart"
+            f"average_last={count}, and {', '.join(damaged)} is damaged: remove it, or begin anew "
+            "with --restart"
         )
     if len(last) < count:
         logger.warning_once(
             f"average_last={count}, and {state} has {len(last)} checkpoints: the result is the "
-            f"mean "
-            f"of those"
+            "mean of those"
         )
     return last
 

@@ -71,8 +71,7 @@ def check_data(data: dict, task: "Task") -> None:
     if ("fold" in data) != ("folds" in data):
         raise UsageError(
             f"data.folds is {data.get('folds')} and data.fold {data.get('fold')}, expected both "
-            f"or "
-            f"neither"
+            "or neither"
         )
     if "folds" in data and "labelled" in task.DATA and not data.get("labelled"):
         raise UsageError(
@@ -102,8 +101,7 @@ def check_tokenizer(recipe: "Recipe", task: "Task") -> None:
     if (dropout := tokenizer.get("bpe_dropout")) and not task.ABILITIES.bpe_dropout:
         raise UsageError(
             f"tokenizer.bpe_dropout is {dropout}, expected 0: the subwords of {recipe.task} are "
-            f"always "
-            f"the same"
+            "always the same"
         )
     if is_new and dropout and (kind := tokenizer.get("kind", "bpe")) != "bpe":
         raise UsageError(
@@ -144,8 +142,7 @@ def check_training(recipe: "Recipe", task: "Task") -> None:
     if not task.ABILITIES.label_smoothing and (smoothing := training.get("label_smoothing_factor")):
         raise UsageError(
             f"training.label_smoothing_factor is {smoothing}, expected 0: the loss of "
-            f"{recipe.task} "
-            f"has none"
+            f"{recipe.task} has none"
         )
     if (r_drop := training.get("r_drop")) and not (task.ABILITIES.label_smoothing and by_tokens):
         reason = "it takes batches by tokens_per_update, and one loss of `labels`"
@@ -164,15 +161,13 @@ def check_taught(recipe: "Recipe", task: "Task") -> None:
     if not task.ABILITIES.row_labels:
         raise UsageError(
             f"{recipe.task} has training.teachers, expected none: they are for tasks with one "
-            f"label for "
-            f"each row"
+            "label for each row"
         )
     for name in ("label_smoothing_factor", "r_drop"):
         if value := recipe.training.get(name):
             raise UsageError(
                 f"training.{name} is {value}, expected 0: it is of labels, which a run with "
-                f"teachers does "
-                f"not see"
+                "teachers does not see"
             )
 
 

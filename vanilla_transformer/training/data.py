@@ -63,8 +63,7 @@ def parts(path: str | Path, encoding: str, how: str) -> Iterator[str]:
                 if size > ALWAYS_READ and size > MAX_EXPANSION * stored.tell():
                     raise ValueError(
                         f"{path} unpacks to {size:,} bytes and more, expected at most "
-                        f"{MAX_EXPANSION} times "
-                        f"its own"
+                        f"{MAX_EXPANSION} times its own"
                     )
                 yield part
         except UnicodeDecodeError as error:
@@ -251,10 +250,8 @@ def read_columns(
         streams = data.get("streaming", False) and split == "train"
         if streams and bad.are_skipped:
             raise UsageError(
-                "data.skip_bad_rows is true, expected false with data.streaming: rows of a "
-                "stream "
-                "are not "
-                "counted"
+                "data.skip_bad_rows is true, expected false with data.streaming: rows of a stream "
+                "are not counted"
             )
         rows = columns_of(data_set(data, streams), split, data.get("columns", names), names)
         return rows.select(places_of(rows, lacking, bad)) if rows and bad.are_skipped else rows

@@ -59,15 +59,12 @@ def dry_run(recipe: Recipe) -> str:
     lines += [f"parameters   {model.num_parameters():>12,}"]
     lines += [
         f"an update    {tokens:>12,.0f} tokens, those of source and target together, in {each} "
-        f"batches "
-        f"on each "
-        f"process"
+        "batches on each process"
     ]
     lines += [f"updates      {updates:>12,}"]
     lines += [
-        f"time         {seconds * updates / 3600:>12.2f} hours without evaluation, as "
-        f"{len(logs)} "
-        f"updates took"
+        f"time         {seconds * updates / 3600:>12.2f} hours without evaluation, as {len(logs)} "
+        "updates took"
     ]
     lines += [f"memory       {peak_memory() / 1e9:>12.2f} GB"]
     return "\n".join(lines)

@@ -285,9 +285,8 @@ def examples(
     kept = [index for index, length in enumerate(longest) if length <= limit]
     if len(kept) < len(rows):
         seen = (
-            f"{len(rows) - len(kept)} of {len(rows)} {split} rows have more than {limit} "
-            f"tokens, up to "
-            f"{max(longest)}"
+            f"{len(rows) - len(kept)} of {len(rows)} {split} rows have more than {limit} tokens, "
+            f"up to {max(longest)}"
         )
         if not kept:
             raise ValueError(f"{seen}, expected at most max_position_embeddings")

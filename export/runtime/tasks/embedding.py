@@ -156,8 +156,7 @@ def chosen_prompt(config: dict, prompt_name: str | None, prompt: str | None) -> 
         if prompt_name is not None:
             raise UsageError(
                 f"prompt {prompt!r:.60} and prompt_name {prompt_name!r:.60} are given, expected "
-                f"one "
-                f"of them"
+                "one of them"
             )
         if not isinstance(prompt, str):
             raise UsageError(f"prompt must be a string, got {prompt!r:.60}")

@@ -68,9 +68,8 @@ def mask_token(runtime: "TextRuntime") -> int:
     found = runtime.tokenizer_settings.special_tokens["mask_token"]
     if found is None:
         raise ValueError(
-            f"{runtime.path.parent} has a tokenizer without a mask token, which a masked "
-            f"language "
-            f"model reads"
+            f"{runtime.path.parent} has a tokenizer without a mask token, which a masked language "
+            "model reads"
         )
     return found
 

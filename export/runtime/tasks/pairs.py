@@ -58,9 +58,8 @@ def checked_choices(texts: object, choices: object) -> list[list[Pair]]:
     given = listed(choices, "lists of strings, the choices")
     if len(found := listed(texts, "strings")) != len(given):
         raise ValueError(
-            f"{len(found)} texts and {len(given)} lists of choices, expected as many of "
-            f"one as of "
-            f"the other"
+            f"{len(found)} texts and {len(given)} lists of choices, expected as many of one as of "
+            "the other"
         )
     pairs = []
     for (text, name), own in zip(named(found), given):

@@ -114,8 +114,7 @@ def checked_examples(questions: object, contexts: object) -> list[tuple[str, str
     if len(found[0]) != len(found[1]):
         raise ValueError(
             f"{len(found[0])} questions and {len(found[1])} contexts, expected as many of one as "
-            f"of "
-            f"the other"
+            "of the other"
         )
     return list(zip(*found, strict=True))
 
@@ -152,9 +151,7 @@ def windows_of(
     if room <= doc_stride:
         raise ValueError(
             f"max_seq_len={max_seq_len} leaves {room} tokens for context {number} beside its "
-            f"question, "
-            f"and the "
-            f"context has "
+            "question, and the context has "
             f"{length}: expected room for more than doc_stride={doc_stride}"
         )
     [first] = rows_of(

@@ -342,8 +342,7 @@ def labels_of(runtime: "TextRuntime") -> list[str]:
     names = runtime.runtime.config["id2label"]
     if missing := [number for number in range(len(names)) if str(number) not in names]:
         found = (
-            f"{runtime.runtime.artifact.directory / 'config.json'} has in id2label the "
-            f"labels "
+            f"{runtime.runtime.artifact.directory / 'config.json'} has in id2label the labels "
             f"{reprlib.repr(list(names))}"
         )
         raise ValueError(

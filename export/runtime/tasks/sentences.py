@@ -26,9 +26,7 @@ CLOSING = "\"'”’»›)]}」』）】》〉"
 ABBREVIATIONS = re.findall(
     r"\S+",
     "mr mrs ms dr prof st sr jr rev hon gen col capt lt sgt no nos vs cf fig figs vol vols pp ed "
-    "eds dept "
-    "approx e.g "
-    "i.e u.s"
+    "eds dept approx e.g i.e u.s"
     " u.k hr fr nr bspw bzw ca evtl ggf abb hrsg tel z.b d.h u.a mme mlle sra srta",
 )
 LINE_BREAKS = re.compile(r"([\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+)")

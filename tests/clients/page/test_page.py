@@ -163,9 +163,8 @@ def test_it_fits_the_screen_and_complains_of_nothing(page, model, shots):
     assert page.evaluate("document.documentElement.scrollWidth") <= page.width
     assert page.complaints == [] and len(page.places) == 1  # nothing came from elsewhere
     small = (
-        "elements => elements.filter(each => each.offsetParent && each.offsetHeight < "
-        "44).map(each => "
-        "each.outerHTML)"
+        "elements => elements.filter(each => each.offsetParent && each.offsetHeight < 44).map(each "
+        "=> each.outerHTML)"
     )
     # what fingers hit
     assert page.eval_on_selector_all("button, input, select, textarea", small) == []
@@ -204,12 +203,14 @@ def test_an_answer_appears_as_it_is_made_and_can_be_stopped(page):
                 const answer = await real(...given);
                 if (!String(given[0]).endsWith('page/stream')) return answer;
                 const reader = answer.body.getReader();
+                const { signal } = given[1];
+                const stopped = new Promise(
+                    (done, stop) => signal.addEventListener('abort', stop)
+                );
                 let count = 0;
                 const slow = new ReadableStream({
                     async pull(controller) {
-                        const { signal } = given[1];
-                        if (count++ === 1)
-                            await new Promise((done, stop) => signal.addEventListener('abort', stop));
+                        if (count++ === 1) await stopped;
                         const { value } = await reader.read();
                         const ends = (byte, place) => byte === 10 && value[place + 1] === 10;
                         // One event: on a busy machine all may come together.

@@ -34,10 +34,7 @@ def make_backend(theirs: PreTrainedTokenizerBase, directory: Path) -> tuple[Toke
     )
     few = ", ".join(missing[:5])
     lacking = (
-        f"vocab.json lacks {len(missing)} of the pieces of sentencepiece.bpe.model, "
-        f"{few}: "
-        f"text "
-        f"is cut "
-        f"without them"
+        f"vocab.json lacks {len(missing)} of the pieces of sentencepiece.bpe.model, {few}: text "
+        "is cut without them"
     )
     return tokenizer, [lacking] if missing else []

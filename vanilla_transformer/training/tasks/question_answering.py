@@ -193,8 +193,7 @@ def metrics(
         (starts, ends), (first, _) = prediction
         if not np.array_equal(first, rows["start_positions"]):
             raise ValueError(
-                "predictions are not in the order of the examples, expected an evaluation "
-                "without "
+                "predictions are not in the order of the examples, expected an evaluation without "
                 "sorting"
             )
         best = defaultdict(lambda: (-np.inf, ""))
