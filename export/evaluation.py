@@ -5,9 +5,10 @@ export.
 |---|---|---|
 | seq2seq language model | source and references, line by line | BLEU of the generated text |
 | decoder language model | any text | perplexity of each token given those before it in its window |
-| masked language model | one text a line | pseudo-perplexity (Salazar et al. 2020): each token
-given all others of its line |
+| masked language model | one text a line | pseudo-perplexity of each token given its whole line |
 | sequence classifier | one text a line, one label a line | accuracy |
+
+The pseudo-perplexity is that of Salazar et al. 2020: each token is masked, and all others are seen.
 """
 
 import os

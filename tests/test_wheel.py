@@ -69,8 +69,7 @@ def test_a_wheel_in_an_empty_environment_exports_and_generates(wheel, tmp_path):
     run(
         *install,
         "torch",
-        # first and by itself: the version pinned has a CPU build, what other packages ask for may
-        # not
+        # first and by itself: the version pinned has a CPU build, others' may have none
     )
     run(*install, f"{wheel}[torch,cpu]")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {

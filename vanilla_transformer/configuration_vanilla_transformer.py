@@ -1,10 +1,10 @@
 """Configurations of the four variants: encoder, decoder and encoder-decoder (seq2seq) of text, and
 encoder of images (vision).
 
-The defaults of text are the base model of Vaswani et al. 2017, "Attention Is All You Need", Table
-3. Every field has its Hugging Face name; the paper's symbols reach the same fields: `d_model`,
-   `d_ff`, `h`, `d_k`, `d_v`, and `N`, which is the depth
-of both stacks where there are two.
+The defaults of text are the base model of Vaswani et al. 2017, "Attention Is All You Need",
+Table 3. Every field has its Hugging Face name; the paper's symbols reach the same fields:
+`d_model`, `d_ff`, `h`, `d_k`, `d_v`, and `N`, which is the depth of both stacks where there are
+two.
 """
 
 import copy
@@ -69,13 +69,16 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
         intermediate_size (`int`, defaults to 2048): inner width of the feed-forward network, d_ff.
         num_attention_heads (`int`, defaults to 8): h.
         head_dim (`int`, defaults to `hidden_size / num_attention_heads`): width of one query and
-        key, d_k. value_head_dim (`int`, defaults to `head_dim`): width of one value, d_v.
+            key, d_k.
+        value_head_dim (`int`, defaults to `head_dim`): width of one value, d_v.
         hidden_act (`str`, defaults to `"relu"`): feed-forward activation, a key of
-        `transformers.activations.ACT2FN`. norm_first (`bool`, defaults to `False`): `False` is
-            LayerNorm(x + Sublayer(x)), section 3.1; `True` is x + Sublayer(LayerNorm(x)) (GPT-2).
+            `transformers.activations.ACT2FN`.
+        norm_first (`bool`, defaults to `False`): `False` is LayerNorm(x + Sublayer(x)), section
+            3.1; `True` is x + Sublayer(LayerNorm(x)) (GPT-2).
         final_norm (`bool`, defaults to `norm_first`): one more LayerNorm after the last layer of a
-        stack. norm_type (`str`, defaults to `"layer_norm"`): or `"rms_norm"`, which neither centres
-            nor shifts (Zhang and Sennrich 2019).
+            stack.
+        norm_type (`str`, defaults to `"layer_norm"`): or `"rms_norm"`, which neither centres nor
+            shifts (Zhang and Sennrich 2019).
         layer_norm_eps (`float`, defaults to 1e-5): of either.
         gated (`bool`, defaults to `False`): the feed-forward network multiplies its activation by a
             second map of the same input (Shazeer 2020, GLU Variants).

@@ -38,12 +38,14 @@ class QuestionAnsweringPipeline(ChunkPipeline):
         handle_impossible_answer (`bool`, defaults to `False`): the empty answer `""` competes too,
             with the lowest score that a window gives its CLS token (0 for a tokenizer without one).
         align_to_words (`bool`, defaults to `True`): extend answers to whole words, as the tokenizer
-        splits them. max_seq_len (`int`, defaults to 384, or the tokenizer's `model_max_length` if
-        that is less): most tokens of a window. doc_stride (`int`, defaults to 128, or half of
-        `max_seq_len` if that is less): tokens that windows share. max_question_len (`int`,
-        *optional*): cut the question to this many tokens. padding (`bool` or `str`, defaults to
-        `False`): as in a call of the tokenizer, per window. batch_size (`int`, defaults to 1):
-        windows that go through the model together.
+            splits them.
+        max_seq_len (`int`, defaults to 384, or the tokenizer's `model_max_length` if that is less):
+            most tokens of a window.
+        doc_stride (`int`, defaults to 128, or half of `max_seq_len` if that is less): tokens that
+            windows share.
+        max_question_len (`int`, *optional*): cut the question to this many tokens.
+        padding (`bool` or `str`, defaults to `False`): as in a call of the tokenizer, per window.
+        batch_size (`int`, defaults to 1): windows that go through the model together.
 
     Raises:
         ValueError: for a missing tokenizer or one that is not fast, a model without start and end

@@ -36,12 +36,13 @@ class Text2TextGenerationPipeline(Pipeline):
         truncation (`bool` or `str`, defaults to `False`): cut a text that is longer than the
             tokenizer's `model_max_length`. It is an error of the model otherwise.
         return_tensors (`bool`, defaults to `False`): `"generated_token_ids"` (a tensor) in place of
-        the text. return_text (`bool`, *optional*): the opposite of `return_tensors`.
+            the text.
+        return_text (`bool`, *optional*): the opposite of `return_tensors`.
         clean_up_tokenization_spaces (`bool`, defaults to `False`): as in the tokenizer's `decode`.
         stop_sequence (`str`, *optional*): generation ends with the first token of it.
         batch_size (`int`, defaults to 1): texts that are generated together.
         assistant_model, assistant_tokenizer (*optional*): for assisted generation, for
-        `transformers.pipeline` only.
+            `transformers.pipeline` only.
         generate_kwargs: every parameter of `generate`. What is not given here is looked up in the
             model config's `task_specific_params[task]`, in the model's generation config and in the
             defaults of the pipeline (`max_new_tokens=256, num_beams=4`), in this order.

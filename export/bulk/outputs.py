@@ -2,7 +2,8 @@
 
 manifest.json      what the results depend on, and which files are finished
 NAME.parts/        while NAME grows: of each shard its results, and then `N.facts` with what they
-were made of NAME               the results of a file, in order
+                   were made of
+NAME               the results of a file, in order
 NAME.bad.jsonl     its bad lines, if it has any
 """
 

@@ -9,8 +9,7 @@ In reading order:
 | `positions` | positions, biases of the scores, and masks: causal, padding, sliding windows |
 | `attention` | attention in standard operators |
 | `onnxruntime_attention` | attention in onnxruntime's operators |
-| `precisions`, `quantization` | matrix multiplications and embedding look-ups for each dtype of the
-weights |
+| `precisions`, `quantization` | matrix multiplications and embedding look-ups of each dtype |
 | `sequences`, `images` | models that read whole sequences or images, with their heads |
 | `build` | the files of an export |
 

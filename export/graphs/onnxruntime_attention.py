@@ -3,14 +3,10 @@
 | function | operator | caches | used by |
 |---|---|---|---|
 | `tiled_attention` | MultiHeadAttention, without a mask where it can be | none | encoders on cpu |
-| `grouped_attention` | GroupQueryAttention | with room, rows of different lengths | decoders on cpu
-|
-| `row_cross_attention` | GroupQueryAttention | of sources of different lengths | steps of seq2seq
-models on cpu |
-| `beam_attention` | DecoderMaskedMultiHeadAttention | with room, shared by beams | beam search on
-cpu |
-| `cross_attention`, `beam_cross_attention` | MultiHeadAttention | of the source, computed once |
-seq2seq decoders |
+| `grouped_attention` | GroupQueryAttention | rows of different lengths | decoders on cpu |
+| `row_cross_attention` | GroupQueryAttention | of sources of different lengths | seq2seq on cpu |
+| `beam_attention` | DecoderMaskedMultiHeadAttention | with room, shared by beams | beams on cpu |
+| `cross_attention`, `beam_cross_attention` | MultiHeadAttention | of the source | seq2seq |
 | `slot_attention` | TensorScatter, MultiHeadAttention | with slots | decoders on cuda |
 
 Each function returns what `layers.stack` calls in its layers. Past and present of a cache are one

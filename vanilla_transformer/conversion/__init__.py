@@ -1,10 +1,13 @@
 """Other projects' checkpoints -> ours, and back: only tensors and names.
 
     convert           a checkpoint of one of `FAMILIES` -> ours; with `to`, ours -> one of those
-    that convert back converted         the same for as long as it is needed
+                      that convert back
+    converted         the same for as long as it is needed
     plan_conversion   the same, decided and checked, nothing written; printed, it is the mapping of
-    tensors from_torch        state dicts of torch.nn.TransformerEncoder, TransformerDecoder and
-    Transformer -> ours convert_torch     the same from file to checkpoint
+                      tensors
+    from_torch        state dicts of torch.nn.TransformerEncoder, TransformerDecoder and
+                      Transformer -> ours
+    convert_torch     the same from file to checkpoint
 
 Differences of layout are removed by permuting, slicing or joining weights. What a config cannot
 represent is an error that names the field, before anything is written. A family is a line in

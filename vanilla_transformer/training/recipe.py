@@ -38,9 +38,8 @@ class Recipe:
             `early_stopping_patience`: evaluations without a better metric after which the run ends
                 (none);
             `r_drop`: weight of R-Drop (Liang et al. 2021, alpha; 0), for which the model sees each
-                row of a batch
-            twice, with other dropout each time, and a classifier with `tokenizer.bpe_dropout` in
-            whole words, then in subwords (Wang et al. 2021);
+                row of a batch twice, with other dropout each time, and a classifier with
+                `tokenizer.bpe_dropout` in whole words, then in subwords (Wang et al. 2021);
             `teachers`: checkpoints of the same task whose mean prediction a classifier learns
                 instead of the labels;
             `word_replacement`: the share of words in whose place it and they see others (0), and

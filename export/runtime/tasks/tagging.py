@@ -53,7 +53,7 @@ def tag(
         aggregation_strategy: `"none"` gives tokens; `"simple"` joins neighbours of one label (`B-`
             begins another entity); `"first"`, `"average"` and `"max"` first give each word one
             label: that of its first token, of the mean of its tokens' scores, or of its surest
-                token.
+            token.
         ignore_labels: what is left out.
         stride: long texts are read in windows that share so many tokens; for entities.
 

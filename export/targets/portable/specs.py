@@ -2,8 +2,7 @@
 
 | variant | file | takes | returns |
 |---|---|---|---|
-| decoder | onnx/model.onnx | the tokens that are not in the cache yet, and the cache | `logits`,
-the longer cache |
+| decoder | onnx/model.onnx | tokens that the cache lacks, the cache | `logits`, the longer cache |
 | seq2seq | onnx/encoder_model.onnx | tokens | `last_hidden_state` |
 | | onnx/decoder_model_merged.onnx | as the decoder, and the encoder's output | as the decoder |
 

