@@ -6,6 +6,7 @@ docstring of `Runtime.generate` and the table of the documentation are made from
 import dataclasses
 import math
 import reprlib
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -429,11 +430,12 @@ def new_tokens(max_length: int | None, prompt_length: int, config: dict[str, Any
 
 
 def options_text(indent: str = "") -> str:
-    """The fields for a docstring, a line each."""
-    return "\n".join(
-        f"{indent}{name}: {field.metadata['help']} ({field.default!r})"
-        for name, field in FIELDS.items()
-    )
+    """The fields for a docstring, in lines of at most 100 columns."""
+    entries = [
+        f"{name}: {field.metadata['help']} ({field.default!r})" for name, field in FIELDS.items()
+    ]
+    hanging = textwrap.TextWrapper(100, initial_indent=indent, subsequent_indent=f"{indent}    ")
+    return "\n".join(map(hanging.fill, entries))
 
 
 def options_table() -> str:

@@ -395,7 +395,7 @@ class Runtime:
             num_beams: hypotheses of beam search; 1 is greedy search, or sampling (1)
             length_penalty: of beam search: scores are divided by length^length_penalty (1.0)
             early_stopping: of beam search: stop at num_beams finished ones, or 'never' while better
-            ones are possible (False)
+                ones are possible (False)
             num_return_sequences: sequences for each input: samples, or the best of num_beams (1)
             do_sample: draw tokens instead of taking the likeliest (False)
             temperature: of sampling: logits are divided by it (1.0)
@@ -413,15 +413,15 @@ class Runtime:
             suppress_tokens: tokens that are never generated (None)
             begin_suppress_tokens: tokens that are not generated first (None)
             renormalize_logits: of beam search: the options before this leave probabilities that sum
-            to 1 again (False)
+                to 1 again (False)
             prompt_lookup_num_tokens: of greedy search of one row: candidates of a step, looked up
-            in what was read (None)
+                in what was read (None)
             max_matching_ngram_size: of prompt lookup: so many of the last tokens are looked up, or
-            fewer (2)
+                fewer (2)
             eos_token_id: ends a sequence; that of the model if not given (None)
             pad_token_id: fills rows that ended; that of the model if not given (None)
             decoder_start_token_id: of seq2seq: the first token; that of the model if not given
-            (None)
+                (None)
 
         Raises:
             UsageError: for an unknown option, a value an option cannot have, options that do not go
