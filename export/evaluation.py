@@ -408,9 +408,8 @@ class TorchEngine:
 
         self.check(ids)
         with torch.no_grad():
-            return self.model(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))[
-                0
-            ].numpy()
+            logits = self.model(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))[0]
+            return logits.numpy()
 
     def steps(self, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """As `Engine`: all at once."""

@@ -173,9 +173,8 @@ def attention_maps(
         check_tokens(model, tokenizer, text)
     model.eval().set_attn_implementation("eager")  # the others give no weights
     # A decoder goes on from a text: the token that ends one is not in it.
-    ids = tokenizer(source, return_tensors="pt", add_special_tokens=kinds != ("decoder",))[
-        "input_ids"
-    ]
+    has_ends = kinds != ("decoder",)
+    ids = tokenizer(source, return_tensors="pt", add_special_tokens=has_ends)["input_ids"]
     inputs = {"input_ids": ids}
     read = {kinds[0]: ids}
     with torch.no_grad():

@@ -173,9 +173,8 @@ def generation_fault(name: str, value: object, vocab_size: int = 2**31) -> str |
         return "expected a whole number of at least 0 and below 2**31"
     if name in NUMBERS and type(value) not in (int, float):
         return "expected a number"
-    if (name.startswith("output_") or name in ("do_sample", "use_cache")) and type(
-        value
-    ) is not bool:
+    is_flag = name.startswith("output_") or name in ("do_sample", "use_cache")
+    if is_flag and type(value) is not bool:
         return "expected true or false"
     if name.endswith("_token_id") and not is_absent_token(name, value):
         tokens = value if isinstance(value, list) and name in SEVERAL else [value]

@@ -504,9 +504,8 @@ class VanillaLayer(GradientCheckpointingLayer):
             positions["position_bias"] = position_bias
 
         def self_attention(x):
-            return self.self_attn(x, None, attention_mask, past_key_values, **positions, **kwargs)[
-                0
-            ]
+            options = {**positions, **kwargs}
+            return self.self_attn(x, None, attention_mask, past_key_values, **options)[0]
 
         def cross_attention(x):
             return self.cross_attn(

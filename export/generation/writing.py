@@ -91,9 +91,8 @@ def write_generator(
 def facts_of(artifact: Artifact, dtype: str) -> dict[str, Any]:
     """How the graphs of `dtype` differ from torch."""
     manifest = artifact.manifest
-    return (manifest if dtype == artifact.dtypes[0] else manifest["other_dtypes"][dtype])[
-        "parity"
-    ] or {}
+    facts = manifest if dtype == artifact.dtypes[0] else manifest["other_dtypes"][dtype]
+    return facts["parity"] or {}
 
 
 def whole(path: Path) -> ir.Model:

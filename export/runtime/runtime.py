@@ -431,9 +431,8 @@ class Runtime:
                 generation_config.json that this runtime does not apply, or what onnxruntime cannot
                 compute, as for prompts that take more memory than there is.
         """
-        return self._generated(self.request(input_ids, attention_mask, decoder_input_ids, options))[
-            0
-        ]
+        request = self.request(input_ids, attention_mask, decoder_input_ids, options)
+        return self._generated(request)[0]
 
     def generate_with_scores(
         self,

@@ -263,9 +263,8 @@ class FinishedBeams:
 
     def best(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         width = self.lengths[:, :count].max()
-        return self.sequences[:, :count, :width].reshape(-1, width), self.scores[:, :count].reshape(
-            -1
-        )
+        sequences = self.sequences[:, :count, :width].reshape(-1, width)
+        return sequences, self.scores[:, :count].reshape(-1)
 
 
 def improvable(

@@ -168,13 +168,11 @@ class TensorFiles:
         self.removed: list[str] = []
         self._where: dict[str, tuple[Path, str]] = {}
         self._pickled: dict[str, torch.Tensor] = {}
-        for file in (
-            [self.path] if self.path.is_file() else weight_files(self.path, (WEIGHTS, PICKLE))
-        ):
+        is_file = self.path.is_file()
+        for file in [self.path] if is_file else weight_files(self.path, (WEIGHTS, PICKLE)):
             check_no_pointer(file)
-            self._open_safetensors(file) if file.suffix == ".safetensors" else self._open_pickle(
-                file
-            )
+            is_safe = file.suffix == ".safetensors"
+            self._open_safetensors(file) if is_safe else self._open_pickle(file)
 
     def _open_safetensors(self, file: Path) -> None:
         found = stored_shapes(file)
